@@ -1,0 +1,1 @@
+"""The record batch and its JSON lines; pure."""

@@ -1,0 +1,1 @@
+"""Leadership, ISR, high watermark and the replication stream."""

@@ -1,0 +1,1 @@
+"""Lifecycle of a broker and the one door to it, `BrokerApis`."""

@@ -1,0 +1,1 @@
+"""Faults made outside the product, and pure checkers that read what clients saw."""

@@ -1,0 +1,1 @@
+"""Everything that speaks HTTP or runs a process: contract, servers, peers, client, CLI, nodes."""

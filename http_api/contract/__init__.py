@@ -1,0 +1,1 @@
+"""JSON shapes, media types and the one error table."""

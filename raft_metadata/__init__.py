@@ -1,0 +1,1 @@
+"""The replicated metadata log: quorum, controller decisions, image, records."""

@@ -1,0 +1,1 @@
+"""Ids, errors, clock: the words every other package uses."""

@@ -1,0 +1,125 @@
+"""The one table of error codes: Kafka's numbers and names, and whether a retry can help.
+
+Numbers are Kafka's (``Errors.java`` of apache/kafka): the name may change, the number can't.
+Codes from 10000 on are ours. HTTP statuses live in ``http_api.contract.errors`` only.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Outcome(Enum):
+    """What a failed write left behind. Chaos checkers classify by it."""
+
+    NOT_WRITTEN = "not_written"
+    UNKNOWN = "unknown"
+
+
+class ErrorCode(Enum):
+    """(Kafka number, retriable, default message)."""
+
+    UNKNOWN_SERVER_ERROR = (-1, False, "the server met an unexpected error")
+    OFFSET_OUT_OF_RANGE = (1, False, "the offset is outside the log")
+    CORRUPT_MESSAGE = (2, True, "a batch failed its checksum")
+    UNKNOWN_TOPIC_OR_PARTITION = (3, True, "this cluster does not hold this topic or partition")
+    LEADER_NOT_AVAILABLE = (5, True, "the partition has no leader at the moment")
+    NOT_LEADER_OR_FOLLOWER = (6, True, "this broker is not the leader of the partition")
+    REQUEST_TIMED_OUT = (7, True, "the request timed out")
+    BROKER_NOT_AVAILABLE = (8, False, "the broker is not available")
+    REPLICA_NOT_AVAILABLE = (9, True, "the replica is not available")
+    MESSAGE_TOO_LARGE = (10, False, "the record is larger than max.message.bytes")
+    NETWORK_EXCEPTION = (13, True, "the connection to another node broke")
+    COORDINATOR_NOT_AVAILABLE = (15, True, "the group coordinator is not available")
+    INVALID_TOPIC_EXCEPTION = (17, False, "the topic name is invalid")
+    NOT_ENOUGH_REPLICAS = (19, True, "fewer in-sync replicas than min.insync.replicas")
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = (
+        20,
+        True,
+        "appended, but to fewer in-sync replicas than min.insync.replicas",
+    )
+    CLUSTER_AUTHORIZATION_FAILED = (31, False, "not authorized")
+    TOPIC_ALREADY_EXISTS = (36, False, "the topic already exists")
+    INVALID_PARTITIONS = (37, False, "the number of partitions is invalid")
+    INVALID_REPLICATION_FACTOR = (38, False, "the replication factor is invalid")
+    INVALID_REPLICA_ASSIGNMENT = (39, False, "the replica assignment is invalid")
+    INVALID_CONFIG = (40, False, "the configuration is invalid")
+    NOT_CONTROLLER = (41, True, "this node is not the active controller; nothing was appended")
+    INVALID_REQUEST = (42, False, "the request is malformed")
+    POLICY_VIOLATION = (44, False, "the request violates a policy")
+    KAFKA_STORAGE_ERROR = (56, True, "the log directory is offline")
+    FENCED_LEADER_EPOCH = (74, True, "the leader epoch is older than the present one")
+    UNKNOWN_LEADER_EPOCH = (75, True, "the leader epoch is newer than this broker knows")
+    STALE_BROKER_EPOCH = (77, False, "the broker epoch is not the registered one")
+    OFFSET_NOT_AVAILABLE = (78, True, "the high watermark has not reached the epoch's start yet")
+    PREFERRED_LEADER_NOT_AVAILABLE = (80, True, "the preferred leader is not in sync")
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = (83, True, "no eligible leader is alive")
+    INVALID_UPDATE_VERSION = (95, True, "the partition epoch is not the present one")
+    UNKNOWN_TOPIC_ID = (100, True, "this cluster does not hold this topic id")
+    DUPLICATE_BROKER_REGISTRATION = (
+        101,
+        True,
+        "another process is registered under this id and its session is still valid",
+    )
+    BROKER_ID_NOT_REGISTERED = (102, True, "the broker id is not registered")
+    INCONSISTENT_TOPIC_ID = (103, False, "the topic id does not belong to this topic name")
+    INCONSISTENT_CLUSTER_ID = (104, False, "the node belongs to another cluster")
+    INELIGIBLE_REPLICA = (107, True, "a proposed in-sync replica is not eligible")
+    NEW_LEADER_ELECTED = (108, True, "the change was made and another leader elected")
+    OUTCOME_UNKNOWN = (10001, True, "the write may or may not have happened")
+    METADATA_BEHIND = (10002, True, "this controller has not reached that metadata offset")
+    METADATA_STALE_SOURCE = (10003, True, "this controller has lost contact with the quorum")
+    QUEUE_FULL = (10004, True, "a queue has reached its limit; nothing was appended")
+
+    def __init__(self, number: int, retriable: bool, message: str) -> None:  # noqa: FBT001 enum row
+        self.number = number
+        self.retriable = retriable
+        self.message = message
+
+    @classmethod
+    def from_number(cls, number: int) -> ErrorCode:
+        """The code with this number; UNKNOWN_SERVER_ERROR where a newer node sent a new one."""
+        return _BY_NUMBER.get(number, cls.UNKNOWN_SERVER_ERROR)
+
+
+_BY_NUMBER = {code.number: code for code in ErrorCode}
+
+_UNKNOWN_OUTCOME = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.OUTCOME_UNKNOWN,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+    }
+)
+
+
+class KafkaError(Exception):
+    """A condition a caller can handle: a code, a message with the facts, an outcome.
+
+    ``outcome`` says what a failed *write* left behind; a code whose outcome is not certain
+    defaults to UNKNOWN, every other one to NOT_WRITTEN. Raise with an explicit outcome
+    wherever more is known.
+    """
+
+    def __init__(
+        self, code: ErrorCode, message: str | None = None, *, outcome: Outcome | None = None
+    ) -> None:
+        super().__init__(message or code.message)
+        self.code = code
+        self.message = message or code.message
+        self.outcome = outcome or (
+            Outcome.UNKNOWN if code in _UNKNOWN_OUTCOME else Outcome.NOT_WRITTEN
+        )
+
+
+class StorageError(Exception):
+    """A file could not be written, synced or trusted. Names the file and, if known, the offset.
+
+    A node that can't go on without the file exits 74 with this message (interfaces, exits).
+    """
+
+
+class CorruptionError(StorageError):
+    """Bytes that were proven durable are not there any more (rule Q5)."""

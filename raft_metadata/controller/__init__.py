@@ -1,0 +1,1 @@
+"""The pure deciders of the active controller."""

@@ -1,0 +1,1 @@
+"""The immutable metadata image, its delta, and who is told about it."""

@@ -1,0 +1,1 @@
+"""What can be asked of the controller (commands) and what has happened (records)."""

@@ -1,0 +1,1 @@
+"""The PySpark data source. No code yet: it arrives with consumer groups."""
