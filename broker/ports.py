@@ -1,0 +1,98 @@
+"""What the broker needs from the network. ``http_api.peer`` implements these Protocols."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from raft_metadata.common.ids import BrokerId, NodeId
+from raft_metadata.records.commands import (
+    AlterPartition,
+    BrokerHeartbeat,
+    BrokerRegistered,
+    CreateTopic,
+    DeleteTopic,
+    FetchMetadata,
+    FetchMetadataAnswer,
+    HeartbeatAnswer,
+    PartitionAltered,
+    RegisterBroker,
+    TopicCreated,
+    TopicDeleted,
+)
+
+
+class ControllerChannel(Protocol):
+    """Commands to the active controller, wherever it is; reads from any controller.
+
+    Commands find the active controller and follow it for ``timeout_ms``. NOT_CONTROLLER (surely
+    not appended) may be retried inside; anything uncertain surfaces as OUTCOME_UNKNOWN and is
+    never sent twice by the channel (rule F1).
+    """
+
+    @property
+    def controllers(self) -> tuple[NodeId, ...]:
+        """All controllers, from the config file."""
+        ...
+
+    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
+
+    async def heartbeat(
+        self, command: BrokerHeartbeat
+    ) -> dict[NodeId, HeartbeatAnswer]:
+        """To every controller at once; whoever answers within the heartbeat interval is in it."""
+        ...
+
+    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
+        """One attempt, sent once to the controller believed active (rule M3)."""
+        ...
+
+    async def create_topic(
+        self, command: CreateTopic, timeout_ms: int
+    ) -> TopicCreated: ...
+
+    async def delete_topic(
+        self, command: DeleteTopic, timeout_ms: int
+    ) -> TopicDeleted: ...
+
+    async def fetch_metadata(
+        self, source: NodeId, request: FetchMetadata
+    ) -> FetchMetadataAnswer:
+        """Long poll one controller. NETWORK_EXCEPTION when it can't be reached."""
+        ...
+
+
+class PeerChannel(Protocol):
+    """Requests to other brokers over their peer listener; each is sent at most once.
+
+    ``call`` raises NETWORK_EXCEPTION with outcome NOT_WRITTEN when the request surely was not
+    delivered (no connection), with UNKNOWN when it may have been.
+    """
+
+    async def call(
+        self, broker_id: BrokerId, peer: str, kind: int, body: bytes, timeout_ms: int
+    ) -> bytes:
+        """Send one request frame to the broker advertised at ``peer`` and await its answer."""
+        ...
+
+    async def open_stream(
+        self,
+        broker_id: BrokerId,
+        peer: str,
+        factory: Callable[[], asyncio.BaseProtocol],
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Dial the broker's peer listener for a replication stream and hand the connection over."""
+        ...
+
+
+class PeerServices(Protocol):
+    """What the peer listener of a broker serves to other brokers."""
+
+    async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
+        """Answer a request frame. A `KafkaError` crosses the wire with code and outcome."""
+        ...
+
+    def accept_stream(self, follower: BrokerId) -> asyncio.BaseProtocol:
+        """The protocol that serves a follower's replication stream."""
+        ...

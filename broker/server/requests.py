@@ -1,0 +1,152 @@
+"""What a client can ask a broker, without a word of HTTP. `BrokerApis` answers these.
+
+Any broker answers any request (decision D7): what is led elsewhere is forwarded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from raft_metadata.common.errors import KafkaError
+from raft_metadata.common.ids import (
+    BrokerId,
+    ClusterId,
+    LeaderEpoch,
+    PartitionId,
+    TopicName,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.record.batch import BatchSlice, RecordFormat
+    from broker.record.lines import ProduceRecord
+    from raft_metadata.image.metadata_image import MetadataImage
+    from raft_metadata.records.commands import (
+        CreateTopic,
+        DeleteTopic,
+        TopicCreated,
+        TopicDeleted,
+    )
+
+ACKS_NONE = 0
+ACKS_LEADER = 1
+ACKS_ALL = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceRequest:
+    """Records of one topic. ``partition`` from the path wins; else each record's own, else its key.
+
+    ``key_format`` and ``value_format`` hold for all records of the request.
+    """
+
+    topic: TopicName
+    records: Sequence[ProduceRecord]
+    key_format: RecordFormat
+    value_format: RecordFormat
+    partition: PartitionId | None = None
+    acks: int = ACKS_ALL
+    timeout_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordResult:
+    """One per record, in request order. ``offset`` is -1 for acks=0; ``error`` excludes both."""
+
+    partition: PartitionId | None
+    offset: int | None
+    error: KafkaError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """Exactly one of ``offset`` and ``timestamp_ms`` is set."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    max_bytes: int = 1_048_576
+    max_wait_ms: int = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchResult:
+    """Stored lines below the high watermark, batch by batch; empty at the time-out."""
+
+    slices: Sequence[BatchSlice]
+    high_watermark: int
+    log_start_offset: int
+    next_offset: int
+    """Where to read on: one past the last record here, or the offset asked for."""
+    leader_id: BrokerId
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsResult:
+    """``beginning_offset`` = log start, ``end_offset`` = high watermark = next offset readers get."""
+
+    beginning_offset: int
+    end_offset: int
+
+
+class BrokerApis(Protocol):
+    """The one door to a broker: everything `http_api.server` may call.
+
+    Every method raises `KafkaError`; a failed write carries its outcome. Arguments are validated
+    here (limits, names, ranges), so that every front end gives the same answers.
+    """
+
+    @property
+    def broker_id(self) -> BrokerId: ...
+
+    @property
+    def cluster_id(self) -> ClusterId: ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """This broker's present image."""
+        ...
+
+    @property
+    def controller_id(self) -> int | None:
+        """The active controller as last heard, or None."""
+        ...
+
+    async def produce(self, request: ProduceRequest) -> list[RecordResult]:
+        """Append; wait as ``acks`` says. Unknown topic: created if allowed, else error 3.
+
+        Raises only where the request as a whole is refused; else each record has its own result.
+        """
+        ...
+
+    async def fetch(self, request: FetchRequest) -> FetchResult:
+        """Read from the leader. OFFSET_OUT_OF_RANGE names both ends of the log."""
+        ...
+
+    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+        """Both ends of a partition, from its leader (withheld as rule R8 says)."""
+        ...
+
+    async def create_topic(self, command: CreateTopic) -> TopicCreated:
+        """Answers once every partition has a ready leader and this image holds the topic."""
+        ...
+
+    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
+        """Answers once this broker's image has lost the topic."""
+        ...
+
+    async def catch_up_with_topic(self, topic: TopicName) -> None:
+        """If this image lacks the topic, wait (at most 1 s) for the active controller's newest."""
+        ...
+
+    def readiness(self) -> list[tuple[str, bool]]:
+        """(reason, ok) rows for ``/readyz``: node, log, metadata, unfenced."""
+        ...
+
+    def topic_defaults(self) -> dict[str, str]:
+        """Cluster defaults of topic configs, by Kafka's dotted names."""
+        ...

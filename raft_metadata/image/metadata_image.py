@@ -1,0 +1,118 @@
+"""What the metadata log says at one offset. Immutable: handing one over is safe by construction.
+
+Changed only through ``metadata_delta``: a batch of records is folded into a delta, and the delta
+copies each dict it changed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    BrokerEpoch,
+    BrokerId,
+    ControllerEpoch,
+    DirectoryId,
+    IncarnationId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    TopicName,
+)
+from raft_metadata.records.records import BrokerState, ResourceType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistration:
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+    incarnation_id: IncarnationId
+    directory_id: DirectoryId
+    http: str
+    peer: str
+    rack: str | None
+    unclean_partitions: tuple[TopicIdPartition, ...]
+    state: BrokerState
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRegistration:
+    replicas: tuple[BrokerId, ...]
+    directories: tuple[DirectoryId, ...]
+    isr: tuple[BrokerId, ...]
+    elr: tuple[BrokerId, ...]
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+    leader_epoch_offset: MetadataOffset
+    """Metadata offset of the record that set ``leader_epoch`` (rule R3)."""
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether anybody leads."""
+        return self.leader != NO_LEADER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicImage:
+    name: TopicName
+    topic_id: TopicId
+    partitions_count: int
+    """What was asked for; ``len(partitions)`` is less while the creation is still under way."""
+    partitions: tuple[PartitionRegistration, ...]
+    """Index = partition id."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every partition has been recorded."""
+        return len(self.partitions) == self.partitions_count
+
+
+ConfigKey = tuple[ResourceType, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataImage:
+    """The metadata at ``next_offset``: every record below it is folded in."""
+
+    next_offset: MetadataOffset = MetadataOffset(0)
+    epoch: ControllerEpoch = ControllerEpoch(0)
+    """Controller epoch of the newest record."""
+    feature_level: int = 0
+    brokers: Mapping[BrokerId, BrokerRegistration] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    topics: Mapping[TopicId, TopicImage] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    topic_ids: Mapping[TopicName, TopicId] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    configs: Mapping[ConfigKey, Mapping[str, str]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+    def topic(self, name: TopicName) -> TopicImage | None:
+        """The topic of this name, or None."""
+        topic_id = self.topic_ids.get(name)
+        return None if topic_id is None else self.topics[topic_id]
+
+    def partition(
+        self, topic_id: TopicId, partition: PartitionId
+    ) -> PartitionRegistration | None:
+        """The partition, or None if the topic or the index is unknown."""
+        topic = self.topics.get(topic_id)
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
+    def topic_configs(self, topic_id: TopicId) -> Mapping[str, str]:
+        """Configs set on the topic itself; defaults are not in here."""
+        return self.configs.get((ResourceType.TOPIC, topic_id), MappingProxyType({}))

@@ -1,0 +1,179 @@
+"""What can be asked of the controllers, and what they answer.
+
+These cross the network as JSON (``http_api.peer``). Every command is guarded by the epochs its
+sender decided on, so that a late one changes nothing. A failed command is a `KafkaError`:
+NOT_CONTROLLER means surely not appended, OUTCOME_UNKNOWN that it may still happen (rule M3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    ControllerEpoch,
+    DirectoryId,
+    IncarnationId,
+    LeaderEpoch,
+    MetadataOffset,
+    NodeId,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    TopicName,
+    UNKNOWN_BROKER_EPOCH,
+)
+from raft_metadata.records.records import BrokerState, MetadataRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBroker:
+    """Announce a broker process. A repeat with the same incarnation keeps its epoch."""
+
+    broker_id: BrokerId
+    cluster_id: ClusterId
+    incarnation_id: IncarnationId
+    directory_id: DirectoryId
+    http: str
+    peer: str
+    rack: str | None = None
+    unclean_partitions: tuple[TopicIdPartition, ...] = ()
+    last_broker_epoch: BrokerEpoch = UNKNOWN_BROKER_EPOCH
+    """Compare-and-set: the epoch of this id's registration the requester saw in the image; -1 when
+    it saw none. A registration that was overtaken never enters (rule R6)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistered:
+    broker_epoch: BrokerEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerHeartbeat:
+    """Sent to *every* controller (rule M7): standbys keep the ages, the active one decides."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+    metadata_offset: MetadataOffset
+    """Next metadata offset this broker will apply: it has applied everything below."""
+    want_shutdown: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatAnswer:
+    is_active: bool
+    """False from a standby: the age was noted, the rest says nothing."""
+    state: BrokerState
+    should_shut_down: bool
+    """Controlled shutdown is granted: nothing is led any more and everyone knows (rule R11)."""
+    committed_offset: MetadataOffset
+    """Next metadata offset of this controller (rule M6: a broker that lags changes its source)."""
+    shutdown_blocked_by: str = ""
+    """Why a wanted shutdown is not granted yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsrMember:
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+    """As judged by the leader; refused when the broker has registered again since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterPartition:
+    """A leader proposes an ISR. Each attempt is its own proposal, never re-sent (rule M3)."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+    new_isr: tuple[IsrMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionAltered:
+    """The partition epoch grew by one even if the ISR is the same (rule M3)."""
+
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+    isr: tuple[BrokerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    name: TopicName
+    topic_id: TopicId
+    """Proposed by the requester, so that a repeat is recognised and answered alike (rule F1)."""
+    partitions_count: int | None = None
+    """None: the cluster's ``num_partitions``."""
+    replication_factor: int | None = None
+    """None: the cluster's ``default_replication_factor``."""
+    replicas_assignments: dict[int, tuple[BrokerId, ...]] | None = None
+    configs: dict[str, str | None] = field(default_factory=dict)
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicCreated:
+    topic_id: TopicId
+    partitions_count: int
+    replication_factor: int
+    next_offset: MetadataOffset
+    """The image must reach this offset before the topic is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopic:
+    name: TopicName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDeleted:
+    topic_id: TopicId
+    next_offset: MetadataOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchMetadata:
+    """Long poll for applied records, answered by any controller (decision D3, rules M5, M6)."""
+
+    cluster_id: ClusterId
+    broker_id: BrokerId
+    from_offset: MetadataOffset
+    """Next offset wanted."""
+    max_wait_ms: int = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataBatch:
+    """Records ``base_offset .. base_offset + len(records) - 1``, decided in ``epoch``."""
+
+    base_offset: MetadataOffset
+    epoch: ControllerEpoch
+    records: tuple[MetadataRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSnapshot:
+    """A shorter log with the same end: applying ``records`` to nothing gives the whole image."""
+
+    next_offset: MetadataOffset
+    epoch: ControllerEpoch
+    records: tuple[MetadataRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchMetadataAnswer:
+    """Batches follow ``from_offset`` without a gap; or a snapshot, when that is too old."""
+
+    leader_id: NodeId | None
+    epoch: ControllerEpoch
+    leader_contact_age_ms: int
+    end_offset: MetadataOffset
+    batches: tuple[MetadataBatch, ...] = ()
+    snapshot: MetadataSnapshot | None = None
