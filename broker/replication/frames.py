@@ -1,0 +1,191 @@
+"""The frames of a replication stream: one connection a (follower, leader), all partitions on it.
+
+Every frame proves itself: topic id, partition, leader epoch and session (or, before there is a
+session, the follower's request number) are in each one, and either side drops what does not match
+its present (rule R4). Layout, little-endian::
+
+    length u32 (bytes after the 5-byte prefix) | type u8 | topic id 16s | partition u32
+    | leader epoch i32 | session or request u64 | fields of the type | payload (PUSH only)
+
+A PING has no body. The receiver refuses a length over its limit before it reads on.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import NamedTuple
+
+from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
+
+PREFIX = struct.Struct("<IB")
+_HEAD = struct.Struct("<16sIiQ")
+_OPEN = struct.Struct("<IB16sIiQqiqq")
+_VALID = struct.Struct("<IB16sIiQQq")
+_DIVERGING = struct.Struct("<IB16sIiQiq")
+_REFUSED = struct.Struct("<IB16sIiQi")
+_ACK = struct.Struct("<IB16sIiQqq")
+_PUSH = struct.Struct("<IB16sIiQqqqq")
+PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
+
+OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING = range(1, 8)
+PING_FRAME = PREFIX.pack(0, PING)
+
+
+class FrameError(ValueError):
+    """The peer sent bytes that are no frame: the connection can't be trusted any more."""
+
+
+class Open(NamedTuple):
+    """Follower: this is where my log is. Answered by Valid, Diverging or Refused."""
+
+    request: int
+    leader_epoch: int
+    broker_epoch: int
+    last_epoch: int
+    """Epoch of the last entry; -1 for an empty log."""
+    log_end: int
+    durable_end: int
+
+
+class Valid(NamedTuple):
+    """Leader: your log is a prefix of mine; what follows belongs to this session."""
+
+    request: int
+    leader_epoch: int
+    session: int
+    log_start: int
+
+
+class Diverging(NamedTuple):
+    """Leader: cut to the smaller of this end and your own end of this epoch, then ask again."""
+
+    request: int
+    leader_epoch: int
+    at_epoch: int
+    end: int
+
+
+class Refused(NamedTuple):
+    """Leader: not from me, not in this epoch. ``error`` is a Kafka error number."""
+
+    request: int
+    leader_epoch: int
+    error: int
+
+
+class Ack(NamedTuple):
+    """Follower: my log end and what of it is fdatasync'ed, whatever my flush mode (rule R1)."""
+
+    session: int
+    leader_epoch: int
+    log_end: int
+    durable_end: int
+
+
+class Push(NamedTuple):
+    """Leader: batches ``from_offset .. next_offset`` (perhaps none) and the high watermark."""
+
+    session: int
+    leader_epoch: int
+    from_offset: int
+    next_offset: int
+    high_watermark: int
+    log_start: int
+    batches: memoryview | bytes
+
+
+Frame = Open | Valid | Diverging | Refused | Ack | Push
+
+
+def topic_id_bytes(topic_id: TopicId) -> bytes:
+    """The 16 bytes of a 22-character id."""
+    return base64.urlsafe_b64decode(topic_id + "==")
+
+
+def topic_id_text(raw: bytes) -> TopicId:
+    """The 22-character id of 16 bytes."""
+    return TopicId(base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
+
+
+class Key(NamedTuple):
+    """A partition as it stands in a frame."""
+
+    topic: bytes
+    partition: int
+
+
+def key_of(topic_id: TopicId, partition: PartitionId) -> Key:
+    """The frame key of a partition."""
+    return Key(topic_id_bytes(topic_id), partition)
+
+
+def partition_of(key: Key) -> TopicIdPartition:
+    """The partition of a frame key."""
+    return TopicIdPartition(topic_id_text(key.topic), PartitionId(key.partition))
+
+
+def _size(layout: struct.Struct) -> int:
+    return layout.size - PREFIX.size
+
+
+def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
+    """The bytes of a control frame."""
+    topic, partition = key
+    match frame:
+        case Ack(session, epoch, log_end, durable_end):
+            return _ACK.pack(
+                _size(_ACK), ACK, topic, partition, epoch, session, log_end, durable_end
+            )
+        case Open(request, epoch, broker_epoch, last_epoch, log_end, durable_end):
+            return _OPEN.pack(
+                _size(_OPEN), OPEN, topic, partition, epoch, request,
+                broker_epoch, last_epoch, log_end, durable_end,
+            )  # fmt: skip
+        case Valid(request, epoch, session, log_start):
+            return _VALID.pack(
+                _size(_VALID), VALID, topic, partition, epoch, request, session, log_start
+            )
+        case Diverging(request, epoch, at_epoch, end):
+            return _DIVERGING.pack(
+                _size(_DIVERGING), DIVERGING, topic, partition, epoch, request, at_epoch, end
+            )
+        case Refused(request, epoch, error):
+            return _REFUSED.pack(_size(_REFUSED), REFUSED, topic, partition, epoch, request, error)
+
+
+def encode_push_head(key: Key, push: Push) -> bytes:
+    """Everything of a PUSH but its payload, which is written as it is."""
+    topic, partition = key
+    session, epoch, from_offset, next_offset, high_watermark, log_start, batches = push
+    return _PUSH.pack(
+        PUSH_HEAD_BYTES + len(batches), PUSH, topic, partition, epoch, session,
+        from_offset, next_offset, high_watermark, log_start,
+    )  # fmt: skip
+
+
+def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
+    """One frame from its type and body. A PUSH's payload stays a view into ``body``."""
+    try:
+        topic, partition, epoch, number = _HEAD.unpack_from(body, 0)
+        key, at = Key(topic, partition), _HEAD.size
+        match kind:
+            case 6:  # PUSH
+                a, b, hw, start = struct.unpack_from("<qqqq", body, at)
+                return key, Push(number, epoch, a, b, hw, start, body[at + 32 :])
+            case 5:  # ACK
+                return key, Ack(number, epoch, *struct.unpack_from("<qq", body, at))
+            case 1:  # OPEN
+                return key, Open(number, epoch, *struct.unpack_from("<qiqq", body, at))
+            case 2:  # VALID
+                return key, Valid(number, epoch, *struct.unpack_from("<Qq", body, at))
+            case 3:  # DIVERGING
+                return key, Diverging(number, epoch, *struct.unpack_from("<iq", body, at))
+            case 4:  # REFUSED
+                return key, Refused(number, epoch, *struct.unpack_from("<i", body, at))
+            case _:
+                msg = f"unknown frame type {kind}"
+                raise FrameError(msg)
+    except struct.error as error:
+        msg = f"frame of type {kind} is too short: {error}"
+        raise FrameError(msg) from error

@@ -1,0 +1,105 @@
+"""Produces that wait for the log: what became of an entry (epoch, offset)? Pure (rule R5).
+
+An entry is never judged by its offset alone. It is *ok* if the entry of that epoch is still at
+that offset when the high watermark passes it; *not written* only once the high watermark has passed
+an entry of a newer epoch at or below that offset; truncation here alone proves nothing, because
+another in-sync replica may still hold it and be elected. At its deadline it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class Fate(Enum):
+    """How a parked produce ended."""
+
+    OK = "ok"
+    NOT_WRITTEN = "not_written"
+    UNKNOWN = "unknown"
+
+
+class EpochView(Protocol):
+    """The part of a log that knows which epoch wrote which offset."""
+
+    @property
+    def durable_end(self) -> int: ...
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]: ...
+
+    def epoch_at(self, offset: int) -> int: ...
+
+
+@dataclass(slots=True)
+class Parked:
+    """One produce waiting. ``offset`` is that of its last record."""
+
+    epoch: int
+    offset: int
+    all_replicas: bool
+    """True: acks=all, wait for the high watermark. False: acks=1, for the leader's own sync."""
+    deadline_ms: int
+    done: Callable[[Fate], None]
+
+
+class ParkedProduces:
+    """The waiting produces of one partition, over all its leader epochs on this broker.
+
+    Two queues in order of arrival. Looking at the head is enough: an entry behind it has a higher
+    offset in the same epoch, or a newer epoch, whose commitment decides the head first.
+    """
+
+    __slots__ = ("_for_all", "_for_leader")
+
+    def __init__(self) -> None:
+        self._for_all: deque[Parked] = deque()
+        self._for_leader: deque[Parked] = deque()
+
+    def __len__(self) -> int:
+        return len(self._for_all) + len(self._for_leader)
+
+    def add(self, parked: Parked) -> None:
+        """Park a produce; its ``done`` will be called exactly once."""
+        (self._for_all if parked.all_replicas else self._for_leader).append(parked)
+
+    def resolve(self, log: EpochView, high_watermark: int) -> None:
+        """Answer whatever is certain by now."""
+        if self._for_all:
+            _resolve(self._for_all, log, high_watermark, high_watermark)
+        if self._for_leader:
+            _resolve(self._for_leader, log, max(log.durable_end, high_watermark), high_watermark)
+
+    def expire(self, now_ms: int) -> None:
+        """Whatever is past its deadline is unknown."""
+        for queue in (self._for_all, self._for_leader):
+            late = [parked for parked in queue if parked.deadline_ms <= now_ms]
+            if late:
+                kept = [parked for parked in queue if parked.deadline_ms > now_ms]
+                queue.clear()
+                queue.extend(kept)
+                for parked in late:
+                    parked.done(Fate.UNKNOWN)
+
+    def give_up(self) -> None:
+        """The broker stops: nothing more can be learnt."""
+        for queue in (self._for_all, self._for_leader):
+            while queue:
+                queue.popleft().done(Fate.UNKNOWN)
+
+
+def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark: int) -> None:
+    newest = log.epoch_at(high_watermark - 1) if high_watermark else -1
+    while queue:
+        parked = queue[0]
+        if parked.offset < reached and log.epoch_at(parked.offset) == parked.epoch:
+            fate = Fate.OK
+        elif parked.offset < high_watermark or newest > parked.epoch:
+            fate = Fate.NOT_WRITTEN
+        else:
+            return
+        queue.popleft()
+        parked.done(fate)

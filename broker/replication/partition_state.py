@@ -1,0 +1,233 @@
+"""What the leader of a partition knows and decides: followers, ISR, high watermark. Pure.
+
+One quantity decides everything, the end of a replica as this leader may count it: its durable end
+for ``flush=ack``, its log end for ``flush=os`` (rule R1). All follower state belongs to one leader
+epoch and one session and is made anew with either (rule R4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch
+
+
+@dataclass(slots=True)
+class FollowerState:
+    """One follower, in one session of one leader epoch."""
+
+    session: int
+    broker_epoch: BrokerEpoch
+    sent: int
+    """Next offset to push."""
+    log_end: int
+    durable_end: int
+    caught_up_ms: int
+    """When it last held everything the leader had at that moment."""
+    acked_ms: int
+    leader_end_at_ack: int
+    """The leader's log end when the last acknowledgement came in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An ISR to be sent to the controller, as one attempt (rule M3)."""
+
+    attempt: int
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+    isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
+    reason: str
+
+
+class LeaderState:
+    """The leader's side of one partition in one leader epoch.
+
+    Owned by its `Partition`; never outlives the epoch. Invariants: the high watermark never goes
+    back; it moves only while the *committed* ISR has at least ``min_isr`` members (rule R1), and
+    only to what every member of the *maximal* ISR is known to hold.
+    """
+
+    __slots__ = (
+        "by_durable", "epoch", "epoch_start", "followers", "in_flight", "isr", "me",
+        "min_isr", "partition_epoch", "proposals", "since_ms", "retry_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        me: BrokerId,
+        epoch: LeaderEpoch,
+        epoch_start: int,
+        isr: Iterable[BrokerId],
+        partition_epoch: PartitionEpoch,
+        min_isr: int,
+        by_durable: bool,
+        now_ms: int,
+    ) -> None:
+        self.me = me
+        self.epoch = epoch
+        self.epoch_start = epoch_start
+        self.isr = frozenset(isr)
+        self.partition_epoch = partition_epoch
+        self.min_isr = min_isr
+        self.by_durable = by_durable
+        self.since_ms = now_ms
+        self.retry_ms = 0
+        """No attempt before this time: set after one whose outcome stayed unknown."""
+        self.followers: dict[BrokerId, FollowerState] = {}
+        self.proposals: dict[int, frozenset[BrokerId]] = {}
+        """Attempts that may still be committed: each counts until it is refused itself (M3)."""
+        self.in_flight: int | None = None
+
+    # followers
+
+    def opened(
+        self,
+        follower: BrokerId,
+        broker_epoch: BrokerEpoch,
+        session: int,
+        ends: tuple[int, int],
+        now_ms: int,
+    ) -> FollowerState:
+        """A validated follower starts a session at its own log end; ``ends`` = log, durable."""
+        log_end, durable_end = ends
+        old = self.followers.get(follower)
+        caught_up_ms = old.caught_up_ms if old else self.since_ms
+        state = FollowerState(
+            session, broker_epoch, log_end, log_end, durable_end, caught_up_ms, now_ms, log_end
+        )
+        self.followers[follower] = state
+        return state
+
+    def acknowledged(
+        self, follower: BrokerId, session: int, ends: tuple[int, int], leader_end: int, now_ms: int
+    ) -> bool:
+        """Take an acknowledgement; False if it is not of the present session (rule R4)."""
+        state = self.followers.get(follower)
+        if state is None or state.session != session:
+            return False
+        state.log_end = max(state.log_end, ends[0])
+        state.durable_end = max(state.durable_end, ends[1])
+        end = state.durable_end if self.by_durable else state.log_end
+        if end >= leader_end:
+            state.caught_up_ms = now_ms
+        elif end >= state.leader_end_at_ack:  # held all there was at the previous one (Kafka)
+            state.caught_up_ms = max(state.caught_up_ms, state.acked_ms)
+        state.acked_ms, state.leader_end_at_ack = now_ms, leader_end
+        return True
+
+    def closed(self, follower: BrokerId, session: int) -> None:
+        """The session is over. What was acknowledged stays known for the rest of the epoch."""
+        state = self.followers.get(follower)
+        if state is not None and state.session == session:
+            state.session = -1
+
+    def end_of(self, replica: BrokerId) -> int:
+        """Rule R1: the end of a follower that counts; 0 where nothing was proven in this epoch."""
+        state = self.followers.get(replica)
+        if state is None:
+            return 0
+        return state.durable_end if self.by_durable else state.log_end
+
+    # high watermark
+
+    def maximal_isr(self) -> frozenset[BrokerId]:
+        """The committed ISR and every attempt that may still turn out to be committed."""
+        return self.isr.union(*self.proposals.values()) if self.proposals else self.isr
+
+    def high_watermark(self, own_end: int, present: int) -> int:
+        """The high watermark, given the leader's own end that counts and the present value."""
+        if len(self.isr) < self.min_isr:
+            return present
+        end = own_end
+        for replica in self.maximal_isr():
+            if replica != self.me:
+                end = min(end, self.end_of(replica))
+        return max(end, present)
+
+    # ISR
+
+    def may_join(
+        self, follower: BrokerId, high_watermark: int, eligible_epoch: BrokerEpoch | None
+    ) -> bool:
+        """All conditions on one snapshot of the follower's state (KAFKA-15221).
+
+        ``eligible_epoch``: the broker epoch of the follower in the image if it is unfenced and not
+        shutting down, else None.
+        """
+        state = self.followers.get(follower)
+        if state is None or state.session < 0 or state.broker_epoch != eligible_epoch:
+            return False
+        end = state.durable_end if self.by_durable else state.log_end
+        return end >= self.epoch_start and end >= high_watermark
+
+    def laggards(self, leader_end: int, now_ms: int, lag_max_ms: int) -> frozenset[BrokerId]:
+        """Members that have not been caught up for ``lag_max_ms``."""
+        late = set()
+        for replica in self.isr:
+            if replica == self.me or self.end_of(replica) >= leader_end:
+                continue
+            state = self.followers.get(replica)
+            caught_up_ms = state.caught_up_ms if state else self.since_ms
+            if now_ms - caught_up_ms > lag_max_ms:
+                late.add(replica)
+        return frozenset(late)
+
+    def forgive(self, stalled_ms: int) -> None:
+        """The judge itself stood still this long: nobody is blamed for it (rule M7)."""
+        self.since_ms += stalled_ms
+        for state in self.followers.values():
+            state.caught_up_ms += stalled_ms
+
+    def propose(
+        self,
+        attempt: int,
+        joiners: Iterable[BrokerId],
+        leavers: frozenset[BrokerId],
+        epoch_of: Callable[[BrokerId], BrokerEpoch],
+    ) -> Proposal | None:
+        """The next attempt, if there is reason for one; None while another is in flight.
+
+        With attempts of unknown outcome open and nothing to change, the committed ISR is proposed
+        again: the controller bumps the partition epoch, which settles them (rule M3).
+        """
+        if self.in_flight is not None:
+            return None
+        joining = frozenset(joiners)
+        if joining:
+            isr, reason = self.isr | joining, f"joined={sorted(joining)}"
+        elif leavers:
+            isr, reason = self.isr - leavers, f"lag_time removed={sorted(leavers)}"
+        elif self.proposals:
+            isr, reason = self.isr, "settle unknown attempts"
+        else:
+            return None
+        members = []
+        for replica in sorted(isr):
+            state = self.followers.get(replica)
+            known = state.broker_epoch if state else epoch_of(replica)
+            members.append((replica, known))
+        self.proposals[attempt] = isr
+        self.in_flight = attempt
+        return Proposal(attempt, self.epoch, self.partition_epoch, tuple(members), reason)
+
+    def adopt(self, partition_epoch: PartitionEpoch, isr: Iterable[BrokerId]) -> bool:
+        """A committed ISR, from the image or an answer: only a higher epoch settles attempts."""
+        if partition_epoch <= self.partition_epoch:
+            return False
+        self.partition_epoch, self.isr, self.proposals = partition_epoch, frozenset(isr), {}
+        return True
+
+    def refused(self, attempt: int) -> None:
+        """This attempt surely never enters. It speaks for itself only (rule M3)."""
+        self.proposals.pop(attempt, None)
+        if self.in_flight == attempt:
+            self.in_flight = None
+
+    def unknown(self, attempt: int, retry_ms: int) -> None:
+        """No certain answer: the attempt keeps counting; another may be made at ``retry_ms``."""
+        if self.in_flight == attempt:
+            self.in_flight = None
+        self.retry_ms = retry_ms
