@@ -16,19 +16,17 @@ say() { echo "setup: $*"; }
 digest() { cat "$@" | cksum; }
 started=$(date +%s)
 
-# pip speaks a line per package; one that moves is enough for a terminal, a line for a log file.
+# pip speaks several lines per package: a terminal gets one line that moves, a log file some.
 install() { # PIP-ARGUMENTS…
     status=.venv/pip-status
     { .venv/bin/python -m pip install "$@" && echo 0 >$status || echo 1 >$status; } |
         awk -v total="$total" -v terminal="$([ -t 1 ] && echo 1 || echo 0)" '
-            /^Collecting / {
-                printf "%ssetup: [%d/%d] %s%s", (terminal ? "\r\033[K" : ""), ++n, total, $2, (terminal ? "" : "\n")
+            function tell(text) {
+                if (terminal) printf "\r\033[K%s", text; else print text
                 fflush()
             }
-            /^Installing collected/ {
-                printf "%ssetup: unpacking %d packages%s", (terminal ? "\r\033[K" : ""), n, (terminal ? "" : "\n")
-                fflush()
-            }
+            /^Collecting / { if (++n % 10 == 1 || terminal) tell("setup: [" n "/" total "] " $2) }
+            /^Installing collected/ { tell("setup: unpacking") }
             END { if (terminal) printf "\r\033[K" }'
     if [ "$(cat $status)" != 0 ]; then
         say "pip failed (see above). Is a PyPI index reachable? Then: make setup" >&2
@@ -45,7 +43,7 @@ made_for() { # STAMP DIGEST
 }
 
 if ! made_for $lock_stamp "$lock_digest"; then
-    total=$(grep -c '^[a-z].*==' requirements.lock)
+    total=$(grep '^[a-z].*==' requirements.lock | grep -cv -e win32 -e '^setuptools==')
     say "making .venv with $("$python" --version) and $total packages; about 30 s"
     rm -rf .venv
     "$python" -m venv .venv

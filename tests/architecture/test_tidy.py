@@ -1,0 +1,231 @@
+"""What a reader may rely on everywhere in the tree, in the spirit of TigerBeetle's tidy.zig.
+
+Each test lists all offenders at once, as `file:line what`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.architecture.tree import (
+    PACKAGES,
+    has_code,
+    project_files,
+    python_files,
+    syntax,
+    text,
+)
+
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60  # one screen; the docstring is not counted
+
+# Longer on purpose: "file::function" → why. An entry that is not needed any more fails too.
+LONGER_MODULES: dict[str, str] = {}
+LONGER_FUNCTIONS: dict[str, str] = {}
+
+TOP_FOLDERS = {*PACKAGES, "tests", "docs", "benchmarks", "deploy", ".ci"}
+ROOT_FILES = {
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "demo-data.lock",
+    "pyproject.toml",
+    "requirements.lock",
+}
+
+CODE = (*PACKAGES, "benchmarks", "tests")
+
+
+# ---------------------------------------------------------------- size
+
+
+def functions(path: Path) -> Iterator[tuple[str, int, int]]:
+    """(qualified name, line, lines without the docstring) of each function of a module."""
+
+    def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (child.end_lineno or child.lineno) - child.lineno + 1
+                if ast.get_docstring(child, clean=False) is not None:
+                    docstring = child.body[0]
+                    lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+                yield prefix + child.name, child.lineno, lines
+                yield from walk(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.ClassDef):
+                yield from walk(child, f"{prefix}{child.name}.")
+            else:
+                yield from walk(child, prefix)
+
+    return walk(syntax(path), "")
+
+
+def test_modules_are_short() -> None:
+    lines = {str(path): text(path).count("\n") for path in python_files(*CODE)}
+    longer = {name for name, count in lines.items() if count > MODULE_LINES_MAX}
+    assert {f"{name}: {lines[name]} lines" for name in longer - set(LONGER_MODULES)} == set()
+    assert set(LONGER_MODULES) - longer == set(), "allowances that are not needed"
+
+
+def test_functions_fit_on_a_screen() -> None:
+    longer = {
+        f"{path}::{name}": f"{path}:{line} {name} has {lines} lines"
+        for path in python_files(*PACKAGES, "benchmarks")
+        for name, line, lines in functions(path)
+        if lines > FUNCTION_LINES_MAX
+    }
+    assert [said for key, said in longer.items() if key not in LONGER_FUNCTIONS] == []
+    assert set(LONGER_FUNCTIONS) - set(longer) == set(), "allowances that are not needed"
+
+
+# ---------------------------------------------------------------- banned words
+
+# Ruff bans these too (pyproject.toml); here no `noqa` helps, only a place in this table.
+BANNED_CALLS = {
+    "time.time": "take a Clock",
+    "asyncio.ensure_future": "use the TaskGroup you own",
+    "asyncio.get_event_loop": "use asyncio.get_running_loop()",
+    "os._exit": "report to the FaultHandler",
+    "eval": "never",
+    "exec": "never",
+}
+ALLOWED_CALLS = {
+    ("raft_metadata/common/faults.py", "os._exit"),  # the FaultHandler itself
+}
+# PySyncObj pickles its messages; one module may face that (ADR 0001).
+ALLOWED_PICKLE_FOLDER = "raft_metadata/quorum/"
+BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_banned_call() -> None:
+    found = [
+        f"{path}:{node.lineno} {name}: {BANNED_CALLS[name]}"
+        for path in python_files(*PACKAGES)
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.Call) and (name := dotted(node.func)) in BANNED_CALLS
+        if (str(path), name) not in ALLOWED_CALLS
+    ]
+    assert found == []
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names]
+
+
+def test_nothing_unpickles_outside_the_quorum() -> None:
+    found = [
+        f"{path}:{node.lineno} imports {name}"
+        for path in python_files(*PACKAGES, "benchmarks")
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in imported(node)
+        if name.split(".")[0] in BANNED_MODULES and not str(path).startswith(ALLOWED_PICKLE_FOLDER)
+    ]
+    assert found == []
+
+
+SUPPRESSION = re.compile(r"#\s*(noqa|type:\s*ignore|pragma:)(?P<rest>[^#]*)(?P<after>.*)")
+CODES = re.compile(r"\[[^]]*\]")
+REASON = re.compile(r"[a-z]{2,}.*[a-z]{2,}")
+
+
+def test_every_suppression_gives_its_reason() -> None:
+    """`# noqa: FBT001 an enum row` or `# type: ignore[misc]  # pysyncobj has no types`."""
+    found = [
+        f"{path}:{number} {line.strip()}"
+        for path in python_files(*PACKAGES, "benchmarks")
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if (match := SUPPRESSION.search(line))
+        if not REASON.search(CODES.sub("", match["rest"]) + match["after"])
+    ]
+    assert found == []
+
+
+# ---------------------------------------------------------------- text
+
+# In pieces, so that this file passes its own test.
+MACHINE = re.compile(
+    "|".join(
+        [
+            r"(?<![\w.])/(?:home|root|Users|work|opt/wheels)/" + r"\w",
+            "/tmp/" + "ql",
+            "pypi" + r"\.org",
+            "python" + "hosted",
+            "--index-" + "url",
+            "--find-" + "links",
+            r"\.\./" + "shared",
+            r"\b(?:10|192\.168|172\.(?:1[6-9]|2\d|3[01]))" + r"(?:\.\d{1,3}){2,3}\b(?!\.)",
+        ]
+    )
+)
+
+
+def text_files() -> list[Path]:
+    return [path for path in project_files() if path.suffix not in {".png", ".ico", ".gz", ".zip"}]
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    found = [
+        f"{path}:{number} {match[0]}"
+        for path in text_files()
+        if path.suffix != ".lock" or "://" in text(path)
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if (match := MACHINE.search(line))
+    ]
+    assert found == []
+
+
+def test_lock_files_hold_hashes_and_no_address() -> None:
+    for path in project_files():
+        if path.suffix == ".lock":
+            requirements = re.split(r"\n(?=\S)", re.sub(r"(?m)^#.*\n", "", text(path)).strip())
+            assert [r for r in requirements if "==" not in r or "--hash=sha256:" not in r] == []
+            assert "://" not in text(path)
+
+
+def test_text_is_clean() -> None:
+    found = []
+    for path in text_files():
+        content = text(path)
+        if content and not content.endswith("\n"):
+            found.append(f"{path} does not end with a line break")
+        for number, line in enumerate(content.split("\n"), 1):
+            if line != line.rstrip():
+                found.append(f"{path}:{number} ends with blanks")
+            if "\t" in line and path.name != "Makefile":
+                found.append(f"{path}:{number} holds a tab")
+    assert found == []
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def test_the_root_holds_only_what_the_map_names() -> None:
+    folders = {path.parts[0] for path in project_files() if len(path.parts) > 1}
+    files = {path.name for path in project_files() if len(path.parts) == 1}
+    assert folders - TOP_FOLDERS == set()
+    assert files - ROOT_FILES == set()
+
+
+def test_every_package_with_code_has_its_design() -> None:
+    with_code = {path.parts[0] for path in python_files(*PACKAGES) if has_code(path)}
+    present = {path.parts[0] for path in project_files() if path.name == "DESIGN.md"}
+    assert with_code - present == set()
+
+
+def test_every_module_says_what_it_is() -> None:
+    paths = python_files(*PACKAGES, "benchmarks")
+    assert [str(path) for path in paths if not ast.get_docstring(syntax(path))] == []

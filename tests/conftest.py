@@ -1,0 +1,15 @@
+"""What every test shares. Fixtures of one area live beside its tests or in tests/support."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Properties draw new examples on a developer's machine and the same ones in CI: a red run there
+# means the change. Both print the blob that repeats a failure. Deadlines measure the machine.
+settings.register_profile(
+    "developer", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("ci", parent=settings.get_profile("developer"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
