@@ -154,12 +154,12 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
             return _REFUSED.pack(_size(_REFUSED), REFUSED, topic, partition, epoch, request, error)
 
 
-def encode_push_head(key: Key, push: Push) -> bytes:
-    """Everything of a PUSH but its payload, which is written as it is."""
+def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
+    """Everything of a PUSH but its payload, which is written after it as it is."""
     topic, partition = key
-    session, epoch, from_offset, next_offset, high_watermark, log_start, batches = push
+    session, epoch, from_offset, next_offset, high_watermark, log_start, _ = push
     return _PUSH.pack(
-        PUSH_HEAD_BYTES + len(batches), PUSH, topic, partition, epoch, session,
+        PUSH_HEAD_BYTES + payload_bytes, PUSH, topic, partition, epoch, session,
         from_offset, next_offset, high_watermark, log_start,
     )  # fmt: skip
 

@@ -1,0 +1,137 @@
+"""The follower's end of a replication stream: one connection to one leader broker.
+
+Received bytes land in one buffer that is reused; a push is appended to the log straight from it.
+Acknowledgements are coalesced once per loop turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol, cast
+
+from typing_extensions import override
+
+from broker.replication import frames
+from broker.replication.frames import FrameError, Key
+
+if TYPE_CHECKING:
+    from broker.replication.replica import Replica
+    from raft_metadata.common.ids import BrokerId
+
+_log = logging.getLogger("broker.replication")
+
+INITIAL_BUFFER_BYTES = 1 << 20
+MAX_PUSH_FRAME_BYTES = 64 << 20
+"""Refused before it is read: a push holds one quantum, or one batch that is larger."""
+
+
+class FollowerHost(Protocol):
+    """What the stream asks of the `ReplicaManager`."""
+
+    def leader_attached(self, stream: FollowerStream) -> None: ...
+    def leader_detached(self, stream: FollowerStream) -> None: ...
+    def leader_sent(self, stream: FollowerStream, key: Key, frame: frames.Frame) -> None: ...
+
+
+class FollowerStream(asyncio.BufferedProtocol):
+    """Receives pushes of every partition that ``leader`` leads and this broker follows."""
+
+    def __init__(self, leader: BrokerId, host: FollowerHost) -> None:
+        self.leader = leader
+        self.host = host
+        self.heard_ms = -1
+        self.closed = asyncio.get_running_loop().create_future()
+        self._buffer = bytearray(INITIAL_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._acks: dict[Key, Replica] = {}
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.host.leader_attached(self)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self.host.leader_detached(self)
+
+    @override
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._filled == len(self._buffer):
+            self._grow(len(self._buffer) * 2)
+        return self._view[self._filled :]
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard_ms = -1  # the host's tick turns this into the present time
+        self._filled += nbytes
+        try:
+            used = self._receive_all()
+        except FrameError as error:
+            _log.warning("stream closed leader=%d reason=%s", self.leader, error)
+            self.close()
+            return
+        rest = self._filled - used
+        if used and rest:
+            self._buffer[:rest] = self._buffer[used : self._filled]
+        self._filled = rest
+
+    def _receive_all(self) -> int:
+        view, at, size = self._view, 0, self._filled
+        while size - at >= frames.PREFIX.size:
+            length, kind = frames.PREFIX.unpack_from(view, at)
+            if length > MAX_PUSH_FRAME_BYTES:
+                msg = f"frame of {length} bytes, at most {MAX_PUSH_FRAME_BYTES} allowed"
+                raise FrameError(msg)
+            body = at + frames.PREFIX.size
+            if body + length > size:
+                break
+            if kind != frames.PING:
+                key, frame = frames.decode(kind, view[body : body + length])
+                self.host.leader_sent(self, key, frame)
+            at = body + length
+        return at
+
+    def _grow(self, size: int) -> None:
+        larger = bytearray(size)
+        larger[: self._filled] = self._buffer[: self._filled]
+        self._buffer, self._view = larger, memoryview(larger)
+
+    def send_open(self, key: Key, message: frames.Open) -> None:
+        """Ask the leader to validate a position."""
+        self._write(frames.encode(key, message))
+
+    def queue_ack(self, replica: Replica) -> None:
+        """Acknowledge this replica's ends in this loop turn."""
+        if not self._acks:
+            self._loop.call_soon(self._send_acks)
+        self._acks[replica.key] = replica
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, {}
+        encoded = []
+        for key, replica in acks.items():
+            message = replica.partition.ack_message()
+            if message is not None:
+                encoded.append(frames.encode(key, message))
+        if encoded:
+            self._write(b"".join(encoded))
+
+    def ping(self) -> None:
+        """Show that this end lives (rule R9)."""
+        self._write(frames.PING_FRAME)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,242 @@
+"""The leader's end of a replication stream: validates a follower, then pushes what is appended.
+
+Appended batches are pushed as the bytes that were written, coalesced once per loop turn. A session
+that falls behind, or whose connection is full, holds no bytes in memory: it catches up by reading
+the log in quanta, one per loop turn, so that the others keep their turn (rule R9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol, cast
+
+from typing_extensions import override
+
+from broker.replication import frames
+from broker.replication.frames import Ack, FrameError, Key, Open, Push, Valid
+from broker.replication.partition_state import FollowerState, LeaderState
+
+if TYPE_CHECKING:
+    from broker.replication.replica import Replica
+    from raft_metadata.common.ids import BrokerId
+
+_log = logging.getLogger("broker.replication")
+
+MAX_CONTROL_FRAME_BYTES = 1024
+"""A follower sends only OPEN, ACK and PING: far below this."""
+
+
+class LeaderHost(Protocol):
+    """What the stream asks of the `ReplicaManager`."""
+
+    push_bytes: int
+    buffer_bytes: int
+
+    def stream_attached(self, stream: LeaderStream) -> None: ...
+    def stream_detached(self, stream: LeaderStream) -> None: ...
+    def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None: ...
+    def follower_acks(self, stream: LeaderStream, key: Key, message: Ack) -> None: ...
+
+
+class PushSession:
+    """One validated session: pushes one partition to one follower, in order, without a gap."""
+
+    __slots__ = ("_pending", "_pending_bytes", "_pending_from", "marked", "next", "number", "replica", "stream")  # fmt: skip
+
+    def __init__(self, replica: Replica, stream: LeaderStream, number: int, start: int) -> None:
+        self.replica = replica
+        self.stream = stream
+        self.number = number
+        self.next = start
+        """Next offset to take: everything below was written to the connection or is pending."""
+        self.marked = False
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._pending_from = start
+
+    def state(self) -> FollowerState | None:
+        """This session's follower state while it is the present one (rule R4)."""
+        role = self.replica.partition.role
+        if not isinstance(role, LeaderState):
+            return None
+        state = role.followers.get(self.stream.follower)
+        return state if state is not None and state.session == self.number else None
+
+    def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None:
+        """Bytes that were just written whole to the log (rule R2)."""
+        stream = self.stream
+        too_much = self._pending_bytes + len(raw) > stream.host.push_bytes
+        if self.next == base_offset and not stream.paused and not (self._pending and too_much):
+            if not self._pending:
+                self._pending_from = base_offset
+            self._pending.append(raw)
+            self._pending_bytes += len(raw)
+            self.next = next_offset
+        stream.mark(self)
+
+    def drop_pending(self) -> None:
+        """The connection is full: what was not written is read from the log later."""
+        if self._pending:
+            self._pending, self._pending_bytes, self.next = [], 0, self._pending_from
+
+    def ship(self) -> None:
+        """Write what is pending, else one catch-up quantum."""
+        state, replica = self.state(), self.replica
+        if state is None:
+            return
+        log_end = replica.log.log_end_offset
+        if self._pending:
+            pieces, self._pending, size = self._pending, [], self._pending_bytes
+            self._pending_bytes = 0
+            self._write(state, self._pending_from, self.next, pieces, size)
+        elif self.next < log_end:
+            raw, next_offset = replica.log.read_raw(self.next, self.stream.host.push_bytes, log_end)
+            start, self.next = self.next, next_offset
+            self._write(state, start, next_offset, [raw], len(raw))
+        if self.next < log_end:
+            self.stream.mark(self)
+
+    def announce(self) -> None:
+        """Tell an idle follower the high watermark."""
+        state = self.state()
+        if state is not None and not self._pending and not self.stream.paused:
+            self._write(state, self.next, self.next, [], 0)
+
+    def _write(
+        self, state: FollowerState, start: int, end: int, pieces: list[bytes], size: int
+    ) -> None:
+        partition = self.replica.partition
+        push = Push(
+            self.number, partition.role.epoch, start, end,
+            partition.high_watermark, self.replica.log.log_start_offset, b"",
+        )  # fmt: skip
+        state.sent = end
+        self.stream.write(frames.encode_push_head(self.replica.key, push, size), pieces)
+
+
+class LeaderStream(asyncio.Protocol):
+    """Serves one follower connection, for all partitions led here. Owned by its transport."""
+
+    def __init__(self, follower: BrokerId, host: LeaderHost) -> None:
+        self.follower = follower
+        self.host = host
+        self.paused = False
+        self.heard_ms = 0
+        self.sessions: dict[Key, PushSession] = {}
+        self._marked: list[PushSession] = []
+        self._scheduled = False
+        self._received = b""
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self.host.buffer_bytes)
+        self.host.stream_attached(self)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._marked.clear()
+        self.host.stream_detached(self)
+
+    @override
+    def pause_writing(self) -> None:
+        self.paused = True
+        for session in self.sessions.values():
+            session.drop_pending()
+
+    @override
+    def resume_writing(self) -> None:
+        self.paused = False
+        for session in self.sessions.values():
+            self.mark(session)
+        self._schedule()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self.heard_ms = -1  # the host's tick turns this into the present time
+        buffer = self._received + data if self._received else data
+        view, at, size = memoryview(buffer), 0, len(buffer)
+        try:
+            while size - at >= frames.PREFIX.size:
+                length, kind = frames.PREFIX.unpack_from(view, at)
+                if length > MAX_CONTROL_FRAME_BYTES:
+                    msg = f"frame of {length} bytes, at most {MAX_CONTROL_FRAME_BYTES} expected"
+                    raise FrameError(msg)
+                end = at + frames.PREFIX.size + length
+                if end > size:
+                    break
+                if kind != frames.PING:
+                    self._receive(kind, view[at + frames.PREFIX.size : end])
+                at = end
+        except FrameError as error:
+            _log.warning("stream closed follower=%d reason=%s", self.follower, error)
+            self.close()
+            return
+        self._received = bytes(view[at:]) if at < size else b""
+
+    def _receive(self, kind: int, body: memoryview) -> None:
+        key, frame = frames.decode(kind, body)
+        match frame:
+            case Ack():
+                self.host.follower_acks(self, key, frame)
+            case Open():
+                self.host.follower_opens(self, key, frame)
+            case _:
+                msg = f"a follower does not send {type(frame).__name__}"
+                raise FrameError(msg)
+
+    def begin(self, replica: Replica, valid: Valid, start: int) -> None:
+        """Announce the session and start pushing from ``start``."""
+        session = PushSession(replica, self, valid.session, start)
+        self.sessions[replica.key] = session
+        replica.sessions[self.follower] = session
+        self.answer(replica.key, valid)
+        self.mark(session)
+        session.announce()
+
+    def answer(self, key: Key, frame: Valid | frames.Diverging | frames.Refused) -> None:
+        """Write a control frame."""
+        self.write(frames.encode(key, frame), [])
+
+    def ping(self) -> None:
+        """Show that this end lives (rule R9)."""
+        self.write(frames.PING_FRAME, [])
+
+    def mark(self, session: PushSession) -> None:
+        """This session has something to ship in the next loop turn."""
+        if not session.marked:
+            session.marked = True
+            self._marked.append(session)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._marked and not self._scheduled and not self.paused:
+            self._scheduled = True
+            self._loop.call_soon(self._ship)
+
+    def _ship(self) -> None:
+        self._scheduled = False
+        marked, self._marked = self._marked, []
+        for at, session in enumerate(marked):
+            if self.paused:
+                self._marked = marked[at:] + self._marked
+                return
+            session.marked = False
+            session.ship()
+
+    def write(self, head: bytes, pieces: list[bytes]) -> None:
+        """Hand bytes to the connection; gone connections swallow them."""
+        if self._transport is not None:
+            if pieces:
+                self._transport.writelines([head, *pieces])
+            else:
+                self._transport.write(head)
+
+    def close(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()

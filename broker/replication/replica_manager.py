@@ -1,0 +1,423 @@
+"""Hosts this broker's replicas: gives each its role from the image, and moves frames and time.
+
+One asyncio loop owns everything here. ``run`` owns every task: the tick, one link per leader broker,
+and ISR attempts. Frames that name no hosted replica are dropped (rule R4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+from broker.replication.follower_stream import FollowerStream
+from broker.replication.frames import (
+    Ack,
+    Diverging,
+    Frame,
+    Key,
+    Open,
+    Push,
+    Refused,
+    Valid,
+    key_of,
+)
+from broker.replication.isr_keeper import IsrKeeper
+from broker.replication.leader_link import LeaderLink
+from broker.replication.leader_stream import LeaderStream
+from broker.replication.partition import Following, Partition, Settings
+from broker.replication.partition_state import LeaderState
+from broker.replication.replica import Replica
+from raft_metadata.common.errors import ErrorCode
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    IncarnationId,
+    PartitionId,
+    TopicIdPartition,
+)
+from raft_metadata.common.topic_config import effective_min_isr, topic_setting
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from broker.config import BrokerConfig
+    from broker.log.log_manager import LogManager
+    from broker.ports import ControllerChannel, PeerChannel
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.faults import FaultHandler
+
+_log = logging.getLogger("broker.replication")
+
+TICK_MS = 50
+ISR_CHECK_MS = 500
+"""How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
+CHECKPOINT_MS = 5_000
+"""High watermarks are written to disk this often, as Kafka does; a start may begin lower."""
+STALL_MS = 4 * TICK_MS
+"""A tick this late means that this process stood still: nobody else is blamed (rule M7)."""
+
+
+class ReplicaManager:
+    """See the module. Invariant: ``_replicas`` holds exactly the assigned, opened replicas."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        incarnation_id: IncarnationId,
+        logs: LogManager,
+        controllers: ControllerChannel,
+        peers: PeerChannel,
+        clock: Clock,
+        faults: FaultHandler,
+    ) -> None:
+        self.push_bytes = config.limits.replication_push_bytes
+        self.buffer_bytes = config.limits.replication_buffer_bytes
+        self.image = MetadataImage()
+        self._config = config
+        self._incarnation_id = incarnation_id
+        self._logs = logs
+        self._peers = peers
+        self._clock = clock
+        self._faults = faults
+        self._isr = IsrKeeper(config.broker_id, controllers, clock)
+        self._replicas: dict[Key, Replica] = {}
+        self._streams: set[LeaderStream] = set()
+        self._links: dict[BrokerId, LeaderLink] = {}
+        self._numbers = itertools.count(1)
+        self._dirty: set[Replica] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ticked_ms = clock.monotonic_ms()
+        self._isr_checked_ms = self._pinged_ms = self._checkpointed_ms = self._ticked_ms
+
+    # what others ask
+
+    def replica(self, partition: TopicIdPartition) -> Replica | None:
+        """The hosted replica of a partition, or None."""
+        return self._replicas.get(key_of(partition.topic_id, partition.partition))
+
+    def replicas(self) -> Iterator[Replica]:
+        """All hosted replicas."""
+        return iter(self._replicas.values())
+
+    @property
+    def broker_epoch(self) -> BrokerEpoch | None:
+        """Known from this broker's own image only; None until its registration is in it."""
+        registration = self.image.brokers.get(self._config.broker_id)
+        if registration is None or registration.incarnation_id != self._incarnation_id:
+            return None
+        return registration.broker_epoch
+
+    def appended(self, replica: Replica, base_offset: int, next_offset: int, raw: bytes) -> None:
+        """A leader append was written whole: flush it, push it, count it (rule R2)."""
+        replica.log.request_flush()
+        for session in replica.sessions.values():
+            session.offer(base_offset, next_offset, raw)
+        replica.partition.advance()
+
+    # metadata
+
+    def on_metadata_update(self, image: MetadataImage) -> None:
+        """Follow the image: open, close and change the role of replicas. Called in order."""
+        before, self.image = self.image, image
+        everything = before.brokers is not image.brokers
+        for topic_id, topic in image.topics.items():
+            if everything or before.topics.get(topic_id) is not topic:
+                self._apply_topic(topic, before.topics.get(topic_id), everything=everything)
+        for topic_id, topic in before.topics.items():
+            if topic_id not in image.topics:
+                self._drop_topic(topic)
+        for replica in self._replicas.values():
+            if replica.partition.early_opens:
+                self._retry_early_opens(replica)
+
+    def _apply_topic(
+        self, topic: TopicImage, before: TopicImage | None, *, everything: bool
+    ) -> None:
+        old = before.partitions if before else ()
+        for number, registration in enumerate(topic.partitions):
+            same = number < len(old) and old[number] is registration
+            if everything or not same:
+                self._apply_partition(topic, PartitionId(number), registration)
+
+    def _apply_partition(
+        self, topic: TopicImage, number: PartitionId, registration: PartitionRegistration
+    ) -> None:
+        key = key_of(topic.topic_id, number)
+        replica = self._replicas.get(key)
+        if self._config.broker_id not in registration.replicas:
+            if replica is not None:
+                self._drop(replica)
+            return
+        if replica is None:
+            replica = self._open(topic, number)
+            if replica is None:
+                return
+        partition = replica.partition
+        role_before = partition.role
+        partition.apply_image(
+            registration, self.image.brokers, self.broker_epoch, self._clock.monotonic_ms()
+        )
+        if partition.role is not role_before:
+            self._role_changed(replica)
+
+    def _open(self, topic: TopicImage, number: PartitionId) -> Replica | None:
+        log = self._logs.get_or_create(topic.name, topic.topic_id, number)
+        if log is None:
+            return None  # offline: reported unclean at registration, never served (rule Q5)
+        partition_id = TopicIdPartition(topic.topic_id, number)
+        partition = Partition(
+            partition_id,
+            self._config.broker_id,
+            log,
+            self._settings(topic),
+            high_watermark=self._logs.high_watermark(topic.topic_id, number),
+        )
+        replica = Replica(topic.name, partition, log)
+        partition.on_high_watermark = lambda _: self._high_watermark_moved(replica)
+        log.on_durable = lambda: self._durable_end_moved(replica)
+        self._replicas[replica.key] = replica
+        return replica
+
+    def _settings(self, topic: TopicImage) -> Settings:
+        configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
+        replication_factor = len(topic.partitions[0].replicas) if topic.partitions else 1
+        return Settings(
+            min_isr=effective_min_isr(configs, defaults.min_insync_replicas, replication_factor),
+            by_durable=topic_setting(configs, "flush", defaults.flush) == "ack",
+        )
+
+    def _role_changed(self, replica: Replica) -> None:
+        for session in list(replica.sessions.values()):
+            session.stream.sessions.pop(replica.key, None)
+        replica.sessions.clear()
+        for link in self._links.values():
+            link.replicas.discard(replica)
+        role = replica.partition.role
+        if isinstance(role, Following):
+            link = self._link_to(role.leader)
+            link.replicas.add(replica)
+            link.open(replica)
+        replica.wake_fetches()
+
+    def _link_to(self, leader: BrokerId) -> LeaderLink:
+        link = self._links.get(leader)
+        if link is None:
+            link = self._links[leader] = LeaderLink(
+                leader, self._peer_of, self._peers, self, self._clock,
+                backoff_ms=self._config.timeouts.reconnect_backoff_ms,
+                number=self._numbers.__next__,
+            )  # fmt: skip
+            if self._tasks is not None:
+                self._tasks.create_task(link.run(), name=f"leader-link-{leader}")
+        return link
+
+    def _peer_of(self, broker_id: BrokerId) -> str | None:
+        registration = self.image.brokers.get(broker_id)
+        return None if registration is None else registration.peer
+
+    def _drop_topic(self, topic: TopicImage) -> None:
+        for number in range(len(topic.partitions)):
+            replica = self._replicas.get(key_of(topic.topic_id, PartitionId(number)))
+            if replica is not None:
+                self._drop(replica)
+                self._logs.quarantine(topic.topic_id, PartitionId(number))
+
+    def _drop(self, replica: Replica) -> None:
+        """No replica here any more. Its data stays until a deletion fact is old enough (M5)."""
+        del self._replicas[replica.key]
+        for session in list(replica.sessions.values()):
+            session.stream.sessions.pop(replica.key, None)
+        replica.sessions.clear()
+        for link in self._links.values():
+            link.replicas.discard(replica)
+        self._dirty.discard(replica)
+        replica.log.on_durable = None
+        replica.partition.parked.give_up()
+        replica.wake_fetches()
+
+    # ends and high watermarks
+
+    def _durable_end_moved(self, replica: Replica) -> None:
+        role = replica.partition.role
+        if isinstance(role, Following):
+            self._acknowledge(replica, role)
+        replica.partition.advance()
+
+    def _acknowledge(self, replica: Replica, role: Following) -> None:
+        link = self._links.get(role.leader)
+        if link is not None and link.stream is not None and role.session is not None:
+            link.stream.queue_ack(replica)
+
+    def _high_watermark_moved(self, replica: Replica) -> None:
+        if isinstance(replica.partition.role, LeaderState):
+            self._dirty.add(replica)
+        if replica.fetch_waiters:
+            replica.wake_fetches()
+
+    # leader host: streams of followers
+
+    def stream_attached(self, stream: LeaderStream) -> None:
+        """A follower broker connected."""
+        self._streams.add(stream)
+
+    def stream_detached(self, stream: LeaderStream) -> None:
+        """A follower broker's connection ended: so did its sessions."""
+        self._streams.discard(stream)
+        for session in stream.sessions.values():
+            replica = session.replica
+            replica.partition.stream_closed(stream.follower, session.number)
+            if replica.sessions.get(stream.follower) is session:
+                del replica.sessions[stream.follower]
+        stream.sessions.clear()
+
+    def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None:
+        """Validate a follower's position and start its session."""
+        replica = self._replicas.get(key)
+        if replica is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            stream.answer(key, Refused(message.request, message.leader_epoch, code.number))
+            return
+        session, now_ms = next(self._numbers), self._clock.monotonic_ms()
+        answer = replica.partition.on_open(
+            stream.follower, message, self.image.brokers, session, now_ms
+        )
+        match answer:
+            case Valid():
+                stream.begin(replica, answer, message.log_end)
+                self._propose(replica, lag_max_ms=None)
+            case Diverging() | Refused():
+                stream.answer(key, answer)
+            case None:
+                pass  # parked until the image arrives
+
+    def _retry_early_opens(self, replica: Replica) -> None:
+        for follower, message in list(replica.partition.early_opens.items()):
+            del replica.partition.early_opens[follower]
+            stream = next((s for s in self._streams if s.follower == follower), None)
+            if stream is not None:
+                self.follower_opens(stream, replica.key, message)
+
+    def follower_acks(self, stream: LeaderStream, key: Key, message: Ack) -> None:
+        """Count a follower's ends; a follower that now may join is proposed at once."""
+        replica = self._replicas.get(key)
+        if replica is None:
+            return
+        partition = replica.partition
+        if partition.on_ack(stream.follower, message, self._clock.monotonic_ms()) is None:
+            return
+        role = partition.role
+        if isinstance(role, LeaderState) and stream.follower not in role.isr:
+            self._propose(replica, lag_max_ms=None)
+
+    # follower host: streams to leaders
+
+    def leader_attached(self, stream: FollowerStream) -> None:
+        """Connected; the link opens the sessions."""
+
+    def leader_detached(self, stream: FollowerStream) -> None:
+        """The link's own task reconnects."""
+
+    def leader_sent(self, stream: FollowerStream, key: Key, frame: Frame) -> None:
+        """A frame of a leader: applied if it is of the present, else dropped (rule R4)."""
+        replica = self._replicas.get(key)
+        if replica is None:
+            return
+        partition, role = replica.partition, replica.partition.role
+        if not isinstance(role, Following) or role.leader != stream.leader:
+            return
+        link = self._links[stream.leader]
+        match frame:
+            case Push():
+                taken = partition.on_push(frame)
+                if taken is False:
+                    link.open(replica)
+                elif taken and len(frame.batches) and not partition.settings.by_durable:
+                    stream.queue_ack(replica)
+            case Valid():
+                if partition.on_valid(frame):
+                    replica.log.request_flush()
+                    stream.queue_ack(replica)
+            case Diverging():
+                try:
+                    again = partition.on_diverging(frame)
+                except AssertionError as error:
+                    self._faults.fatal("truncation below the high watermark", error)
+                if again:
+                    link.open(replica)
+            case Refused() | Open() | Ack():
+                pass  # refused: asked again by the tick, with what the image says then
+
+    # time
+
+    async def run(self) -> None:
+        """Own every task of replication until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for link in self._links.values():
+                tasks.create_task(link.run(), name=f"leader-link-{link.leader}")
+            while True:
+                self._tick(self._clock.monotonic_ms())
+                await asyncio.sleep(TICK_MS / 1000)
+
+    def _tick(self, now_ms: int) -> None:
+        stalled_ms = now_ms - self._ticked_ms
+        self._ticked_ms = now_ms
+        for replica in self._replicas.values():
+            if stalled_ms > STALL_MS and isinstance(replica.partition.role, LeaderState):
+                replica.partition.role.forgive(stalled_ms)
+            if len(replica.partition.parked):
+                replica.partition.parked.expire(now_ms)
+        dirty, self._dirty = self._dirty, set()
+        for replica in dirty:
+            for session in replica.sessions.values():
+                session.announce()
+        for link in self._links.values():
+            link.open_again(now_ms)
+        self._keep_streams(now_ms)
+        if now_ms - self._isr_checked_ms >= ISR_CHECK_MS:
+            self._isr_checked_ms = now_ms
+            for replica in self._replicas.values():
+                if isinstance(replica.partition.role, LeaderState):
+                    self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)
+        if now_ms - self._checkpointed_ms >= CHECKPOINT_MS:
+            self._checkpointed_ms = now_ms
+            self.checkpoint()
+
+    def _keep_streams(self, now_ms: int) -> None:
+        """Rule R9: heartbeats both ways; three missed and the connection is closed."""
+        interval_ms = self._config.timeouts.replication_heartbeat_ms
+        ping = now_ms - self._pinged_ms >= interval_ms
+        if ping:
+            self._pinged_ms = now_ms
+        to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
+        for stream in [*self._streams, *to_leaders]:
+            if stream.heard_ms <= 0:
+                stream.heard_ms = now_ms
+            elif now_ms - stream.heard_ms > 3 * interval_ms + STALL_MS:
+                _log.warning("stream silent, closed ms=%d", now_ms - stream.heard_ms)
+                stream.close()
+                continue
+            if ping:
+                stream.ping()
+
+    def _propose(self, replica: Replica, *, lag_max_ms: int | None) -> None:
+        epoch = self.broker_epoch
+        if epoch is None or self._tasks is None:
+            return
+        proposal = replica.partition.propose_isr(
+            self.image.brokers, next(self._numbers), self._clock.monotonic_ms(), lag_max_ms
+        )
+        if proposal is not None:
+            attempt = self._isr.attempt(replica.partition, proposal, epoch)
+            self._tasks.create_task(attempt, name="alter-partition")
+
+    def checkpoint(self) -> None:
+        """Write the high watermarks down."""
+        marks = {
+            (replica.topic, replica.partition.id.partition): replica.partition.high_watermark
+            for replica in self._replicas.values()
+        }
+        self._logs.checkpoint_high_watermarks(marks)
