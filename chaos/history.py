@@ -1,0 +1,158 @@
+"""What the client of a run knows: sent, acknowledged, refused, unknown; faults; metadata writes.
+
+Pure data. A run's task appends to one `History`; when the run is over the checkers read it. Times
+are milliseconds of one monotonic clock. `to_line` renders an event for the history file that stays
+with a failed run; a row number there is the line of the input, counted from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Record(NamedTuple):
+    """What a producer hands over: the JSON texts of key and value, byte for byte."""
+
+    key: bytes
+    value: bytes
+
+
+class Position(NamedTuple):
+    """Where the cluster said it put an input row."""
+
+    row: int
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """One answer's acknowledged records.
+
+    `due_ms` is when the client first tried to send them, `sent_ms` when it sent the attempt that
+    succeeded.
+    """
+
+    broker: int
+    due_ms: int
+    sent_ms: int
+    answered_ms: int
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unacknowledged:
+    """One answer, or none, that left rows without acknowledgement.
+
+    `unknown` is false only where surely nothing was written: the answer said
+    ``outcome: not_written``, or no connection was made.
+    """
+
+    broker: int
+    sent_ms: int
+    answered_ms: int
+    rows: tuple[int, ...]
+    unknown: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing the demo broke. `evidence` shows that it was felt (a new epoch, a new term)."""
+
+    name: str
+    target: str
+    at_ms: int
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataWrite:
+    """A topic created or deleted; `ok` false where the answer was an error or none came."""
+
+    due_ms: int
+    answered_ms: int
+    ok: bool
+    what: str
+
+
+Event = Acknowledgement | Unacknowledged | Fault | MetadataWrite
+
+
+class Line(NamedTuple):
+    """A record as a reader got it: the JSON texts of key and value, byte for byte."""
+
+    offset: int
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything one broker served: partition → records in the order served."""
+
+    broker: int
+    partitions: dict[int, list[Line]]
+
+
+def _discard(_: bytes) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class History:
+    """Owned by one run; appended to by its tasks on one loop.
+
+    `write` gets one line per event as it happens, so that a run that dies leaves its history.
+    """
+
+    records: list[Record]
+    write: Callable[[bytes], object] = _discard
+    acknowledgements: list[Acknowledgement] = field(default_factory=list)
+    unacknowledged: list[Unacknowledged] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    metadata_writes: list[MetadataWrite] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Remember an event and write its line."""
+        match event:
+            case Acknowledgement():
+                self.acknowledgements.append(event)
+            case Unacknowledged():
+                self.unacknowledged.append(event)
+            case Fault():
+                self.faults.append(event)
+            case MetadataWrite():
+                self.metadata_writes.append(event)
+        self.write(to_line(event, self.records))
+
+    def acknowledged_rows(self) -> int:
+        """How many records were acknowledged so far."""
+        return sum(len(ack.positions) for ack in self.acknowledgements)
+
+
+def to_line(event: Event, records: Sequence[Record]) -> bytes:
+    """One newline-terminated JSON object.
+
+    An acknowledgement's records are ``[row, partition, offset, value text]``.
+    """
+    if isinstance(event, Acknowledgement):
+        positions = [
+            [*position, records[position.row].value.decode()] for position in event.positions
+        ]
+        body: dict[str, object] = {
+            "acknowledged": positions,
+            "broker": event.broker,
+            "due_ms": event.due_ms,
+            "sent_ms": event.sent_ms,
+            "answered_ms": event.answered_ms,
+        }
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+    name = type(event).__name__.lower()
+    return orjson.dumps({name: event}, option=orjson.OPT_APPEND_NEWLINE)

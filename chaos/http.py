@@ -1,0 +1,233 @@
+"""Plain HTTP as any user of the cluster would speak it: aiohttp, JSON, no retries of its own.
+
+What an answer means for the data is decided by two fields of the documented error body,
+``retriable`` and ``outcome`` (interfaces §4), and by nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import orjson
+
+from chaos.history import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from chaos.history import Record
+
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+NDJSON = "application/x-ndjson"
+CONNECTION_LIMIT = 64
+HTTP_OK = 200
+HTTP_FIRST_ERROR = 400
+HTTP_FIRST_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The record is acknowledged at this place."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The record is not acknowledged.
+
+    `unknown` false: surely not written. `retriable` false: the same request can't succeed.
+    """
+
+    unknown: bool
+    retriable: bool
+    reason: str
+
+
+class CallError(Exception):
+    """A call other than a produce got an error, or no answer."""
+
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class _FetchedLine(msgspec.Struct, gc=False):
+    offset: int
+    value: msgspec.Raw
+    key: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_lines = msgspec.json.Decoder(_FetchedLine).decode_lines
+_decode_array = msgspec.json.Decoder(list[_FetchedLine]).decode
+
+
+def produce_body(records: Iterable[Record]) -> bytes:
+    """A v2 produce request whose keys and values are the given JSON texts."""
+    parts = [b'{"key":%b,"value":%b}' % (record.key, record.value) for record in records]
+    return b'{"records":[' + b",".join(parts) + b"]}"
+
+
+def classify_produce(status: int, body: bytes, count: int) -> list[Stored | Failed]:
+    """What a produce answer says of each of its `count` records, in request order.
+
+    An answer that can't be read is unknown, except a 4xx: that was refused before the append.
+    """
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        answer = None
+    if not isinstance(answer, dict):
+        answer = {}
+    offsets = answer.get("offsets")
+    if not isinstance(offsets, list) or len(offsets) != count:
+        failure = _failure(status, answer, answer)
+        return [failure] * count
+    results: list[Stored | Failed] = []
+    for entry in offsets:
+        if status == HTTP_OK and entry.get("error_code") is None:
+            results.append(Stored(entry["partition"], entry["offset"]))
+        else:
+            results.append(_failure(status, entry, answer))
+    return results
+
+
+def _failure(status: int, entry: dict[str, Any], answer: dict[str, Any]) -> Failed:
+    reason = entry.get("error") or entry.get("message") or answer.get("message") or "no reason"
+    if HTTP_FIRST_ERROR <= status < HTTP_FIRST_SERVER_ERROR:
+        return Failed(unknown=False, retriable=False, reason=f"{status} {reason}")
+    outcome = entry.get("outcome", answer.get("outcome", "unknown"))
+    retriable = entry.get("retriable", answer.get("retriable", True))
+    return Failed(outcome != "not_written", bool(retriable), f"{status} {reason}")
+
+
+def lines_of_ndjson(body: bytes) -> list[Line]:
+    """The stored lines of a direct fetch, key and value text untouched."""
+    return [_line(fetched) for fetched in _decode_lines(body)]
+
+
+def lines_of_array(body: bytes) -> list[Line]:
+    """The records of a v2 json fetch, key and value text untouched."""
+    return [_line(fetched) for fetched in _decode_array(body)]
+
+
+def _line(fetched: _FetchedLine) -> Line:
+    return Line(fetched.offset, bytes(fetched.key), bytes(fetched.value))
+
+
+class Http:
+    """One client session. Owned by the run; `async with`."""
+
+    def __init__(self) -> None:
+        connector = aiohttp.TCPConnector(limit=CONNECTION_LIMIT)
+        self._session = aiohttp.ClientSession(connector=connector)
+
+    async def __aenter__(self) -> Http:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def produce(
+        self, url: str, topic: str, records: list[Record], timeout_ms: int
+    ) -> list[Stored | Failed]:
+        """Send once; never raises for what a network or a broker can do."""
+        target = f"{url}/topics/{topic}?timeout={timeout_ms}"
+        # The server's own deadline comes first; ours is for a server that is gone.
+        ours = aiohttp.ClientTimeout(total=timeout_ms / 1000 + 2)
+        body = produce_body(records)
+        try:
+            async with self._session.post(
+                target, data=body, headers={"Content-Type": JSON_V2}, timeout=ours
+            ) as answer:
+                return classify_produce(answer.status, await answer.read(), len(records))
+        except aiohttp.ClientConnectorError as error:
+            failure = Failed(unknown=False, retriable=True, reason=f"not connected: {error}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            failure = Failed(unknown=True, retriable=True, reason=f"no answer: {error!r}")
+        return [failure] * len(records)
+
+    async def get_json(self, url: str, timeout_s: float = 5.0) -> Any:
+        """The body of a 200; `CallError` otherwise."""
+        return orjson.loads(await self._call("GET", url, None, timeout_s))
+
+    async def post_json(self, url: str, body: object, timeout_s: float = 15.0) -> Any:
+        """The body of a 2xx; `CallError` otherwise."""
+        return orjson.loads(await self._call("POST", url, orjson.dumps(body), timeout_s))
+
+    async def delete(self, url: str, timeout_s: float = 15.0) -> None:
+        """A 2xx; `CallError` otherwise."""
+        await self._call("DELETE", url, None, timeout_s)
+
+    async def _call(self, method: str, url: str, body: bytes | None, timeout_s: float) -> bytes:
+        headers = {"Content-Type": "application/json"} if body is not None else None
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=body,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as answer:
+                text = await answer.read()
+                if answer.status >= HTTP_FIRST_ERROR:
+                    msg = f"{method} {url}: {answer.status} {text[:300]!r}"
+                    raise CallError(msg, answer.status)
+                return text
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            msg = f"{method} {url}: {error!r}"
+            raise CallError(msg) from error
+
+    async def read_partition(
+        self, url: str, topic: str, partition: int, *, accept: str, max_bytes: int
+    ) -> list[Line]:
+        """Everything below the high watermark, by direct fetch from offset 0."""
+        lines: list[Line] = []
+        offset, high_watermark = 0, None
+        while high_watermark is None or offset < high_watermark:
+            target = (
+                f"{url}/topics/{topic}/partitions/{partition}/records"
+                f"?offset={offset}&max_bytes={max_bytes}&timeout=1000"
+            )
+            try:
+                async with self._session.get(
+                    target, headers={"Accept": accept}, timeout=aiohttp.ClientTimeout(total=30)
+                ) as answer:
+                    body = await answer.read()
+                    if answer.status != HTTP_OK:
+                        msg = f"GET {target}: {answer.status} {body[:300]!r}"
+                        raise CallError(msg, answer.status)
+                    high_watermark = int(answer.headers["Quorumlog-High-Watermark"])
+            except (aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
+                msg = f"GET {target}: {error!r}"
+                raise CallError(msg) from error
+            page = lines_of_ndjson(body) if accept == NDJSON else lines_of_array(body)
+            if not page and offset < high_watermark:
+                msg = f"GET {target}: nothing, but the high watermark is {high_watermark}"
+                raise CallError(msg)
+            if page:
+                lines.extend(page)
+                offset = page[-1].offset + 1
+        return lines
+
+    async def wait_ready(self, url: str, deadline_s: float) -> None:
+        """Until the broker's ``/readyz`` answers 200."""
+        async with asyncio.timeout(deadline_s):
+            while True:
+                try:
+                    await self._call("GET", f"{url}/readyz", None, 2.0)
+                except CallError:
+                    await asyncio.sleep(0.05)
+                else:
+                    return

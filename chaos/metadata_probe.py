@@ -1,0 +1,87 @@
+"""A metadata write every 200 ms: what the absence of an active controller feels like.
+
+Topics are created and deleted in turn, through each broker in turn. An attempt that fails is not
+repeated but followed by another one under a new name, so an unknown outcome needs no thought.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from chaos.history import MetadataWrite
+from chaos.http import CallError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.history import History
+    from chaos.http import Http
+    from chaos.load import Endpoint
+    from raft_metadata.common.clock import Clock
+
+INTERVAL_S = 0.2
+ANSWER_DEADLINE_S = 1.5
+"""Then the next attempt goes elsewhere: one stuck request must not hide a recovery."""
+RETRY_AFTER_S = 0.05
+
+
+class MetadataProbe:
+    """Writes metadata until `stop`. Owned by the run, runs as its task."""
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        cluster_id: str,
+        endpoints: Sequence[Endpoint],
+        clock: Clock,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._topics = f"/v3/clusters/{cluster_id}/topics"
+        self._endpoints = endpoints
+        self._clock = clock
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let `run` end after the write it is in."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """One write after the other, `INTERVAL_S` apart while they succeed."""
+        number = 0
+        created: str | None = None
+        while not self._stopped.is_set():
+            url = self._endpoints[number % len(self._endpoints)].url + self._topics
+            number += 1
+            due_ms = self._clock.monotonic_ms()
+            what = f"delete {created}" if created else f"create probe-{number}"
+            try:
+                if created is not None:
+                    await self._http.delete(f"{url}/{created}", ANSWER_DEADLINE_S)
+                    created = None
+                else:
+                    await self._create(url, f"probe-{number}")
+                    created = f"probe-{number}"
+                ok = True
+            except CallError as error:
+                ok, created, what = False, None, f"{what}: {error}"
+            answered_ms = self._clock.monotonic_ms()
+            self._history.add(
+                MetadataWrite(due_ms=due_ms, answered_ms=answered_ms, ok=ok, what=what)
+            )
+            pause = INTERVAL_S - (answered_ms - due_ms) / 1000 if ok else RETRY_AFTER_S
+            await self._pause(pause)
+
+    async def _create(self, url: str, name: str) -> None:
+        # One replica: the write must not wait for a broker that another fault took away.
+        body = {"topic_name": name, "partitions_count": 1, "replication_factor": 1}
+        await self._http.post_json(url, body, ANSWER_DEADLINE_S)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._stopped.wait()
+        except TimeoutError:
+            return
