@@ -1,0 +1,325 @@
+r"""The record batch: a fixed binary header in front of newline-terminated JSON lines (decision D4).
+
+A batch is what is written, pushed to followers, and (its lines) what a fetch returns. Layout,
+little-endian, 84 bytes, then the lines:
+
+    magic            4   b"\xffQB1": 0xFF never occurs in UTF-8, so no payload can imitate it
+    length           u32 bytes after the fixed header
+    durable_end      i64 LOCAL: the log end this replica knew as durable when it wrote the batch
+    durable_check    u32 LOCAL: crc32 of durable_end, seeded with crc
+    crc              u32 crc32 of everything behind it
+    base_offset      i64, count u32, last_offset_delta u32 (rule R7: they differ after compaction)
+    leader_epoch     i32
+    append_timestamp i64 broker's wall clock (ms); retention goes by it (rule R10)
+    base_timestamp   i64, max_timestamp i64: create time (ms)
+    producer_id      i64, producer_epoch i16, base_sequence i32
+    attributes       u16 bits 0-1 key format, 2-3 value format, 4 transactional, 5 control,
+                     6-8 compression (reserved, 0)
+
+The local part lies outside the crc, so that each replica stamps its own (rule Q5, ADR 0003).
+Hot functions take and return bytes and plain numbers on purpose.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Buffer = bytes | bytearray | memoryview
+
+crc32: Callable[..., int]
+try:  # the same polynomial, 13 times as fast (56 against 4.2 GB/s where the design was measured)
+    from isal import isal_zlib
+
+    crc32 = isal_zlib.crc32
+except ImportError:
+    crc32 = zlib.crc32
+
+MAGIC = b"\xffQB1"
+_LOCAL = Struct("<4sIqII")
+_REST = Struct("<qIIiqqqqhiH")
+_WHOLE = Struct("<4sIqIIqIIiqqqqhiH")
+_PLACE = Struct("<4sIqIIqII")
+_I64 = Struct("<q")
+_STAMP = Struct("<qI")
+HEADER_SIZE = _WHOLE.size
+_STAMP_AT = 8
+_CRC_AT = 20
+_REST_AT = 24
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+
+_VALUE_FORMAT_SHIFT = 2
+_FORMAT_MASK = 0b11
+_TRANSACTIONAL = 1 << 4
+_CONTROL = 1 << 5
+
+
+class RecordFormat(IntEnum):
+    """How the JSON text of a key or value is to be read (interfaces, section 3)."""
+
+    JSON = 0
+    """Any JSON text, byte for byte as the client sent it."""
+    BINARY = 1
+    """A JSON string that holds base64."""
+    STRING = 2
+    """A JSON string that holds text."""
+
+
+class BatchError(ValueError):
+    """These bytes are not a whole, valid batch."""
+
+
+class BatchHeader(NamedTuple):
+    """The header, field by field, in the order of the bytes."""
+
+    magic: bytes
+    length: int
+    durable_end: int
+    durable_check: int
+    crc: int
+    base_offset: int
+    count: int  # type: ignore[assignment]  # tuple.count is of no use here
+    last_offset_delta: int
+    leader_epoch: int
+    append_timestamp: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    attributes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of header and lines together."""
+        return HEADER_SIZE + self.length
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The base offset of the batch behind this one."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_dense(self) -> bool:
+        """No holes: line k holds offset base + k (rule R7)."""
+        return self.count == self.last_offset_delta + 1
+
+    @property
+    def key_format(self) -> RecordFormat:
+        return RecordFormat(self.attributes & _FORMAT_MASK)
+
+    @property
+    def value_format(self) -> RecordFormat:
+        return RecordFormat(self.attributes >> _VALUE_FORMAT_SHIFT & _FORMAT_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & _CONTROL)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """Some consecutive records of one batch, as stored lines.
+
+    ``header`` describes the whole batch (formats, timestamps, epoch). ``lines`` holds ``count``
+    whole lines, the first of them at ``first_offset``; reading goes on at ``next_offset``. A view
+    into a larger buffer: copy it if it must outlive the answer.
+    """
+
+    header: BatchHeader
+    lines: bytes | memoryview
+    first_offset: int
+    next_offset: int
+    count: int
+
+
+def attributes_of(
+    key_format: RecordFormat,
+    value_format: RecordFormat,
+    *,
+    transactional: bool = False,
+    control: bool = False,
+) -> int:
+    """The attribute bits of a batch."""
+    return (
+        key_format
+        | value_format << _VALUE_FORMAT_SHIFT
+        | (_TRANSACTIONAL if transactional else 0)
+        | (_CONTROL if control else 0)
+    )
+
+
+def durable_check(durable_end: int, crc: int) -> int:
+    """The check over a local part; bound to its batch, so that no stamp fits another batch."""
+    return crc32(_I64.pack(durable_end), crc)
+
+
+def build_header(  # noqa: PLR0913 one argument a field: this runs once per batch on the hot path
+    lines: Buffer,
+    *,
+    durable_end: int,
+    base_offset: int,
+    count: int,
+    last_offset_delta: int,
+    leader_epoch: int,
+    append_timestamp: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    attributes: int,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+) -> bytes:
+    """The 84 bytes that belong in front of these lines."""
+    rest = _REST.pack(
+        base_offset,
+        count,
+        last_offset_delta,
+        leader_epoch,
+        append_timestamp,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        attributes,
+    )
+    crc = crc32(lines, crc32(rest))
+    check = crc32(_I64.pack(durable_end), crc)
+    return _LOCAL.pack(MAGIC, len(lines), durable_end, check, crc) + rest
+
+
+def parse_header(buffer: Buffer, at: int = 0) -> BatchHeader:
+    """Read the header at this position. Nothing is checked but that 84 bytes are there.
+
+    Raises:
+        BatchError: fewer bytes than a header.
+    """
+    if len(buffer) - at < HEADER_SIZE:
+        msg = f"{len(buffer) - at} bytes are fewer than a batch header"
+        raise BatchError(msg)
+    return BatchHeader._make(_WHOLE.unpack_from(buffer, at))
+
+
+def place_of(buffer: Buffer, at: int) -> tuple[int, int, int]:
+    """(size, base offset, next offset) of the batch whose header lies here whole; magic checked.
+
+    The short form of `parse_header` for walks over many small batches.
+
+    Raises:
+        BatchError: no batch starts here.
+    """
+    magic, length, _, _, _, base, _, delta = _PLACE.unpack_from(buffer, at)
+    if magic != MAGIC:
+        msg = "no batch starts here"
+        raise BatchError(msg)
+    return HEADER_SIZE + length, base, base + delta + 1
+
+
+def verify(buffer: Buffer, at: int = 0) -> BatchHeader:
+    """Read the batch at this position and check its magic, size, crc and counts.
+
+    The local part is left to `is_stamped`: a batch from a peer carries the peer's.
+
+    Raises:
+        BatchError: what is wrong with it.
+    """
+    header = parse_header(buffer, at)
+    if header.magic != MAGIC:
+        msg = "bad magic"
+        raise BatchError(msg)
+    end = at + HEADER_SIZE + header.length
+    if end > len(buffer):
+        msg = f"{end - len(buffer)} bytes of the batch are missing"
+        raise BatchError(msg)
+    with memoryview(buffer) as view:
+        crc = crc32(view[at + _REST_AT : end])
+    if crc != header.crc:
+        msg = f"crc is {crc:#010x}, the header says {header.crc:#010x}"
+        raise BatchError(msg)
+    if not 1 <= header.count <= header.last_offset_delta + 1:
+        msg = f"count {header.count} does not fit last offset delta {header.last_offset_delta}"
+        raise BatchError(msg)
+    return header
+
+
+def is_stamped(header: BatchHeader) -> bool:
+    """Whether the local part is whole and belongs to this batch (rule Q5)."""
+    return header.durable_check == crc32(_I64.pack(header.durable_end), header.crc)
+
+
+def stamp(buffer: bytearray | memoryview, at: int, durable_end: int, crc: int) -> None:
+    """Replace the local part of the batch at this position by this replica's own (rule Q5)."""
+    _STAMP.pack_into(buffer, at + _STAMP_AT, durable_end, crc32(_I64.pack(durable_end), crc))
+
+
+def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Each (position, header) of a run of whole batches; magic checked, crc not.
+
+    Raises:
+        BatchError: the run does not consist of whole batches.
+    """
+    end = len(buffer)
+    while at < end:
+        header = parse_header(buffer, at)
+        if header.magic != MAGIC or at + header.size > end:
+            msg = f"no whole batch at byte {at}"
+            raise BatchError(msg)
+        yield at, header
+        at += header.size
+
+
+_SLICE = Struct("<IIqq")
+
+
+def encode_slices(slices: Sequence[BatchSlice]) -> bytes:
+    """Slices as one frame body, for the broker that forwards a fetch (decision D7)."""
+    parts: list[Buffer] = []
+    for piece in slices:
+        parts.append(
+            _SLICE.pack(len(piece.lines), piece.count, piece.first_offset, piece.next_offset)
+        )
+        parts.append(_WHOLE.pack(*piece.header))
+        parts.append(piece.lines)
+    return b"".join(parts)
+
+
+def decode_slices(frame: bytes | memoryview) -> list[BatchSlice]:
+    """The inverse of `encode_slices`; the lines are views into the frame.
+
+    Raises:
+        BatchError: the frame is cut short.
+    """
+    view = memoryview(frame)
+    slices = []
+    at = 0
+    while at < len(view):
+        if len(view) - at < _SLICE.size + HEADER_SIZE:
+            msg = "the frame ends inside a slice's header"
+            raise BatchError(msg)
+        length, count, first, following = _SLICE.unpack_from(view, at)
+        at += _SLICE.size
+        header = BatchHeader._make(_WHOLE.unpack_from(view, at))
+        at += HEADER_SIZE
+        if at + length > len(view):
+            msg = "the frame ends inside a slice's lines"
+            raise BatchError(msg)
+        slices.append(BatchSlice(header, view[at : at + length], first, following, count))
+        at += length
+    return slices

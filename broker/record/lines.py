@@ -1,0 +1,326 @@
+"""Produce requests to stored lines: one decode, one encode, the client's bytes untouched.
+
+A stored line is ``{"offset":N,"timestamp"?,"headers"?,"key":K,"value":V}`` and a line feed. Keys
+and values are never parsed and dumped again (rule R12): msgspec hands their text through as
+`msgspec.Raw`. Measured at 0.28 µs a record of 100 bytes, a quarter of parse and dump.
+Without msgspec the same functions run on orjson (`broker.record.plain_lines`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+from broker.record.batch import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    RecordFormat,
+    attributes_of,
+    build_header,
+)
+from broker.record.values import (
+    NULL,
+    UnprocessableRecordsError,
+    bytes_view,
+    check_binary,
+    decode_base64,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import msgspec
+
+    OptionalRaw = msgspec.Raw | None
+    HAS_MSGSPEC = True
+else:
+    try:
+        import msgspec
+    except ImportError:
+        HAS_MSGSPEC = False
+    else:
+        HAS_MSGSPEC = True
+        # In a union msgspec doesn't hand raw text through. So the declared type is Raw, a field
+        # left out stays None, and an explicit null is made None by `_check_rare_fields`.
+        OptionalRaw = msgspec.Raw
+
+BATCH_BYTES_MAX = 1_048_576
+"""Lines of one batch. Above 1 MB a batch costs 1.3 to 2.5 times as much per byte (caches)."""
+TIMESTAMP_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999: dates of every client library end there."""
+PARTITION_MAX = 2**31 - 1
+_RARE = (b'"offset"', b'"headers"', b'"timestamp"', b'"partition"', b"\\u")
+
+if HAS_MSGSPEC:
+
+    def _null() -> msgspec.Raw:
+        return msgspec.Raw(NULL)
+
+    class ProduceRecord(
+        msgspec.Struct,
+        gc=False,
+        forbid_unknown_fields=True,
+        omit_defaults=True,
+        kw_only=True,
+    ):
+        """One record of a produce request, and one stored line once its offset is set.
+
+        The order of the fields is the order in the line. ``partition`` is for routing and never
+        stored; ``offset`` is the log's to set, a client that sends it is refused. Key and value
+        have a default *factory*, because a shared default would be left out of the line, and a
+        missing one has to be stored as null.
+        """
+
+        partition: int | None = None
+        offset: int = -1
+        timestamp: int | None = None
+        headers: OptionalRaw = None
+        key: msgspec.Raw = msgspec.field(default_factory=_null)
+        value: msgspec.Raw = msgspec.field(default_factory=_null)
+
+    class _Envelope(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
+        """A v2 produce body. Schema fields are another door's business; here they mean nothing."""
+
+        records: list[ProduceRecord]
+        key_schema: OptionalRaw = None
+        key_schema_id: OptionalRaw = None
+        value_schema: OptionalRaw = None
+        value_schema_id: OptionalRaw = None
+
+    _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+    encode_lines = msgspec.json.Encoder().encode_lines
+
+    def _decode(body: bytes) -> list[ProduceRecord]:
+        try:
+            return _decode_envelope(body).records
+        except msgspec.ValidationError as error:
+            text = str(error)
+            wrong_kind = text.startswith(("Expected `object`", "Expected `array`"))
+            if wrong_kind and body.strip() != NULL:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, text) from None
+            raise UnprocessableRecordsError(text) from None
+        except msgspec.DecodeError as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"the body is not JSON: {error}") from None
+
+    def make_raw(text: bytes) -> msgspec.Raw:
+        """JSON text as the type a record holds its key, value and headers in."""
+        return msgspec.Raw(text)
+
+elif not TYPE_CHECKING:
+    from broker.record.plain_lines import PlainRecord as ProduceRecord
+    from broker.record.plain_lines import decode_envelope as _decode
+    from broker.record.plain_lines import encode_lines
+
+    def make_raw(text):
+        """JSON text as the type a record holds its key, value and headers in."""
+        return text
+
+
+class EncodedBatch(NamedTuple):
+    """A batch as it is written, and what the log keeps of it."""
+
+    raw: bytes
+    base_offset: int
+    next_offset: int
+    max_timestamp: int
+
+
+def decode_records(body: bytes) -> list[ProduceRecord]:
+    """Read the body of a v2 produce request.
+
+    Line breaks between tokens become spaces, lexically and only after the original was decoded:
+    inside a string a raw one is refused by that decode, so none is ever changed there (rule R12).
+
+    Raises:
+        KafkaError: INVALID_REQUEST: not UTF-8, not JSON, nested too deep, of the wrong shape
+            (`UnprocessableRecordsError` where only the fields are wrong).
+    """
+    try:
+        if not body.isascii():
+            body.decode()
+        records = _decode(body)
+        if b"\n" in body or b"\r" in body:
+            records = _decode(body.replace(b"\n", b" ").replace(b"\r", b" "))
+    except UnicodeDecodeError as error:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"the body is not UTF-8 at byte {error.start}"
+        ) from None
+    except RecursionError:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the body is nested too deep") from None
+    if not records:
+        msg = "`records` is empty"
+        raise UnprocessableRecordsError(msg)
+    for name in _RARE:
+        if name in body:
+            _check_rare_fields(records)
+            break
+    return records
+
+
+def check_formats(
+    records: Sequence[ProduceRecord], key_format: RecordFormat, value_format: RecordFormat
+) -> None:
+    """Check keys and values that must be strings, and put base64 into its one stored form.
+
+    Raises:
+        KafkaError: INVALID_REQUEST, naming the data.
+    """
+    if key_format is not RecordFormat.JSON:
+        for record in records:
+            record.key = _checked(record.key, key_format)
+    if value_format is not RecordFormat.JSON:
+        for record in records:
+            record.value = _checked(record.value, value_format)
+
+
+def key_view(record: ProduceRecord, key_format: RecordFormat) -> bytes | None:
+    """The bytes view of a record's key: what its partition is computed from; None without a key."""
+    return bytes_view(bytes(record.key), key_format)
+
+
+def record_size(record: ProduceRecord) -> int:
+    """The bytes max.message.bytes limits: key, value and headers as they are stored."""
+    size = len(record.key) + len(record.value)
+    return size if record.headers is None else size + len(record.headers)
+
+
+def oversized(records: Sequence[ProduceRecord], max_message_bytes: int) -> list[int]:
+    """The indexes of records over the limit: each is refused alone, the others are stored."""
+    return [
+        index for index, record in enumerate(records) if record_size(record) > max_message_bytes
+    ]
+
+
+def encode_batches(  # noqa: PLR0913 one argument a header field
+    records: Sequence[ProduceRecord],
+    *,
+    key_format: RecordFormat,
+    value_format: RecordFormat,
+    base_offset: int,
+    leader_epoch: int,
+    append_timestamp: int,
+    durable_end: int,
+    append_time: bool = False,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    batch_bytes_max: int = BATCH_BYTES_MAX,
+) -> list[EncodedBatch]:
+    """Number the records and render them as batches of at most ``batch_bytes_max`` of lines.
+
+    One record may be larger. The records are changed: offset set, partition cleared.
+
+    ``append_time``: the topic's message.timestamp.type is append, so the producer's own times are
+    dropped. A record without a time has the broker's.
+    """
+    offset = base_offset
+    timed = False
+    for record in records:
+        record.partition = None
+        record.offset = offset
+        offset += 1
+        if record.timestamp is not None:
+            timed = True
+            if append_time:
+                record.timestamp = None
+    timed = timed and not append_time
+    lines = encode_lines(records)
+    assert lines.count(b"\n") == offset - base_offset, "a value holds a line break (rule R12)"
+    attributes = attributes_of(key_format, value_format)
+    batches = []
+    at = index = 0
+    while at < len(lines):
+        end = _cut(lines, at, batch_bytes_max)
+        piece = lines if end - at == len(lines) else lines[at:end]
+        count = piece.count(b"\n")
+        oldest = newest = append_timestamp
+        if timed:
+            oldest, newest = _times(records[index : index + count], append_timestamp)
+        header = build_header(
+            piece,
+            durable_end=durable_end,
+            base_offset=base_offset + index,
+            count=count,
+            last_offset_delta=count - 1,
+            leader_epoch=leader_epoch,
+            append_timestamp=append_timestamp,
+            base_timestamp=oldest,
+            max_timestamp=newest,
+            attributes=attributes,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence if base_sequence < 0 else base_sequence + index,
+        )
+        batches.append(
+            EncodedBatch(header + piece, base_offset + index, base_offset + index + count, newest)
+        )
+        at = end
+        index += count
+    return batches
+
+
+def _cut(lines: bytes, at: int, batch_bytes_max: int) -> int:
+    """Where the batch that starts here ends: behind a whole line, and never empty."""
+    if len(lines) - at <= batch_bytes_max:
+        return len(lines)
+    end = lines.rfind(b"\n", at, at + batch_bytes_max) + 1
+    return end or lines.index(b"\n", at) + 1
+
+
+def _times(records: Sequence[ProduceRecord], append_timestamp: int) -> tuple[int, int]:
+    times = [
+        append_timestamp if record.timestamp is None else record.timestamp for record in records
+    ]
+    return min(times), max(times)
+
+
+def _checked(text: msgspec.Raw, record_format: RecordFormat) -> msgspec.Raw:
+    raw = bytes(text)
+    if record_format is RecordFormat.BINARY:
+        checked = check_binary(raw)
+        return text if checked is raw else make_raw(checked)
+    bytes_view(raw, record_format)
+    return text
+
+
+def _check_rare_fields(records: Sequence[ProduceRecord]) -> None:
+    for index, record in enumerate(records):
+        if record.offset != -1:
+            msg = f"Object contains unknown field `offset` - at `$.records[{index}]`"
+            raise UnprocessableRecordsError(msg)
+        if record.timestamp is not None and not 0 <= record.timestamp <= TIMESTAMP_MAX:
+            msg = f"expected milliseconds since 1970 - at `$.records[{index}].timestamp`"
+            raise UnprocessableRecordsError(msg)
+        if record.partition is not None and not 0 <= record.partition <= PARTITION_MAX:
+            msg = f"expected an integer >= 0 - at `$.records[{index}].partition`"
+            raise UnprocessableRecordsError(msg)
+        if record.headers is not None and bytes(record.headers) == NULL:
+            record.headers = None
+        if record.headers is not None:
+            _check_headers(orjson.loads(bytes(record.headers)), index)
+
+
+def _check_headers(headers: object, index: int) -> None:
+    """Headers are ``[{"key": text, "value": base64 or null}]``, as Strimzi and Karapace agree."""
+    where = f"at `$.records[{index}].headers`"
+    if not isinstance(headers, list):
+        msg = f"expected an array of headers - {where}"
+        raise UnprocessableRecordsError(msg)
+    for header in headers:
+        if (
+            not isinstance(header, dict)
+            or not isinstance(header.get("key"), str)
+            or not header.keys() <= {"key", "value"}
+        ):
+            msg = f'expected {{"key": text, "value": base64 or null}} - {where}'
+            raise UnprocessableRecordsError(msg)
+        value = header.get("value")
+        if value is None:
+            continue
+        try:
+            decode_base64(orjson.dumps(value))
+        except KafkaError as error:
+            raise UnprocessableRecordsError(f"{error.message} - {where}") from None

@@ -1,0 +1,211 @@
+"""Stored lines to what a door promises: arrays, spliced timestamps, the v2 record shape.
+
+Lines go out as they are wherever a client takes them; only the v2 shape, which repeats topic and
+partition in every record, is rendered record by record.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import orjson
+
+from broker.record.batch import BatchHeader, BatchSlice, RecordFormat
+from broker.record.lines import HAS_MSGSPEC
+from broker.record.plain_lines import fields_of
+from broker.record.values import (
+    NULL,
+    UnreadableRecordError,
+    bytes_view,
+    decode_base64,
+    encode_base64,
+    is_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UNTIMED = re.compile(rb'^(\{"offset":\d+),(?!"timestamp":)', re.MULTILINE)
+_OFFSET_AT = len(b'{"offset":')
+
+
+def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
+    """The stored lines of these slices as one JSON array: a same-length replace, no parse.
+
+    A stored line never holds another line feed (rule R12), so each one is a separator.
+    """
+    joined = b"".join([piece.lines for piece in slices])
+    return b"[" + joined[:-1].replace(b"\n", b",") + b"]"
+
+
+def splice_timestamps(piece: BatchSlice) -> bytes:
+    """The lines with ``"timestamp"`` in each: the record's own, else the batch's append time."""
+    lines = piece.lines if isinstance(piece.lines, bytes) else bytes(piece.lines)
+    return _UNTIMED.sub(rb'\1,"timestamp":%d,' % piece.header.append_timestamp, lines)
+
+
+def skip_lines(lines: bytes, header: BatchHeader, offset: int) -> int:
+    """How many bytes of a batch's lines come before the record at or behind this offset.
+
+    In a dense batch line k holds offset base + k; in a compacted one it is found by the offset it
+    says (rule R7: a split by count skipped a live record).
+    """
+    if offset <= header.base_offset:
+        return 0
+    if header.is_dense:
+        wanted = offset - header.base_offset
+        if wanted >= header.count:
+            return len(lines)
+        return len(lines) - len(lines.split(b"\n", wanted)[-1])
+    at = 0
+    while at < len(lines) and offset_of_line(lines, at) < offset:
+        at = lines.index(b"\n", at) + 1
+    return at
+
+
+def offset_of_line(lines: bytes, at: int) -> int:
+    """The offset that the stored line at this position says."""
+    return int(lines[at + _OFFSET_AT : lines.index(b",", at)])
+
+
+def timestamp_of_line(line: bytes, header: BatchHeader) -> int:
+    """The record's own time, else the batch's append time (ms)."""
+    start = line.index(b",") + 1
+    if not line.startswith(b'"timestamp":', start):
+        return header.append_timestamp
+    start += len(b'"timestamp":')
+    return int(line[start : line.index(b",", start)])
+
+
+def render_v2(
+    piece: BatchSlice,
+    *,
+    topic: str,
+    partition: int,
+    door: RecordFormat,
+    with_timestamp: bool = True,
+) -> bytes:
+    """Records in the v2 shape, separated by commas and without brackets.
+
+    ``{"topic":T,"key":…,"value":…,"partition":P,"offset":N,"timestamp"?,"headers"?}``; ``door`` is
+    JSON or BINARY (base64). Keys and values are converted only where the stored format differs.
+
+    Raises:
+        UnreadableRecordError: through the json door, bytes that are not JSON.
+    """
+    header = piece.header
+    if header.key_format is door and header.value_format is door:
+        return _render_unchanged(piece, topic, partition, with_timestamp=with_timestamp)
+    return _render_converted(piece, topic, partition, door, with_timestamp=with_timestamp)
+
+
+def _render_converted(
+    piece: BatchSlice,
+    topic: str,
+    partition: int,
+    door: RecordFormat,
+    *,
+    with_timestamp: bool,
+) -> bytes:
+    header = piece.header
+    key_format, value_format = header.key_format, header.value_format
+    prefix = b'{"topic":%b,"key":' % orjson.dumps(topic)
+    middle = b',"partition":%d,"offset":' % partition
+    default = b"%d" % header.append_timestamp
+    parts = []
+    for line in bytes(piece.lines).split(b"\n")[:-1]:
+        offset, timestamp, headers, key, value = _split_line(line)
+        key = convert(key, key_format, door, int(offset), "key")
+        value = convert(value, value_format, door, int(offset), "value")
+        tail = b',"timestamp":' + (timestamp or default) if with_timestamp else b""
+        if headers is not None:
+            tail += b',"headers":' + headers
+        parts.append(b"".join((prefix, key, b',"value":', value, middle, offset, tail, b"}")))
+    return b",".join(parts)
+
+
+def convert(text: bytes, stored: RecordFormat, door: RecordFormat, offset: int, what: str) -> bytes:
+    """A stored key or value (``what``) as JSON text for this door.
+
+    Raises:
+        UnreadableRecordError: bytes that are not JSON, through the json door.
+    """
+    if text == NULL or stored is door:
+        return text
+    if door is RecordFormat.BINARY:
+        view = bytes_view(text, stored)
+        return NULL if view is None else encode_base64(view)
+    if stored is RecordFormat.STRING:
+        return text
+    view = decode_base64(text)
+    if not is_json(view):
+        raise UnreadableRecordError(offset, what)
+    return view.strip()
+
+
+Line = tuple[bytes, bytes | None, bytes | None, bytes, bytes]
+
+if HAS_MSGSPEC:
+    import msgspec
+
+    from broker.record.lines import OptionalRaw
+
+    class _Line(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
+        """A stored line, and the v2 record: read in any order, written in this one."""
+
+        topic: str | None = None
+        key: msgspec.Raw
+        value: msgspec.Raw
+        partition: int | None = None
+        offset: int
+        timestamp: int | None = None
+        headers: OptionalRaw = None
+
+    _decode_line = msgspec.json.Decoder(_Line).decode
+    _decode_lines = msgspec.json.Decoder(_Line).decode_lines
+    _encode = msgspec.json.Encoder().encode
+
+    def _split_line(line: bytes) -> Line:
+        """The text of offset, timestamp, headers, key and value of a stored line."""
+        stored = _decode_line(line)
+        return (
+            b"%d" % stored.offset,
+            None if stored.timestamp is None else b"%d" % stored.timestamp,
+            None if stored.headers is None else bytes(stored.headers),
+            bytes(stored.key),
+            bytes(stored.value),
+        )
+
+    def _render_unchanged(
+        piece: BatchSlice, topic: str, partition: int, *, with_timestamp: bool
+    ) -> bytes:
+        """The v2 shape where no key or value has to be converted: one decode, one encode."""
+        records = _decode_lines(piece.lines)
+        default = piece.header.append_timestamp
+        for record in records:
+            record.topic = topic
+            record.partition = partition
+            if not with_timestamp:
+                record.timestamp = None
+            elif record.timestamp is None:
+                record.timestamp = default
+        return _encode(records)[1:-1]
+
+elif not TYPE_CHECKING:
+
+    def _split_line(line):
+        """The text of offset, timestamp, headers, key and value of a stored line."""
+        fields = fields_of(line)
+        return (
+            fields["offset"],
+            fields.get("timestamp"),
+            fields.get("headers"),
+            fields["key"],
+            fields["value"],
+        )
+
+    def _render_unchanged(piece, topic, partition, *, with_timestamp):
+        return _render_converted(
+            piece, topic, partition, piece.header.key_format, with_timestamp=with_timestamp
+        )

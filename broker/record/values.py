@@ -1,0 +1,126 @@
+"""What one key or value means: its bytes view, its partition, whether its base64 is base64.
+
+A stored key or value is JSON text. The *bytes view* (interfaces, section 3) is what the client
+meant by it, and the same through every door: partitioning and conversion go by it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import zlib
+
+import orjson
+
+from broker.record.batch import RecordFormat
+from raft_metadata.common.errors import ErrorCode, KafkaError
+
+NULL = b"null"
+_QUOTE = 0x22
+_SHOWN_BYTES_MAX = 100
+"""How much of a refused value an error message repeats."""
+
+
+class UnprocessableRecordsError(KafkaError):
+    """The body is JSON, but not what a produce request looks like (HTTP says 422, not 400)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_REQUEST, message)
+
+
+class UnreadableRecordError(KafkaError):
+    """A stored record can't be shown through the door it was asked for (42203 over HTTP)."""
+
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(
+            ErrorCode.INVALID_REQUEST,
+            f"{what} deserialization error for format json at offset {offset}",
+        )
+        self.offset = offset
+
+
+def bytes_view(text: bytes, record_format: RecordFormat) -> bytes | None:
+    """The client's bytes behind this JSON text; None for null (a tombstone).
+
+    json: the text itself, quotes included. string: UTF-8. binary: the decoded base64.
+
+    Raises:
+        KafkaError: INVALID_REQUEST, not a string or not base64 where the format wants it.
+    """
+    if text == NULL:
+        return None
+    if record_format is RecordFormat.JSON:
+        return text
+    if record_format is RecordFormat.BINARY:
+        return decode_base64(text)
+    return _string_of(text).encode()
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """The partition of a keyed record: crc32 (IEEE, as zlib) of the bytes view, modulo.
+
+    The same through every door, the SDK and Spark. Vectors: see
+    tests/unit/test_record_values.py.
+    """
+    return zlib.crc32(key) % partitions
+
+
+def decode_base64(text: bytes) -> bytes:
+    """The bytes of a JSON string that holds strict base64 (RFC 4648, padded, no line breaks).
+
+    Raises:
+        KafkaError: INVALID_REQUEST, with the text clients know from other REST proxies.
+    """
+    if text[0] == _QUOTE:
+        inner = text[1:-1]
+        if b"\\" in inner:
+            inner = _string_of(text).encode()
+        try:
+            return binascii.a2b_base64(inner, strict_mode=True)
+        except binascii.Error:
+            pass
+        shown = inner.decode(errors="replace")
+    else:
+        shown = text.decode(errors="replace")
+    if len(shown) > _SHOWN_BYTES_MAX:
+        shown = shown[:_SHOWN_BYTES_MAX] + "…"
+    raise KafkaError(
+        ErrorCode.INVALID_REQUEST, f"Bad Request: data={shown} is not a base64 string."
+    )
+
+
+def encode_base64(view: bytes) -> bytes:
+    """These bytes as the JSON text a binary record is stored as."""
+    return b'"' + binascii.b2a_base64(view, newline=False) + b'"'
+
+
+def check_binary(text: bytes) -> bytes:
+    r"""The text to store for a binary key or value: plain base64 in quotes, or null.
+
+    A legal JSON escape (``"\/"``) is resolved, so that stored base64 never holds one.
+
+    Raises:
+        KafkaError: INVALID_REQUEST, as `decode_base64`.
+    """
+    if text == NULL:
+        return text
+    decoded = decode_base64(text)
+    return text if b"\\" not in text else encode_base64(decoded)
+
+
+def is_json(view: bytes) -> bool:
+    """Whether a client's JSON library will read these bytes."""
+    try:
+        orjson.loads(view)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _string_of(text: bytes) -> str:
+    value = orjson.loads(text)
+    if not isinstance(value, str):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"expected a JSON string, got {text[:_SHOWN_BYTES_MAX].decode(errors='replace')}",
+        )
+    return value
