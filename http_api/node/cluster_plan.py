@@ -1,0 +1,192 @@
+"""From the arguments of ``quorumlog up`` and what the directory holds to a cluster to be run.
+
+Everything that can be refused is refused here, before anything is written or started: numbers that
+contradict the directory (exit 2), a port in use (69), a directory in use (75).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from http_api.node.cluster_file import ClusterDescription, ClusterState, read_cluster_file
+from http_api.node.config import Address, load_node_config, overlay_environment
+from http_api.node.durable_files import make_directory
+from http_api.node.exits import EXIT_PORT_IN_USE, EXIT_STORAGE, ConfigError, NodeExit
+from http_api.node.formatting import (
+    add_brokers,
+    format_new_cluster,
+    listening_addresses,
+    parse_overrides,
+)
+from http_api.node.meta import FolderLock
+from http_api.node.ports import (
+    CONTROLLER_COUNTS,
+    DEFAULT_PORT,
+    MAX_BROKERS,
+    MAX_PORT,
+    NodeAddresses,
+    first_in_use,
+    free_addresses,
+    scheme_addresses,
+)
+
+DEFAULT_CONTROLLERS = 3
+DEFAULT_BROKERS = 3
+PORTS_FREED_WITHIN_S = 5.0
+"""Nodes of a supervisor that was killed end within 2 s; until then they hold their ports."""
+
+_log = logging.getLogger("node.up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """The arguments of ``quorumlog up``. None = not said: what the directory holds, else 3."""
+
+    data_dir: Path
+    controllers: int | None = None
+    brokers: int | None = None
+    port: int | None = None
+    restart: bool = True
+    overrides: tuple[str, ...] = ()
+
+
+def check_numbers(options: UpOptions) -> None:
+    """Refuse numbers no cluster can have."""
+    if options.controllers is not None and options.controllers not in CONTROLLER_COUNTS:
+        expected = ", ".join(str(count) for count in CONTROLLER_COUNTS)
+        msg = f"--controllers {options.controllers}: expected one of {expected}"
+        raise ConfigError(msg)
+    if options.brokers is not None and not 1 <= options.brokers <= MAX_BROKERS:
+        msg = f"--brokers {options.brokers}: expected 1 to {MAX_BROKERS}"
+        raise ConfigError(msg)
+    if options.port is not None and not 0 <= options.port <= MAX_PORT:
+        msg = f"--port {options.port}: expected 0 to {MAX_PORT}"
+        raise ConfigError(msg)
+
+
+def check_same_cluster(options: UpOptions, held: ClusterDescription) -> None:
+    """Refuse other numbers than the directory holds; more brokers are welcome."""
+    if options.controllers not in (None, len(held.controllers)):
+        msg = f"--controllers {options.controllers}: {options.data_dir} holds a cluster with"
+        msg += f" {len(held.controllers)} controllers, which can't be changed"
+        raise ConfigError(msg)
+    if options.brokers is not None and options.brokers < len(held.brokers):
+        msg = f"--brokers {options.brokers}: {options.data_dir} holds a cluster with"
+        msg += f" {len(held.brokers)} brokers, and brokers are not removed"
+        raise ConfigError(msg)
+    first = listening_addresses(held.brokers[0]).http.port
+    if options.port not in (None, 0, first):
+        msg = f"--port {options.port}: {options.data_dir} holds a cluster on port {first}"
+        raise ConfigError(msg)
+
+
+def plan_new(options: UpOptions) -> tuple[list[NodeAddresses], list[NodeAddresses]]:
+    """Controllers and brokers of a cluster that is to be made, with their ports."""
+    counts = {
+        "controller": DEFAULT_CONTROLLERS if options.controllers is None else options.controllers,
+        "broker": DEFAULT_BROKERS if options.brokers is None else options.brokers,
+    }
+    base = DEFAULT_PORT if options.port is None else options.port
+    taken: set[int] = set()
+    planned = {
+        role: [
+            scheme_addresses(role, index, base) if base else free_addresses(role, index, taken)
+            for index in range(count)
+        ]
+        for role, count in counts.items()
+    }
+    return planned["controller"], planned["broker"]
+
+
+def plan_added(count: int, present: Sequence[NodeAddresses]) -> list[NodeAddresses]:
+    """Addresses of brokers that are added: by the scheme if the cluster follows it."""
+    brokers = [node for node in present if node.role == "broker"]
+    base = brokers[0].http.port
+    follows = all(node == scheme_addresses(node.role, _index(node), base) for node in present)
+    taken = {address.port for node in present for address in (node.http, node.inner)}
+    return [
+        scheme_addresses("broker", index, base)
+        if follows
+        else free_addresses("broker", index, taken)
+        for index in range(len(brokers), count)
+    ]
+
+
+def _index(node: NodeAddresses) -> int:
+    return (node.node_id - 1) % MAX_BROKERS
+
+
+async def prepare_cluster(
+    options: UpOptions, environment: Mapping[str, str], lock: FolderLock
+) -> ClusterDescription:
+    """Find or make the cluster of the directory, with every folder formatted and every port free.
+
+    Takes ``lock`` first: the directory is not even read before (rule Q4).
+    """
+    check_numbers(options)
+    overrides = parse_overrides(options.overrides)
+    try:
+        make_directory(options.data_dir / "logs")
+    except OSError as error:
+        msg = f"can't make {options.data_dir}: {error.strerror}"
+        raise NodeExit(EXIT_STORAGE, msg) from error
+    lock.acquire(str(options.data_dir))
+    overlay_environment(
+        {
+            s: {}
+            for s in ("node", "listeners", "advertised", "controllers", "dial", *SETTING_SECTIONS)
+        },
+        environment,
+    )
+    held = read_cluster_file(options.data_dir)
+    if held is None:
+        controllers, brokers = plan_new(options)
+        await check_ports([*controllers, *brokers], wait_s=0.0)
+        _log.info(
+            "making a new cluster data_dir=%s controllers=%s brokers=%s",
+            *(options.data_dir, len(controllers), len(brokers)),
+        )
+        description = format_new_cluster(options.data_dir, controllers, brokers, overrides)
+    else:
+        check_same_cluster(options, held)
+        description = await _find_again(options, held, overrides)
+    for entry in description.nodes:
+        if entry.config.exists():
+            load_node_config(entry.config, environment)
+    return description
+
+
+async def _find_again(
+    options: UpOptions, held: ClusterDescription, overrides: Mapping[str, bool | int | str]
+) -> ClusterDescription:
+    present = [listening_addresses(entry) for entry in held.nodes]
+    added = plan_added(options.brokers or 0, present)
+    clean = held.state is ClusterState.STOPPED
+    await check_ports(present, wait_s=0.0 if clean else PORTS_FREED_WITHIN_S)
+    await check_ports(added, wait_s=0.0)
+    if overrides and not added:
+        _log.warning("--set is for nodes made now, and none is made: edit the config.toml files")
+    if not added:
+        return held
+    _log.info("adding brokers %s", [node.name for node in added])
+    return add_brokers(options.data_dir, held, added, overrides)
+
+
+async def check_ports(nodes: Sequence[NodeAddresses], wait_s: float) -> None:
+    """End with exit 69 if a listener can't be opened, and still can't ``wait_s`` later."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while (found := first_in_use(nodes)) is not None:
+        if loop.time() >= deadline:
+            raise _in_use(*found)
+        await asyncio.sleep(0.05)
+
+
+def _in_use(node: NodeAddresses, address: Address) -> NodeExit:
+    msg = f"port {address.port} is in use, {node.name} needs {address}:"
+    msg += " stop what listens there, or choose another --port (0 picks free ones)"
+    return NodeExit(EXIT_PORT_IN_USE, msg)

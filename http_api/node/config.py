@@ -1,0 +1,443 @@
+"""What one node is told: its ``config.toml``, the environment, ``--set`` (interfaces.md §2).
+
+Order: file < environment ``QUORUMLOG_SECTION__KEY`` < ``--set``. A key nobody knows ends the
+process with exit 2 and the nearest name, whichever way it came.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from broker.config import BrokerConfig, BrokerDefaults, BrokerLimits, BrokerTimeouts
+from http_api.node.exits import ConfigError
+from http_api.node.settings import (
+    BY_NAME,
+    SETTING_SECTIONS,
+    RaftTimeouts,
+    Setting,
+    find_setting,
+    nearest,
+    split_assignment,
+)
+from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId, NodeId
+
+ENVIRONMENT_PREFIX = "QUORUMLOG_"
+ROLES = ("broker", "controller")
+LAG_PER_SESSION = 2.5
+"""Rule R9: a replica leaves the ISR after at most this many sessions."""
+HEARTBEATS_PER_ELECTION = 3
+"""As `QuorumConfig` asks: one lost heartbeat must not start an election."""
+
+_NODE_KEYS = ("id", "role", "cluster_id", "data_dir", "rack", "log_level", "log_format")
+_ADDRESS_KEYS = ("http", "peer", "raft")
+_DIAL_KEY = re.compile(r"(?:broker|controller)-\d+\.(?:http|peer|raft)")
+_DIAL_ENVIRONMENT = re.compile(r"(BROKER|CONTROLLER)_(\d+)_(HTTP|PEER|RAFT)")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMATS = ("text", "json")
+SECTIONS = ("node", "listeners", "advertised", "controllers", "dial", *SETTING_SECTIONS)
+
+_Section = TypeVar("_Section")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``host:port`` as written; brackets around an IPv6 host."""
+
+    host: str
+    port: int
+
+    @override
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than localhost may be anything."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerAddresses:
+    """Where the others find a controller, unless ``[dial]`` says otherwise."""
+
+    http: Address
+    raft: Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node's configuration, checked. ``inner`` is the peer or the Raft listener, by role."""
+
+    node_id: NodeId
+    role: str
+    cluster_id: ClusterId
+    data_dir: Path
+    listen_http: Address
+    listen_inner: Address
+    advertised_http: Address
+    advertised_inner: Address
+    controllers: Mapping[int, ControllerAddresses]
+    dial: Mapping[str, Address] = field(default_factory=dict)
+    rack: str | None = None
+    log_level: str = "info"
+    log_format: str = "text"
+    defaults: BrokerDefaults = BrokerDefaults()
+    limits: BrokerLimits = BrokerLimits()
+    timeouts: BrokerTimeouts = BrokerTimeouts()
+    raft: RaftTimeouts = RaftTimeouts()
+
+    @property
+    def name(self) -> str:
+        """``broker-1``, ``controller-101``: in logs, in ``[dial]``, as folder."""
+        return f"{self.role}-{self.node_id}"
+
+    def way_to(self, target: str, kind: str, advertised: Address) -> Address:
+        """This node's own way to ``kind`` (http, peer, raft) of the node named ``target``."""
+        return self.dial.get(f"{target}.{kind}", advertised)
+
+    def broker_config(self, directory_id: DirectoryId) -> BrokerConfig:
+        """What the broker is told; only where ``role`` is broker."""
+        return BrokerConfig(
+            broker_id=BrokerId(self.node_id),
+            cluster_id=self.cluster_id,
+            directory_id=directory_id,
+            data_dir=self.data_dir,
+            advertised_http=str(self.advertised_http),
+            advertised_peer=str(self.advertised_inner),
+            rack=self.rack,
+            defaults=self.defaults,
+            limits=self.limits,
+            timeouts=self.timeouts,
+        )
+
+
+def parse_address(value: object, origin: str) -> Address:
+    """``host:port`` with a port from 1 to 65535."""
+    host, colon, port = str(value).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536:
+        return Address(host, int(port))
+    msg = f"{origin} = {value!r}, expected host:port"
+    raise ConfigError(msg)
+
+
+def load_node_config(
+    path: Path,
+    environment: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    *,
+    insecure: bool = False,
+) -> NodeConfig:
+    """Read, overlay and check the configuration of the node whose file is ``path``."""
+    table = read_config_file(path)
+    overlay_environment(table, environment)
+    for text in overrides:
+        key, value = split_assignment(text)
+        _assign(table, key, value, f"--set {key}")
+    config = build_node_config(table, path)
+    if not insecure:
+        _refuse_public_bind(config)
+    return config
+
+
+def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of the file, every section and key known, values not checked yet."""
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except FileNotFoundError:
+        msg = f"no configuration file {path}"
+        raise ConfigError(msg) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{path}: {error}"
+        raise ConfigError(msg) from None
+    for section, keys in table.items():
+        if section not in SECTIONS:
+            msg = f"{path}: unknown section {section!r}, the nearest is "
+            msg += repr(nearest(section, SECTIONS))
+            raise ConfigError(msg)
+        if not isinstance(keys, dict):
+            msg = f"{path}: {section} = {keys!r}, expected a section [{section}]"
+            raise ConfigError(msg)
+    result = {section: dict(table.get(section, {})) for section in SECTIONS}
+    result["dial"] = _flat_dial(result["dial"])
+    for section, keys in result.items():
+        for key in keys:
+            _check_key(section, key, str(path))
+    return result
+
+
+def overlay_environment(table: dict[str, dict[str, Any]], environment: Mapping[str, str]) -> None:
+    """Put ``QUORUMLOG_SECTION__KEY`` over the file."""
+    for name, value in sorted(environment.items()):
+        if not name.startswith(ENVIRONMENT_PREFIX) or "__" not in name:
+            continue
+        section, _, key = name.removeprefix(ENVIRONMENT_PREFIX).partition("__")
+        section = section.lower()
+        if section not in SECTIONS:
+            msg = f"{name}: unknown section {section!r}, the nearest is "
+            msg += repr(nearest(section, SECTIONS))
+            raise ConfigError(msg)
+        if section == "dial" and (match := _DIAL_ENVIRONMENT.fullmatch(key.upper())):
+            key = f"{match[1]}-{match[2]}.{match[3]}"
+        _assign(table, f"{section}.{key.lower()}", value, name)
+
+
+def _assign(table: dict[str, dict[str, Any]], key: str, value: str, origin: str) -> None:
+    section, dot, name = key.partition(".")
+    if not dot or section in SETTING_SECTIONS:
+        setting = find_setting(key, origin)
+        table[setting.section][setting.name] = setting.parse(value, origin)
+        return
+    if section not in SECTIONS:
+        msg = f"{origin}: unknown section {section!r}, the nearest is "
+        msg += repr(nearest(section, SECTIONS))
+        raise ConfigError(msg)
+    _check_key(section, name, origin)
+    if section == "controllers":
+        table[section][name] = _inline_table(value, origin)
+    elif (section, name) == ("node", "id"):
+        table[section][name] = int(value) if value.isdigit() else value
+    else:
+        table[section][name] = value
+
+
+def _inline_table(text: str, origin: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        msg = f'{origin} = {text!r}, expected {{http = "host:port", raft = "host:port"}}'
+        raise ConfigError(msg) from None
+
+
+def _flat_dial(table: Mapping[str, Any]) -> dict[str, Any]:
+    """An unquoted ``broker-2.http`` is a nested table in TOML: take it as it was meant."""
+    flat: dict[str, Any] = {}
+    for target, value in table.items():
+        if isinstance(value, dict):
+            flat.update({f"{target}.{kind}": address for kind, address in value.items()})
+        else:
+            flat[target] = value
+    return flat
+
+
+def _check_key(section: str, key: str, origin: str) -> None:
+    match section:
+        case "controllers":
+            if not key.isdigit():
+                msg = f"{origin}: controllers.{key}, expected the id of a controller"
+                raise ConfigError(msg)
+            return
+        case "dial":
+            if _DIAL_KEY.fullmatch(key) is None:
+                msg = f"{origin}: dial.{key}, expected a name like broker-2.peer,"
+                msg += " broker-2.http, controller-101.http or controller-101.raft"
+                raise ConfigError(msg)
+            return
+        case "node":
+            known: Sequence[str] = _NODE_KEYS
+        case "listeners" | "advertised":
+            known = _ADDRESS_KEYS
+        case _:
+            known = [name for name, row in BY_NAME.items() if row.section == section]
+    if key not in known:
+        msg = f"{origin}: unknown key {section}.{key}, the nearest is {nearest(key, known)!r}"
+        raise ConfigError(msg)
+
+
+def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> NodeConfig:
+    """Check every value and the relations between them."""
+    origin = str(path)
+    node = table["node"]
+    for key in ("id", "role", "cluster_id", "data_dir"):
+        if key not in node:
+            msg = f"{origin}: node.{key} is missing"
+            raise ConfigError(msg)
+    role = _one_of(node["role"], ROLES, f"{origin}: node.role")
+    node_id = node["id"]
+    if not isinstance(node_id, int) or isinstance(node_id, bool) or node_id < 1:
+        msg = f"{origin}: node.id = {node_id!r}, expected a whole number from 1 on"
+        raise ConfigError(msg)
+    inner = "peer" if role == "broker" else "raft"
+    listen = _addresses(table["listeners"], inner, f"{origin}: listeners")
+    told = _addresses({**table["listeners"], **table["advertised"]}, inner, f"{origin}: advertised")
+    controllers = _controllers(table["controllers"], origin)
+    if role == "controller" and node_id not in controllers:
+        msg = f"{origin}: node.id = {node_id}, expected one of [controllers]: {sorted(controllers)}"
+        raise ConfigError(msg)
+    values = _checked_settings(table, origin)
+    dial = {
+        key: parse_address(address, f"{origin}: dial.{key}")
+        for key, address in table["dial"].items()
+    }
+    return NodeConfig(
+        node_id=NodeId(node_id),
+        role=role,
+        cluster_id=ClusterId(str(node["cluster_id"])),
+        data_dir=(path.parent / str(node["data_dir"])).absolute(),
+        rack=str(node["rack"]) if "rack" in node else None,
+        log_level=_one_of(node.get("log_level", "info"), _LOG_LEVELS, f"{origin}: node.log_level"),
+        log_format=_one_of(
+            node.get("log_format", "text"), _LOG_FORMATS, f"{origin}: node.log_format"
+        ),
+        listen_http=listen[0],
+        listen_inner=listen[1],
+        advertised_http=told[0],
+        advertised_inner=told[1],
+        controllers=controllers,
+        dial=dial,
+        defaults=_section(BrokerDefaults, values),
+        limits=_section(BrokerLimits, values),
+        timeouts=_section(BrokerTimeouts, values),
+        raft=_section(RaftTimeouts, values),
+    )
+
+
+def _one_of(value: object, choices: Sequence[str], origin: str) -> str:
+    if isinstance(value, str) and value in choices:
+        return value
+    msg = f"{origin} = {value!r}, expected {' or '.join(choices)}"
+    raise ConfigError(msg)
+
+
+def _addresses(table: Mapping[str, Any], inner: str, origin: str) -> tuple[Address, Address]:
+    for key in table:
+        if key not in ("http", inner):
+            msg = f"{origin}.{key}: this role has http and {inner} only"
+            raise ConfigError(msg)
+    for key in ("http", inner):
+        if key not in table:
+            msg = f"{origin}.{key} is missing"
+            raise ConfigError(msg)
+    return (
+        parse_address(table["http"], f"{origin}.http"),
+        parse_address(table[inner], f"{origin}.{inner}"),
+    )
+
+
+def _controllers(table: Mapping[str, Any], origin: str) -> dict[int, ControllerAddresses]:
+    if not table:
+        msg = f"{origin}: [controllers] is empty, expected the id and addresses of every controller"
+        raise ConfigError(msg)
+    result = {}
+    for key, value in table.items():
+        name = f"{origin}: controllers.{key}"
+        if not isinstance(value, dict) or set(value) != {"http", "raft"}:
+            msg = f'{name} = {value!r}, expected {{http = "host:port", raft = "host:port"}}'
+            raise ConfigError(msg)
+        result[int(key)] = ControllerAddresses(
+            http=parse_address(value["http"], f"{name}.http"),
+            raft=parse_address(value["raft"], f"{name}.raft"),
+        )
+    return result
+
+
+def _checked_settings(table: Mapping[str, Mapping[str, Any]], origin: str) -> dict[str, Any]:
+    given = {
+        key: BY_NAME[key].check(value, origin)
+        for section in SETTING_SECTIONS
+        for key, value in table[section].items()
+    }
+    return settle_relations(given, origin)
+
+
+def settle_relations(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """All settings: what was given, and defaults that fit it. Refuses what contradicts itself.
+
+    Where only the session was given, the times that hang on it follow: a heartbeat fits four times
+    into a session, and a replica's lag is at most 2.5 sessions (rule R9).
+    """
+    values: dict[str, Any] = {row.name: row.default for row in BY_NAME.values()} | dict(given)
+    session = values["broker_session_timeout_ms"]
+    lag_limit = int(LAG_PER_SESSION * session)
+    for name, limit in (
+        ("broker_heartbeat_interval_ms", session // 4),
+        ("replica_lag_time_max_ms", lag_limit),
+    ):
+        if name not in given:
+            values[name] = min(values[name], limit)
+    _at_most(values, "broker_heartbeat_interval_ms", session // 2, "half a session", origin)
+    _at_most(values, "replica_lag_time_max_ms", lag_limit, "2.5 sessions", origin)
+    # rule M8: a cluster that can never acknowledge is refused, not started
+    replicas = values["default_replication_factor"]
+    _at_most(values, "min_insync_replicas", replicas, "default_replication_factor", origin)
+    heartbeat_limit = (values["election_timeout_ms"] - 1) // HEARTBEATS_PER_ELECTION
+    if "raft_heartbeat_ms" not in given:
+        values["raft_heartbeat_ms"] = min(values["raft_heartbeat_ms"], heartbeat_limit)
+    what = "less than a third of election_timeout_ms"
+    _at_most(values, "raft_heartbeat_ms", heartbeat_limit, what, origin)
+    what = "less than half of raft_step_down_ms"
+    _at_most(values, "raft_heartbeat_ms", (values["raft_step_down_ms"] - 1) // 2, what, origin)
+    return values
+
+
+def _at_most(values: Mapping[str, Any], name: str, limit: int, what: str, origin: str) -> None:
+    if values[name] > limit:
+        msg = f"{origin}: {name} = {values[name]}, expected at most {limit} ({what})"
+        raise ConfigError(msg)
+
+
+def _section(kind: type[_Section], values: Mapping[str, Any]) -> _Section:
+    names = [item.name for item in fields(kind)]  # type: ignore[arg-type] # dataclasses of ours
+    return kind(**{name: values[name] for name in names})
+
+
+def _refuse_public_bind(config: NodeConfig) -> None:
+    """Decision D11: nothing listens beyond this machine unless that was said aloud."""
+    for key, address in (("http", config.listen_http), ("inner", config.listen_inner)):
+        if not address.is_loopback:
+            kind = key if key == "http" else ("peer" if config.role == "broker" else "raft")
+            msg = f"listeners.{kind} = {str(address)!r} can be reached from other machines and"
+            msg += " there is no TLS and no authentication yet: bind 127.0.0.1 or say --insecure"
+            raise ConfigError(msg)
+
+
+def render_config(
+    table: Mapping[str, Mapping[str, Any]], settings: Sequence[Setting] | None = None
+) -> str:
+    """The text of a ``config.toml``; settings left at their default stand as comments."""
+    rows = BY_NAME.values() if settings is None else settings
+    lines = [
+        "# Written by `quorumlog up`. Order: this file < QUORUMLOG_SECTION__KEY < --set key=value.",
+        "# A key nobody knows is refused. Lines that start with # show defaults.",
+    ]
+    for section in SECTIONS:
+        lines += ["", f"[{section}]"]
+        lines += [f"{_toml_key(key)} = {_toml(value)}" for key, value in table[section].items()]
+        lines += [
+            f"# {row.name} = {_toml(row.default)}  # {row.meaning}"
+            for row in rows
+            if row.section == section and row.name not in table[section]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else f'"{key}"'
+
+
+def _toml(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case dict():
+            return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        case _:
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{escaped}"'

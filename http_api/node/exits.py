@@ -1,0 +1,39 @@
+"""How a process of ours ends: one exception, the exit codes of interfaces.md §1."""
+
+from __future__ import annotations
+
+import errno
+
+from raft_metadata.common.faults import EXIT_BROKEN_INVARIANT as EXIT_BROKEN_INVARIANT
+from raft_metadata.common.faults import EXIT_STORAGE as EXIT_STORAGE
+
+EXIT_OK = 0
+EXIT_NOT_READY = 1
+EXIT_USAGE = 2
+EXIT_PORT_IN_USE = 69
+EXIT_LOCKED = 75
+EXIT_KILLED = 130
+
+
+class NodeExit(Exception):  # noqa: N818 it ends a process; it is not always an error
+    """The process must end with this code; the message goes to standard error, once."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ConfigError(NodeExit):
+    """A key or a value that can't be used: names the key, the value, what was expected."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(EXIT_USAGE, message)
+
+
+def port_in_use(address: str, holder: str, error: OSError) -> NodeExit:
+    """The exit for a listener that can't be opened at ``address``."""
+    if error.errno == errno.EADDRINUSE:
+        port = address.rpartition(":")[2]
+        return NodeExit(EXIT_PORT_IN_USE, f"port {port} is in use: {holder} can't bind {address}")
+    return ConfigError(f"{holder} can't bind {address}: {error.strerror or error}")

@@ -1,0 +1,113 @@
+"""One process, one directory, one identity (rule Q4): ``meta.json``, the lock, formatting.
+
+``format`` is done by ``up``, for a whole new cluster, a broker that is added, or a broker whose
+folder is gone (a new directory id: rule R6 keeps it from counting as the old replica). A node
+without ``meta.json`` refuses to start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from http_api.node.durable_files import make_directory, write_durably
+from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
+from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
+
+META_FILE = "meta.json"
+CONFIG_FILE = "config.toml"
+PID_FILE = "node.pid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMeta:
+    """Who the folder belongs to. ``directory_id`` is another one whenever the disk is."""
+
+    cluster_id: ClusterId
+    node_id: NodeId
+    directory_id: DirectoryId
+
+
+class FolderLock:
+    """An exclusive flock, held while the object lives; the file says who holds it.
+
+    The kernel drops it with the process, so a crash never leaves one behind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self, what: str) -> None:
+        """Take the lock or end with exit 75, naming the holder."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            msg = f"can't open {self._path}: {error.strerror}"
+            raise NodeExit(EXIT_STORAGE, msg) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            msg = f"{what} is locked by a running process, pid {holder} ({self._path})"
+            raise NodeExit(EXIT_LOCKED, msg) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give it back; the file stays and is empty, since nobody holds it."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def format_folder(folder: Path, meta: NodeMeta, config_text: str) -> None:
+    """Make the folder of a node. ``meta.json`` is last: with it the folder is formatted."""
+    make_directory(folder)
+    write_durably(folder / CONFIG_FILE, config_text.encode())
+    write_meta(folder, meta)
+
+
+def write_meta(folder: Path, meta: NodeMeta) -> None:
+    """Give an existing folder its identity."""
+    content = {
+        "cluster_id": meta.cluster_id,
+        "node_id": meta.node_id,
+        "directory_id": meta.directory_id,
+    }
+    write_durably(folder / META_FILE, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def read_meta(folder: Path, cluster_id: ClusterId, node_id: NodeId) -> NodeMeta:
+    """The folder's identity; exit 74 unless it is there, whole, and this node's (rule Q4)."""
+    path = folder / META_FILE
+    try:
+        content = json.loads(path.read_bytes())
+        meta = NodeMeta(
+            cluster_id=ClusterId(str(content["cluster_id"])),
+            node_id=NodeId(int(content["node_id"])),
+            directory_id=DirectoryId(str(content["directory_id"])),
+        )
+    except FileNotFoundError:
+        msg = f"{path} is missing: this folder was never formatted, or its disk is gone"
+        raise NodeExit(EXIT_STORAGE, msg) from None
+    except OSError as error:
+        msg = f"can't read {path}: {error.strerror}"
+        raise NodeExit(EXIT_STORAGE, msg) from error
+    except (ValueError, KeyError, TypeError):
+        msg = f"{path} is damaged: expected cluster_id, node_id and directory_id"
+        raise NodeExit(EXIT_STORAGE, msg) from None
+    if meta.cluster_id != cluster_id:
+        msg = f"{path} belongs to cluster {meta.cluster_id}, the configuration says {cluster_id}"
+        raise NodeExit(EXIT_STORAGE, msg)
+    if meta.node_id != node_id:
+        msg = f"{path} belongs to node {meta.node_id}, the configuration says {node_id}"
+        raise NodeExit(EXIT_STORAGE, msg)
+    return meta

@@ -1,0 +1,179 @@
+"""One supervised node: started, watched, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from http_api.node.cluster_file import NodeEntry
+from http_api.node.exits import EXIT_STORAGE, NodeExit
+from http_api.node.formatting import is_formatted_controller
+from http_api.node.parent_death import SUPERVISOR_VARIABLE
+from http_api.node.restart_policy import RestartPolicy
+from raft_metadata.common.clock import Clock
+
+REJOIN_LOOK_S = 0.5
+"""How often a controller that lost its folder is looked at again."""
+
+_log = logging.getLogger("node.up")
+
+
+class NodeProcess:
+    """Keeps one node running until told to stop. Owned by the supervisor's loop and its task.
+
+    ``pid`` is None exactly while no process of this node lives. ``exit_status`` is that of the
+    last one: the exit code, or minus the signal.
+    """
+
+    def __init__(
+        self,
+        entry: NodeEntry,
+        *,
+        clock: Clock,
+        environment: Mapping[str, str],
+        restart: bool,
+        restore: Callable[[NodeEntry], None],
+        changed: Callable[[NodeEntry, int | None], None],
+    ) -> None:
+        self.entry = entry
+        self.pid: int | None = None
+        self.exit_status: int | None = None
+        self._clock = clock
+        self._environment = environment
+        self._restart = restart
+        self._restore = restore
+        self._changed = changed
+        self._policy = RestartPolicy()
+        self._stopping = asyncio.Event()
+        self._down = asyncio.Event()
+        self._down.set()
+
+    async def keep_running(self) -> None:
+        """Start the node, and again whenever it dies; returns once it was told to stop."""
+        while not self._stopping.is_set():
+            try:
+                lived_ms = await self._run_once()
+            except (OSError, NodeExit) as error:
+                lived_ms = 0
+                _log.error("can't start %s error=%s", self.entry.name, error)
+            if self._stopping.is_set():
+                return
+            if not self._restart:
+                _log.warning("%s stays down (--no-restart)", self.entry.name)
+                await self._stopping.wait()
+            elif self._waits_for_rejoin:
+                await self._wait_for_rejoin()
+            else:
+                delay_ms, self._policy = self._policy.after_death(lived_ms)
+                _log.warning("starting %s again delay_ms=%s", self.entry.name, delay_ms)
+                await self._pause(delay_ms / 1000)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if there is one. From now on it is not started again."""
+        self._stopping.set()
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    async def wait_down(self) -> None:
+        """Return once no process of this node lives."""
+        await self._down.wait()
+
+    def last_words(self) -> str:
+        """The last line it logged: what it died of, for a message."""
+        with contextlib.suppress(OSError):
+            lines = self.entry.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
+            return lines[-1].strip() if lines else ""
+        return ""
+
+    async def _run_once(self) -> int:
+        """One life of the process; how long it was, in milliseconds."""
+        self._restore(self.entry)
+        started_ms = self._clock.monotonic_ms()
+        with self.entry.log.open("ab") as log:
+            # forked by the main thread: the parent-death signal is tied to it
+            process = await asyncio.create_subprocess_exec(
+                *node_command(self.entry),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._node_environment(),
+                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's, not theirs
+            )
+        self.pid = process.pid
+        self._down.clear()
+        self._changed(self.entry, self.pid)
+        if self._stopping.is_set():  # told to stop while it was being started
+            self.signal(signal.SIGTERM)
+        try:
+            self.exit_status = await process.wait()
+        except asyncio.CancelledError:  # the supervisor itself has failed: leave no orphan
+            process.kill()
+            raise
+        finally:
+            self.pid = None
+            self._down.set()
+            self._changed(self.entry, None)
+        lived_ms = self._clock.monotonic_ms() - started_ms
+        level = logging.INFO if self._stopping.is_set() else logging.WARNING
+        _log.log(
+            level,
+            "%s ended exit=%s lived_ms=%s log=%s",
+            *(self.entry.name, describe_exit(self.exit_status), lived_ms, self.entry.log),
+        )
+        return lived_ms
+
+    @property
+    def _waits_for_rejoin(self) -> bool:
+        """Rule Q4: a controller without its folder is never started from nothing."""
+        return (
+            self.entry.role == "controller"
+            and self.exit_status == EXIT_STORAGE
+            and not is_formatted_controller(self.entry.config.parent)
+        )
+
+    async def _wait_for_rejoin(self) -> None:
+        _log.error(
+            "%s stays down until `quorumlog controller rejoin --config %s` is said",
+            *(self.entry.name, self.entry.config),
+        )
+        while not is_formatted_controller(self.entry.config.parent):
+            await self._pause(REJOIN_LOOK_S)
+            if self._stopping.is_set():
+                return
+        _log.info("%s was told to rejoin", self.entry.name)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+    def _node_environment(self) -> dict[str, str]:
+        root = str(Path(__file__).resolve().parents[2])
+        path = self._environment.get("PYTHONPATH")
+        return {
+            **self._environment,
+            "PYTHONPATH": root if not path else f"{root}{os.pathsep}{path}",
+            SUPERVISOR_VARIABLE: str(os.getpid()),
+        }
+
+
+def node_command(entry: NodeEntry) -> list[str]:
+    """The command a person would start the node with by hand."""
+    return [sys.executable, "-m", "http_api.cli", entry.role, "--config", str(entry.config)]
+
+
+def describe_exit(status: int) -> str:
+    """``74``, or ``SIGKILL`` for a process that a signal ended."""
+    if status >= 0:
+        return str(status)
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,110 @@
+"""What every process of ours does to itself first: file limit, logging, allocator, collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import json
+import logging
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_KEEP_BYTES = 1 << 30
+_TOP_PAD_BYTES = 64 << 20
+_GC_THRESHOLDS = (50_000, 20, 50)
+"""The young generation holds a burst of requests; the old one hardly ever runs."""
+
+_Result = TypeVar("_Result")
+
+
+def raise_open_file_limit() -> None:
+    """Lift the soft limit to the hard one: every segment and client is an open file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def keep_freed_memory() -> None:
+    """Stop glibc from giving megabyte buffers back to the kernel after every fetch.
+
+    A 1 MB body is mapped, faulted in page by page and unmapped otherwise (hot-path.md §9).
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+    mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+
+
+def calm_collector() -> None:
+    """Said once start-up is done: what lives now lives for ever, so it is never scanned again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run the node's one loop, on uvloop where it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
+
+
+class _TextFormatter(logging.Formatter):
+    """``2026-01-31T12:00:00.123Z info broker-1 broker.log message key=value``."""
+
+    def __init__(self, node: str) -> None:
+        self.converter = time.gmtime
+        super().__init__(
+            fmt=f"%(asctime)s.%(msecs)03dZ %(level)s {node} %(name)s %(message)s",
+            datefmt="%Y-%m-%dT%H:%M:%S",
+        )
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        record.level = record.levelname.lower()
+        return super().format(record)
+
+
+class _JsonFormatter(_TextFormatter):
+    """One JSON object a line, for collectors."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self._node = node
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": f"{self.formatTime(record, self.datefmt)}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "node": self._node,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(node: str, level: str = "info", log_format: str = "text") -> None:
+    """Everything goes to standard error; ``up`` sends that to ``logs/<node>.log``."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(node) if log_format == "json" else _TextFormatter(node))
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
