@@ -135,13 +135,7 @@ async def prepare_cluster(
         msg = f"can't make {options.data_dir}: {error.strerror}"
         raise NodeExit(EXIT_STORAGE, msg) from error
     lock.acquire(str(options.data_dir))
-    overlay_environment(
-        {
-            s: {}
-            for s in ("node", "listeners", "advertised", "controllers", "dial", *SETTING_SECTIONS)
-        },
-        environment,
-    )
+    overlay_environment({section: {} for section in SECTIONS}, environment)
     held = read_cluster_file(options.data_dir)
     if held is None:
         controllers, brokers = plan_new(options)
