@@ -1,0 +1,394 @@
+"""A broker's way to other brokers: requests sent at most once, and dialled replication streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from typing_extensions import override
+
+from http_api.peer.addresses import dial_address, split_address
+from http_api.peer.frames import (
+    MAX_FRAME_BYTES,
+    FrameReader,
+    FrameType,
+    Hello,
+    Plane,
+    ProtocolViolationError,
+    Refusal,
+    Request,
+    decode_welcome,
+    request_frame_bytes,
+    request_head,
+)
+from http_api.peer.handover import DialledGreeting, hand_over
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, ClusterId
+
+CONNECT_TIMEOUT_MS = 1_000
+"""TCP and hello together. A black-holed link must not cost a caller more."""
+BACKOFF_FIRST_MS = 20
+BACKOFF_MAX_MS = 200
+"""A broker that is back is reached at most this much later."""
+MAX_REQUESTS_IN_FLIGHT = 20_000
+"""Per connection, as on the serving side."""
+
+_log = logging.getLogger("peer.channel")
+
+
+class TcpPeerChannel:
+    """`broker.ports.PeerChannel` over TCP: one connection per target, opened when first needed.
+
+    Owner: the node; single-threaded, on its loop. Invariant (rule F1): a request is written at
+    most once. NOT_WRITTEN is only said when not a byte of it was handed to a connection.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_id: BrokerId,
+        cluster_id: ClusterId,
+        dial: Mapping[BrokerId, str] | None = None,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_requests_in_flight: int = MAX_REQUESTS_IN_FLIGHT,
+    ) -> None:
+        self._broker_id = broker_id
+        self._cluster_id = cluster_id
+        self._dial = dict(dial or {})
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._max_frame_bytes = max_frame_bytes
+        self._max_requests_in_flight = max_requests_in_flight
+        self._links: dict[BrokerId, _Link] = {}
+        self._streams: set[asyncio.Transport] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    async def stop(self) -> None:
+        """Close every connection; requests under way end with an unknown outcome."""
+        self._stopped = True
+        for task in self._dialling:
+            task.cancel()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.close("this broker stops")
+        self._links.clear()
+        for transport in self._streams:
+            transport.abort()
+        self._streams.clear()
+        # Connections learn that they are lost one loop turn after the abort.
+        await asyncio.sleep(0)
+
+    async def call(
+        self, broker_id: BrokerId, peer: str, kind: int, body: bytes, timeout_ms: int
+    ) -> bytes:
+        """See `broker.ports.PeerChannel`. REQUEST_TIMED_OUT has outcome UNKNOWN, too."""
+        if request_frame_bytes(len(body)) > self._max_frame_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a request of {len(body)} bytes is over {self._max_frame_bytes}",
+                outcome=Outcome.NOT_WRITTEN,
+            )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        connection = self._ready(broker_id, peer)
+        if connection is None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connection = await self._connected(broker_id, peer)
+                    await connection.writable.wait()
+            except TimeoutError:
+                raise _unreachable(broker_id, f"not connected within {timeout_ms} ms") from None
+        left_ms = max(1, round((deadline - loop.time()) * 1000))
+        return await connection.request(kind, body, left_ms)
+
+    async def open_stream(
+        self,
+        broker_id: BrokerId,
+        peer: str,
+        factory: Callable[[], asyncio.BaseProtocol],
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """See `broker.ports.PeerChannel`. The caller closes the transport.
+
+        Raises KafkaError: NETWORK_EXCEPTION when the broker can't be reached, else its refusal.
+        """
+        transport, greeting = await self._dial_peer(broker_id, peer, Plane.REPLICATION)
+        self._streams = {each for each in self._streams if not each.is_closing()}
+        self._streams.add(transport)
+        try:
+            protocol = factory()
+            hand_over(transport, protocol, greeting.leftover)
+        except BaseException:
+            transport.abort()
+            raise
+        return transport, protocol
+
+    # -- connections
+
+    def _ready(self, broker_id: BrokerId, peer: str) -> _RpcConnection | None:
+        """The open connection, if it can take a request in this very moment."""
+        link = self._links.get(broker_id)
+        if link is None or link.peer != peer:
+            return None
+        connection = link.connection
+        if connection is None or not connection.usable or not connection.writable.is_set():
+            return None
+        return connection
+
+    async def _connected(self, broker_id: BrokerId, peer: str) -> _RpcConnection:
+        """The connection to this broker at this address; dials if there is none.
+
+        All callers that come meanwhile share one attempt and its failure.
+        """
+        if self._stopped:
+            raise _unreachable(broker_id, "this broker stops")
+        link = self._links.get(broker_id)
+        if link is None or link.peer != peer:
+            if link is not None and link.connection is not None:
+                link.connection.retire("the broker moved")
+            link = self._links[broker_id] = _Link(broker_id, peer)
+        if link.connection is not None and link.connection.usable:
+            return link.connection
+        if link.attempt is None:
+            link.attempt = asyncio.get_running_loop().create_future()
+            task = asyncio.get_running_loop().create_task(self._open(link, link.attempt))
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+        return await asyncio.shield(link.attempt)
+
+    async def _open(self, link: _Link, attempt: asyncio.Future[_RpcConnection]) -> None:
+        """One attempt, after what is left of the back-off. Resolves ``attempt`` in any case."""
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(max(0.0, link.not_before - loop.time()))
+            transport, greeting = await self._dial_peer(link.broker_id, link.peer, Plane.RPC)
+            connection = _RpcConnection(
+                link.broker_id, self._max_frame_bytes, self._max_requests_in_flight
+            )
+            hand_over(transport, connection, greeting.leftover)
+        except KafkaError as error:
+            link.fail(loop.time())
+            attempt.set_exception(error)
+            attempt.exception()  # callers may all have given up
+        except BaseException as error:
+            attempt.set_exception(_unreachable(link.broker_id, f"dialling ended: {error!r}"))
+            attempt.exception()
+            raise
+        else:
+            link.connection = connection
+            link.succeed()
+            attempt.set_result(connection)
+            if self._links.get(link.broker_id) is not link:
+                connection.retire("the broker moved")
+        finally:
+            link.attempt = None
+
+    async def _dial_peer(
+        self, broker_id: BrokerId, peer: str, plane: Plane
+    ) -> tuple[asyncio.Transport, DialledGreeting]:
+        """A connection whose hello was accepted; its reading is paused."""
+        address = dial_address(broker_id, peer, self._dial)
+        host, port = split_address(address)
+        hello = Hello(
+            cluster_id=self._cluster_id,
+            from_broker=self._broker_id,
+            to_broker=broker_id,
+            plane=plane,
+        )
+        loop = asyncio.get_running_loop()
+        greeting = DialledGreeting(hello)
+        transport: asyncio.Transport | None = None
+        accepted = False
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                transport, _ = await loop.create_connection(lambda: greeting, host, port)
+                refusal = decode_welcome(await greeting.answered)
+            if refusal is not None:
+                raise KafkaError(refusal.code, refusal.message, outcome=Outcome.NOT_WRITTEN)
+            if transport.is_closing():
+                raise _unreachable(broker_id, f"{address} closed the connection")
+            accepted = True
+            return transport, greeting
+        except TimeoutError:
+            raise _unreachable(broker_id, f"{address} did not answer in time") from None
+        except (OSError, ProtocolViolationError) as error:
+            raise _unreachable(broker_id, f"{address}: {error}") from error
+        finally:
+            greeting.answered.cancel()
+            if not accepted and transport is not None:
+                transport.abort()
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """What is known about the way to one broker at one address."""
+
+    broker_id: BrokerId
+    peer: str
+    connection: _RpcConnection | None = None
+    attempt: asyncio.Future[_RpcConnection] | None = None
+    not_before: float = 0.0
+    """Loop time before which nobody dials."""
+    backoff_ms: int = field(default=BACKOFF_FIRST_MS)
+
+    def fail(self, now: float) -> None:
+        self.not_before = now + self.backoff_ms / 1000
+        self.backoff_ms = min(2 * self.backoff_ms, BACKOFF_MAX_MS)
+
+    def succeed(self) -> None:
+        self.not_before = 0.0
+        self.backoff_ms = BACKOFF_FIRST_MS
+
+
+class _RpcConnection(asyncio.Protocol):
+    """The dialling end of one connection on plane ``rpc``.
+
+    Lifetime: from the accepted hello to the loss of the connection, which resolves every request
+    still waiting. A retired connection takes no new requests and closes with its last answer.
+    """
+
+    def __init__(self, broker_id: BrokerId, max_frame_bytes: int, max_in_flight: int) -> None:
+        self._broker_id = broker_id
+        self._reader = FrameReader(
+            frozenset({FrameType.ANSWER, FrameType.REFUSAL}), max_frame_bytes
+        )
+        self._max_in_flight = max_in_flight
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._next_id = 1
+        self._transport: asyncio.Transport | None = None
+        self._retired = False
+        self._lost: str | None = None
+        self._heard_at = 0.0
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    @property
+    def usable(self) -> bool:
+        """Whether new requests may be written."""
+        return (
+            self._lost is None
+            and not self._retired
+            and self._transport is not None
+            and not self._transport.is_closing()
+        )
+
+    async def request(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
+        """Write one request and await its answer, for at most ``timeout_ms``."""
+        if not self.usable:
+            raise _unreachable(self._broker_id, self._lost or "the connection closes")
+        if len(self._waiting) >= self._max_in_flight:
+            raise KafkaError(
+                ErrorCode.QUEUE_FULL,
+                f"{len(self._waiting)} requests to broker {self._broker_id} are in flight",
+                outcome=Outcome.NOT_WRITTEN,
+            )
+        assert self._transport is not None
+        loop = asyncio.get_running_loop()
+        request_id = self._next_id
+        self._next_id += 1
+        answer: asyncio.Future[bytes] = loop.create_future()
+        self._waiting[request_id] = answer
+        sent_at = loop.time()
+        # Rule F1: from here on the request may have been read by the other side.
+        self._transport.writelines([request_head(request_id, kind, timeout_ms, len(body)), body])
+        timer = loop.call_later(timeout_ms / 1000, self._expire, answer, timeout_ms, sent_at)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            del self._waiting[request_id]
+            self._close_if_retired()
+
+    def retire(self, reason: str) -> None:
+        """Take no new requests; close once the last one has its answer."""
+        if not self._retired:
+            _log.info("peer connection retired broker=%d reason=%s", self._broker_id, reason)
+        self._retired = True
+        self._close_if_retired()
+
+    def close(self, reason: str) -> None:
+        """Close now; what is in flight ends with an unknown outcome."""
+        self._lose(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        try:
+            frames = self._reader.feed(data)
+        except ProtocolViolationError as error:
+            _log.warning("peer connection closed broker=%d reason=%s", self._broker_id, error)
+            self.close(str(error))
+            return
+        for frame in frames:
+            assert not isinstance(frame, Request)
+            waiting = self._waiting.get(frame.request_id)
+            # Nobody waits any more when the caller timed out or was cancelled.
+            if waiting is None or waiting.done():
+                continue
+            if isinstance(frame, Refusal):
+                waiting.set_exception(frame.error)
+            else:
+                waiting.set_result(frame.body)
+
+    @override
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    @override
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(str(exc) if exc else "closed by the other side")
+
+    def _lose(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self.writable.set()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(
+                    KafkaError(
+                        ErrorCode.NETWORK_EXCEPTION,
+                        f"connection to broker {self._broker_id} lost: {reason}",
+                        outcome=Outcome.UNKNOWN,
+                    )
+                )
+
+    def _expire(self, answer: asyncio.Future[bytes], timeout_ms: int, sent_at: float) -> None:
+        if answer.done():
+            return
+        answer.set_exception(
+            KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"broker {self._broker_id} did not answer within {timeout_ms} ms",
+                outcome=Outcome.UNKNOWN,
+            )
+        )
+        if self._heard_at < sent_at:
+            # Perhaps a black hole: the next request tries a new connection, others may wait here.
+            self.retire("silent")
+
+    def _close_if_retired(self) -> None:
+        if self._retired and not self._waiting and self._transport is not None:
+            self._transport.close()
+
+
+def _unreachable(broker_id: BrokerId, reason: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.NETWORK_EXCEPTION,
+        f"broker {broker_id} is not reachable: {reason}",
+        outcome=Outcome.NOT_WRITTEN,
+    )

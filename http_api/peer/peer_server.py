@@ -1,0 +1,315 @@
+"""The peer listener of a broker: requests of other brokers, and their replication streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import cast
+
+from typing_extensions import override
+
+from broker.ports import PeerServices
+from http_api.peer.addresses import split_address, tune_socket
+from http_api.peer.frames import (
+    MAX_FRAME_BYTES,
+    FrameReader,
+    FrameType,
+    Hello,
+    Plane,
+    ProtocolViolationError,
+    Request,
+    answer_frame_bytes,
+    answer_head,
+    decode_hello,
+    encode_refusal,
+    encode_welcome,
+    take_hello,
+)
+from http_api.peer.handover import hand_over
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, ClusterId
+
+_log = logging.getLogger("peer.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLimits:
+    """What the peer listener takes at most."""
+
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    max_connections: int = 1_024
+    """Two per broker and some to spare for reconnects: brokers count in tens."""
+    max_requests_in_flight: int = 20_000
+    """Per connection; as many as the broker parks (``max_parked_fetches``)."""
+    max_bytes_in_flight: int = 268_435_456
+    """Bodies of unanswered requests per connection (256 MiB): over it, QUEUE_FULL."""
+    hello_timeout_ms: int = 5_000
+    """A connection that hasn't said who it is by then is closed."""
+
+
+class PeerServer:
+    """Listens, checks hellos, runs requests and hands replication streams over.
+
+    Owner: the node; single-threaded, on its loop. Every handler task and connection belongs to
+    this object: when `stop` has returned, none of them is left.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        broker_id: BrokerId,
+        cluster_id: ClusterId,
+        services: PeerServices,
+        limits: PeerLimits | None = None,
+    ) -> None:
+        self._host, self._port = split_address(bind)
+        self.broker_id = broker_id
+        self.cluster_id = cluster_id
+        self.services = services
+        self.limits = limits or PeerLimits()
+        self._server: asyncio.Server | None = None
+        self._transports: set[asyncio.Transport] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """``host:port`` really bound (the port matters when 0 was asked for)."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen. OSError when the port is taken."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Greeting(self), self._host, self._port)
+        _log.info("peer listener open address=%s", self.address)
+
+    async def stop(self) -> None:
+        """Stop listening, end every handler, close every connection, streams included."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        for transport in self._transports:
+            transport.abort()
+        for task in self._handlers:
+            task.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+        # Connections learn that they are lost one loop turn after the abort.
+        await asyncio.sleep(0)
+        self._transports.clear()
+
+    # -- for the protocols of this module
+
+    def admit(self, transport: asyncio.Transport) -> bool:
+        """Whether there is room for one more connection."""
+        # Streams that were handed over no longer report their end to this object.
+        self._transports = {each for each in self._transports if not each.is_closing()}
+        if self._stopping or len(self._transports) >= self.limits.max_connections:
+            return False
+        self._transports.add(transport)
+        return True
+
+    def forget(self, transport: asyncio.Transport) -> None:
+        """The connection is closed."""
+        self._transports.discard(transport)
+
+    def run(self, handler: Coroutine[object, object, None]) -> None:
+        """Run a request's handler as a task of this object."""
+        task = asyncio.get_running_loop().create_task(handler)
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+
+class _Greeting(asyncio.Protocol):
+    """The first seconds of a connection: who is it, and what for?"""
+
+    def __init__(self, server: PeerServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+        if not self._server.admit(self._transport):
+            _log.warning("peer connection refused reason=too_many")
+            self._transport.abort()
+            return
+        tune_socket(transport.get_extra_info("socket"))
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._server.limits.hello_timeout_ms / 1000, self._transport.abort
+        )
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        assert transport is not None
+        if transport.is_closing():
+            return
+        self._received += data
+        try:
+            body = take_hello(self._received)
+            if body is None:
+                return
+            hello = decode_hello(body)
+        except ProtocolViolationError as error:
+            self._refuse(KafkaError(ErrorCode.INVALID_REQUEST, str(error)))
+            return
+        self._welcome(transport, hello)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_wait()
+        if self._transport is not None:
+            self._server.forget(self._transport)
+
+    def _welcome(self, transport: asyncio.Transport, hello: Hello) -> None:
+        try:
+            self._check(hello)
+            protocol: asyncio.BaseProtocol
+            if hello.plane is Plane.RPC:
+                protocol = _RpcService(self._server, hello.from_broker)
+            else:
+                protocol = self._server.services.accept_stream(hello.from_broker)
+        except KafkaError as error:
+            self._refuse(error)
+            return
+        self._end_wait()
+        transport.write(encode_welcome(None))
+        hand_over(transport, protocol, bytes(self._received))
+
+    def _check(self, hello: Hello) -> None:
+        if hello.cluster_id != self._server.cluster_id:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_CLUSTER_ID,
+                f"broker {self._server.broker_id} belongs to cluster {self._server.cluster_id}, "
+                f"not {hello.cluster_id}",
+            )
+        if hello.to_broker != self._server.broker_id:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"this is broker {self._server.broker_id}, not {hello.to_broker}",
+            )
+
+    def _refuse(self, error: KafkaError) -> None:
+        assert self._transport is not None
+        _log.warning(
+            "peer connection refused from=%s reason=%r",
+            self._transport.get_extra_info("peername"),
+            error.message,
+        )
+        self._end_wait()
+        self._transport.write(encode_welcome(error))
+        self._transport.close()
+
+    def _end_wait(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _RpcService(asyncio.Protocol):
+    """One broker's requests. Each runs as its own task; answers leave in any order."""
+
+    def __init__(self, server: PeerServer, from_broker: BrokerId) -> None:
+        self._server = server
+        self._from = from_broker
+        self._reader = FrameReader(frozenset({FrameType.REQUEST}), server.limits.max_frame_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._requests = 0
+        self._request_bytes = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        try:
+            frames = self._reader.feed(data)
+        except ProtocolViolationError as error:
+            _log.warning("peer connection closed broker=%d reason=%s", self._from, error)
+            self._transport.abort()
+            return
+        for frame in frames:
+            assert isinstance(frame, Request)
+            self._begin(frame)
+
+    @override
+    def pause_writing(self) -> None:
+        # Who doesn't read answers can't ask more: else answers would pile up here.
+        self._writable.clear()
+        assert self._transport is not None
+        if self._transport.is_reading():
+            self._transport.pause_reading()
+
+    @override
+    def resume_writing(self) -> None:
+        self._writable.set()
+        assert self._transport is not None
+        self._transport.resume_reading()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Handlers go on: what they append is not undone by a lost connection.
+        self._writable.set()
+        assert self._transport is not None
+        self._server.forget(self._transport)
+
+    def _begin(self, request: Request) -> None:
+        assert self._transport is not None
+        if (
+            self._requests >= self._server.limits.max_requests_in_flight
+            or self._request_bytes + len(request.body) > self._server.limits.max_bytes_in_flight
+        ):
+            refusal = KafkaError(
+                ErrorCode.QUEUE_FULL,
+                f"broker {self._server.broker_id} has {self._requests} requests "
+                f"({self._request_bytes} bytes) of broker {self._from} in flight",
+                outcome=Outcome.NOT_WRITTEN,
+            )
+            self._transport.write(encode_refusal(request.request_id, refusal))
+            return
+        self._requests += 1
+        self._request_bytes += len(request.body)
+        self._server.run(self._serve(request))
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            body = await self._server.services.answer(
+                request.kind, request.body, request.timeout_ms
+            )
+            if answer_frame_bytes(len(body)) > self._server.limits.max_frame_bytes:
+                raise KafkaError(
+                    ErrorCode.MESSAGE_TOO_LARGE,
+                    f"the answer of {len(body)} bytes is over the frame limit",
+                    outcome=Outcome.UNKNOWN,
+                )
+            frames = [answer_head(request.request_id, len(body)), body]
+        except KafkaError as error:
+            frames = [encode_refusal(request.request_id, error)]
+        except Exception as error:  # noqa: BLE001 one request fails, the listener goes on
+            _log.exception("peer request failed kind=%d broker=%d", request.kind, self._from)
+            unexpected = KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"broker {self._server.broker_id} met {type(error).__name__}",
+                outcome=Outcome.UNKNOWN,
+            )
+            frames = [encode_refusal(request.request_id, unexpected)]
+        finally:
+            self._requests -= 1
+            self._request_bytes -= len(request.body)
+        await self._writable.wait()
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.writelines(frames)
