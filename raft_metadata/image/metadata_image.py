@@ -30,6 +30,8 @@ from raft_metadata.records.records import BrokerState, ResourceType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistration:
+    """A broker as its last registration and state change left it."""
+
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
     incarnation_id: IncarnationId
@@ -44,6 +46,8 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRegistration:
+    """Who holds a partition, who is in sync, and who leads it since when."""
+
     replicas: tuple[BrokerId, ...]
     directories: tuple[DirectoryId, ...]
     isr: tuple[BrokerId, ...]
@@ -62,6 +66,8 @@ class PartitionRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicImage:
+    """One life of a topic name, with its partitions."""
+
     name: TopicName
     topic_id: TopicId
     partitions_count: int
@@ -89,12 +95,8 @@ class MetadataImage:
     brokers: Mapping[BrokerId, BrokerRegistration] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    topics: Mapping[TopicId, TopicImage] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    topic_ids: Mapping[TopicName, TopicId] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    topics: Mapping[TopicId, TopicImage] = field(default_factory=lambda: MappingProxyType({}))
+    topic_ids: Mapping[TopicName, TopicId] = field(default_factory=lambda: MappingProxyType({}))
     configs: Mapping[ConfigKey, Mapping[str, str]] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -104,9 +106,7 @@ class MetadataImage:
         topic_id = self.topic_ids.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
-    def partition(
-        self, topic_id: TopicId, partition: PartitionId
-    ) -> PartitionRegistration | None:
+    def partition(self, topic_id: TopicId, partition: PartitionId) -> PartitionRegistration | None:
         """The partition, or None if the topic or the index is unknown."""
         topic = self.topics.get(topic_id)
         if topic is None or not 0 <= partition < len(topic.partitions):

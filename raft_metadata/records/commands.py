@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from raft_metadata.common.ids import (
+    UNKNOWN_BROKER_EPOCH,
     BrokerEpoch,
     BrokerId,
     ClusterId,
@@ -24,7 +25,6 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
     TopicName,
-    UNKNOWN_BROKER_EPOCH,
 )
 from raft_metadata.records.records import BrokerState, MetadataRecord
 
@@ -156,6 +156,8 @@ class MetadataBatch:
     base_offset: MetadataOffset
     epoch: ControllerEpoch
     records: tuple[MetadataRecord, ...]
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """The JSON it was read from, so that it is encoded once for all brokers; empty: not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,8 @@ class MetadataSnapshot:
     next_offset: MetadataOffset
     epoch: ControllerEpoch
     records: tuple[MetadataRecord, ...]
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """As in `MetadataBatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What has happened: the facts in the metadata log (decision D1: facts, not commands).
 
-A record is only ever applied through ``raft_metadata.image.metadata_delta``. Every field is explicit,
-so that a dump of the log reads as history and replay needs no policy, clock or chance. An unknown
-field is ignored by older nodes; a new record type needs a higher feature level.
+A record is only ever applied through ``raft_metadata.image.metadata_delta``. Every field is
+explicit, so that a dump of the log reads as history and replay needs no policy, clock or chance.
+An unknown field is ignored by older nodes; a new record type needs a higher feature level.
 """
 
 from __future__ import annotations

@@ -1,0 +1,356 @@
+"""Folds records into the next image: replay a batch, then apply once.
+
+What was not touched is shared with the image before, so a batch costs the size of what it changes:
+one copy of each changed table, and of the partitions of each changed topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeVar, assert_never
+
+from raft_metadata.common.ids import (
+    BrokerId,
+    ControllerEpoch,
+    MetadataOffset,
+    PartitionId,
+    TopicId,
+    TopicName,
+)
+from raft_metadata.image.metadata_image import (
+    BrokerRegistration,
+    ConfigKey,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    BrokerState,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+SUPPORTED_FEATURE_LEVEL = 1
+"""The highest feature level whose records this version can fold."""
+
+
+@dataclass(slots=True)
+class TopicDelta:
+    """A topic under change."""
+
+    name: TopicName
+    topic_id: TopicId
+    partitions_count: int
+    partitions: list[PartitionRegistration]
+    changed: set[PartitionId] = field(default_factory=set)
+    """Partitions that were created or changed."""
+
+    @classmethod
+    def of(cls, topic: TopicImage) -> TopicDelta:
+        """A copy to change."""
+        return cls(topic.name, topic.topic_id, topic.partitions_count, list(topic.partitions))
+
+    def image(self) -> TopicImage:
+        """What the topic has become."""
+        return TopicImage(
+            name=self.name,
+            topic_id=self.topic_id,
+            partitions_count=self.partitions_count,
+            partitions=tuple(self.partitions),
+        )
+
+
+class MetadataDelta:
+    """What changes between one image and the next. Owned by one replayer; not thread-safe.
+
+    ``replay`` in the order of the log, then ``apply`` once. A record that does not fit the image
+    breaks an invariant that its decider kept: an AssertionError, after which the delta is void.
+    """
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        """The image before."""
+        self.changed_brokers: dict[BrokerId, BrokerRegistration] = {}
+        """Brokers that registered or changed state, as they are now."""
+        self.removed_brokers: set[BrokerId] = set()
+        """Brokers a snapshot lacks; no record removes one."""
+        self.changed_topics: dict[TopicId, TopicDelta] = {}
+        """Topics that were created or whose partitions changed."""
+        self.created_topics: set[TopicId] = set()
+        self.deleted_topics: dict[TopicId, TopicImage] = {}
+        """Topics of the image before that are gone, as they were."""
+        self.changed_configs: dict[ConfigKey, dict[str, str]] = {}
+        """All configs of each resource where one was set or reset; empty: none is left."""
+        self._feature_level = image.feature_level
+
+    # ---- what changed
+
+    @property
+    def changed_partitions(self) -> Mapping[TopicId, frozenset[PartitionId]]:
+        """Partitions created or changed, by topic; those of deleted topics are not in here."""
+        return {
+            topic_id: frozenset(topic.changed)
+            for topic_id, topic in self.changed_topics.items()
+            if topic.changed
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the next image differs in its offset and epoch only."""
+        return self._feature_level == self.image.feature_level and not (
+            self.changed_brokers
+            or self.removed_brokers
+            or self.changed_topics
+            or self.deleted_topics
+            or self.changed_configs
+        )
+
+    # ---- folding
+
+    def replay(self, record: MetadataRecord, offset: MetadataOffset) -> None:
+        """Fold one record, which stands at ``offset``."""
+        match record:
+            case PartitionChangeRecord():
+                self._change_partition(record, offset)
+            case PartitionRecord():
+                self._add_partition(record, offset)
+            case RegisterBrokerRecord():
+                self._register_broker(record)
+            case BrokerRegistrationChangeRecord():
+                self._change_broker(record)
+            case TopicRecord():
+                self._add_topic(record)
+            case RemoveTopicRecord():
+                self._remove_topic(record.topic_id)
+            case ConfigRecord():
+                self._set_config(record)
+            case FeatureLevelRecord():
+                self._set_feature_level(record.level)
+            case _:
+                assert_never(record)
+
+    def replay_all(self, records: Iterable[MetadataRecord], base_offset: MetadataOffset) -> int:
+        """Fold a batch; returns how many records it had."""
+        count = 0
+        for record in records:
+            self.replay(record, MetadataOffset(base_offset + count))
+            count += 1
+        return count
+
+    def apply(self, next_offset: MetadataOffset, epoch: ControllerEpoch) -> MetadataImage:
+        """The next image. Dicts that did not change are shared with the one before."""
+        image = self.image
+        topics, topic_ids = image.topics, image.topic_ids
+        if self.changed_topics or self.deleted_topics:
+            topics, topic_ids = self._topics()
+        brokers = image.brokers
+        if self.changed_brokers or self.removed_brokers:
+            brokers = _patched(image.brokers, self.changed_brokers, self.removed_brokers)
+        configs = image.configs
+        if self.changed_configs:
+            configs = self._configs()
+        return MetadataImage(
+            next_offset=next_offset,
+            epoch=epoch,
+            feature_level=self._feature_level,
+            brokers=brokers,
+            topics=topics,
+            topic_ids=topic_ids,
+            configs=configs,
+        )
+
+    # ---- brokers
+
+    def broker(self, broker_id: BrokerId) -> BrokerRegistration | None:
+        """The broker as it stands after what was replayed."""
+        changed = self.changed_brokers.get(broker_id)
+        return changed if changed is not None else self.image.brokers.get(broker_id)
+
+    def _register_broker(self, record: RegisterBrokerRecord) -> None:
+        before = self.broker(record.broker_id)
+        assert before is None or before.broker_epoch < record.broker_epoch, record
+        self.changed_brokers[record.broker_id] = BrokerRegistration(
+            broker_id=record.broker_id,
+            broker_epoch=record.broker_epoch,
+            incarnation_id=record.incarnation_id,
+            directory_id=record.directory_id,
+            http=record.http,
+            peer=record.peer,
+            rack=record.rack,
+            unclean_partitions=record.unclean_partitions,
+            state=BrokerState.STARTING,
+            settled=False,
+        )
+
+    def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
+        before = self.broker(record.broker_id)
+        assert before is not None, record
+        assert before.broker_epoch == record.broker_epoch, (before, record)
+        self.changed_brokers[record.broker_id] = replace(
+            before, state=record.state, settled=record.settled
+        )
+
+    # ---- topics
+
+    def _topic(self, topic_id: TopicId) -> TopicDelta:
+        topic = self.changed_topics.get(topic_id)
+        if topic is None:
+            assert topic_id in self.image.topics, f"no topic {topic_id}"
+            assert topic_id not in self.deleted_topics, f"topic {topic_id} was deleted"
+            topic = self.changed_topics[topic_id] = TopicDelta.of(self.image.topics[topic_id])
+        return topic
+
+    def _add_topic(self, record: TopicRecord) -> None:
+        assert record.topic_id not in self.image.topics, record
+        assert record.topic_id not in self.changed_topics, record
+        self.changed_topics[record.topic_id] = TopicDelta(
+            record.name, record.topic_id, record.partitions_count, []
+        )
+        self.created_topics.add(record.topic_id)
+
+    def _remove_topic(self, topic_id: TopicId) -> None:
+        changed = self.changed_topics.pop(topic_id, None)
+        before = self.image.topics.get(topic_id)
+        assert changed is not None or before is not None, f"no topic {topic_id}"
+        self.created_topics.discard(topic_id)
+        if before is not None:
+            assert topic_id not in self.deleted_topics, f"topic {topic_id} was deleted"
+            self.deleted_topics[topic_id] = before
+        key = (ResourceType.TOPIC, topic_id)
+        if self.image.configs.get(key) or self.changed_configs.get(key):
+            self.changed_configs[key] = {}
+
+    def _add_partition(self, record: PartitionRecord, offset: MetadataOffset) -> None:
+        topic = self._topic(record.topic_id)
+        assert record.partition == len(topic.partitions) < topic.partitions_count, record
+        since = record.leader_epoch_offset
+        topic.partitions.append(
+            PartitionRegistration(
+                replicas=record.replicas,
+                directories=record.directories,
+                isr=record.isr,
+                elr=record.elr,
+                leader=record.leader,
+                leader_epoch=record.leader_epoch,
+                partition_epoch=record.partition_epoch,
+                leader_epoch_offset=offset if since is None else since,
+            )
+        )
+        topic.changed.add(record.partition)
+
+    def _change_partition(self, record: PartitionChangeRecord, offset: MetadataOffset) -> None:
+        topic = self._topic(record.topic_id)
+        before = topic.partitions[record.partition]
+        assert record.partition_epoch == before.partition_epoch + 1, (before, record)
+        assert before.leader_epoch <= record.leader_epoch <= before.leader_epoch + 1, record
+        new_epoch = record.leader_epoch > before.leader_epoch
+        assert new_epoch or record.leader == before.leader, (before, record)
+        topic.partitions[record.partition] = PartitionRegistration(
+            replicas=before.replicas,
+            directories=record.directories,
+            isr=record.isr,
+            elr=record.elr,
+            leader=record.leader,
+            leader_epoch=record.leader_epoch,
+            partition_epoch=record.partition_epoch,
+            leader_epoch_offset=offset if new_epoch else before.leader_epoch_offset,
+        )
+        topic.changed.add(record.partition)
+
+    def _topics(self) -> tuple[Mapping[TopicId, TopicImage], Mapping[TopicName, TopicId]]:
+        topics = _patched(
+            self.image.topics,
+            {topic_id: topic.image() for topic_id, topic in self.changed_topics.items()},
+            self.deleted_topics,
+        )
+        if not self.created_topics and not self.deleted_topics:
+            return topics, self.image.topic_ids
+        topic_ids = _patched(
+            self.image.topic_ids, {}, {topic.name for topic in self.deleted_topics.values()}
+        )
+        created = {
+            topic.name: topic_id
+            for topic_id, topic in self.changed_topics.items()
+            if topic_id in self.created_topics
+        }
+        assert not created.keys() & topic_ids.keys(), created
+        return topics, _patched(topic_ids, created, ())
+
+    # ---- configs, feature level
+
+    def _set_config(self, record: ConfigRecord) -> None:
+        key = (record.resource_type, record.resource_name)
+        configs = self.changed_configs.get(key)
+        if configs is None:
+            configs = self.changed_configs[key] = dict(self.image.configs.get(key, {}))
+        if record.value is None:
+            configs.pop(record.name, None)
+        else:
+            configs[record.name] = record.value
+
+    def _configs(self) -> Mapping[ConfigKey, Mapping[str, str]]:
+        changed: dict[ConfigKey, Mapping[str, str]] = {
+            key: MappingProxyType(dict(configs))
+            for key, configs in self.changed_configs.items()
+            if configs
+        }
+        emptied = {key for key, configs in self.changed_configs.items() if not configs}
+        return _patched(self.image.configs, changed, emptied)
+
+    def _set_feature_level(self, level: int) -> None:
+        if level > SUPPORTED_FEATURE_LEVEL:
+            message = f"feature level {level} is above {SUPPORTED_FEATURE_LEVEL}: upgrade this node"
+            raise ValueError(message)
+        self._feature_level = level
+
+
+def delta_between(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
+    """The delta that leads from one image to any other; unchanged parts are left out."""
+    delta = MetadataDelta(before)
+    delta._feature_level = after.feature_level  # noqa: SLF001 the delta's other constructor
+    delta.changed_brokers = {
+        broker_id: broker
+        for broker_id, broker in after.brokers.items()
+        if before.brokers.get(broker_id) != broker
+    }
+    delta.removed_brokers = set(before.brokers.keys() - after.brokers.keys())
+    delta.deleted_topics = {
+        topic_id: topic for topic_id, topic in before.topics.items() if topic_id not in after.topics
+    }
+    delta.created_topics = set(after.topics.keys() - before.topics.keys())
+    for topic_id, topic in after.topics.items():
+        old = before.topics.get(topic_id)
+        if old == topic:
+            continue
+        changed = delta.changed_topics[topic_id] = TopicDelta.of(topic)
+        known = () if old is None else old.partitions
+        changed.changed = {
+            PartitionId(index)
+            for index, partition in enumerate(topic.partitions)
+            if index >= len(known) or known[index] != partition
+        }
+    for key in before.configs.keys() | after.configs.keys():
+        if before.configs.get(key) != after.configs.get(key):
+            delta.changed_configs[key] = dict(after.configs.get(key, {}))
+    return delta
+
+
+def _patched(before: Mapping[K, V], changed: Mapping[K, V], removed: Iterable[K]) -> Mapping[K, V]:
+    after = dict(before)
+    after.update(changed)
+    for key in removed:
+        after.pop(key, None)
+    return MappingProxyType(after)

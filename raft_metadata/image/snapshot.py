@@ -1,0 +1,114 @@
+"""An image as records, and back: a snapshot is a shorter log with the same end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, PartitionId
+from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
+from raft_metadata.image.metadata_image import (
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.commands import MetadataSnapshot
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+
+
+def snapshot_of(image: MetadataImage) -> MetadataSnapshot:
+    """The whole image as a `MetadataSnapshot`."""
+    return MetadataSnapshot(
+        next_offset=image.next_offset, epoch=image.epoch, records=tuple(image_records(image))
+    )
+
+
+def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
+    """Records that fold into this image from nothing, in an order that is always the same."""
+    if image.feature_level:
+        yield FeatureLevelRecord(level=image.feature_level)
+    for _, broker in sorted(image.brokers.items()):
+        yield from _broker_records(broker)
+    for topic_id in sorted(image.topics):
+        topic = image.topics[topic_id]
+        yield TopicRecord(
+            name=topic.name, topic_id=topic_id, partitions_count=topic.partitions_count
+        )
+        for index, partition in enumerate(topic.partitions):
+            yield _partition_record(topic, PartitionId(index), partition)
+    for resource_type, name in sorted(image.configs, key=lambda key: (key[0].value, key[1])):
+        for config, value in sorted(image.configs[resource_type, name].items()):
+            yield ConfigRecord(
+                resource_type=resource_type, resource_name=name, name=config, value=value
+            )
+
+
+def image_from_records(
+    records: Iterable[MetadataRecord], next_offset: MetadataOffset, epoch: ControllerEpoch
+) -> MetadataImage:
+    """The inverse of `image_records`."""
+    delta = MetadataDelta(MetadataImage())
+    for record in records:
+        delta.replay(record, next_offset)
+    return delta.apply(next_offset, epoch)
+
+
+def delta_from_snapshot(image: MetadataImage, snapshot: MetadataSnapshot) -> MetadataDelta:
+    """Fold a snapshot as a change of the present image: what it lacks counts as deleted.
+
+    Keeps rule M5 where images jump: a snapshot behind the image is METADATA_BEHIND and changes
+    nothing. Apply with the snapshot's ``next_offset`` and ``epoch``.
+    """
+    if snapshot.next_offset < image.next_offset or snapshot.epoch < image.epoch:
+        message = (
+            f"snapshot at offset={snapshot.next_offset} epoch={snapshot.epoch} is behind "
+            f"offset={image.next_offset} epoch={image.epoch}"
+        )
+        raise KafkaError(ErrorCode.METADATA_BEHIND, message)
+    after = image_from_records(snapshot.records, snapshot.next_offset, snapshot.epoch)
+    return delta_between(image, after)
+
+
+def _broker_records(broker: BrokerRegistration) -> Iterator[MetadataRecord]:
+    yield RegisterBrokerRecord(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.broker_epoch,
+        incarnation_id=broker.incarnation_id,
+        directory_id=broker.directory_id,
+        http=broker.http,
+        peer=broker.peer,
+        rack=broker.rack,
+        unclean_partitions=broker.unclean_partitions,
+    )
+    yield BrokerRegistrationChangeRecord(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.broker_epoch,
+        state=broker.state,
+        settled=broker.settled,
+    )
+
+
+def _partition_record(
+    topic: TopicImage, index: PartitionId, partition: PartitionRegistration
+) -> PartitionRecord:
+    return PartitionRecord(
+        topic_id=topic.topic_id,
+        partition=index,
+        replicas=partition.replicas,
+        directories=partition.directories,
+        isr=partition.isr,
+        elr=partition.elr,
+        leader=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        leader_epoch_offset=partition.leader_epoch_offset,
+    )

@@ -1,0 +1,193 @@
+"""Records, commands and answers as JSON bytes, and back.
+
+A record is ``{"type": …, "v": 0, …fields}``. An unknown field is ignored (an older node reads what
+a newer one wrote at the same feature level); an unknown type or version is refused, because
+skipping a fact would make this node's image differ from the others'. A batch is encoded once: the
+bytes in the metadata log are the bytes every broker is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import msgspec
+import orjson
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
+from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch, MetadataSnapshot
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+T = TypeVar("T")
+
+RECORD_VERSION = 0
+
+_TYPES: Mapping[str, type[MetadataRecord]] = {
+    "feature_level": FeatureLevelRecord,
+    "register_broker": RegisterBrokerRecord,
+    "broker_registration_change": BrokerRegistrationChangeRecord,
+    "topic": TopicRecord,
+    "remove_topic": RemoveTopicRecord,
+    "partition": PartitionRecord,
+    "partition_change": PartitionChangeRecord,
+    "config": ConfigRecord,
+}
+_HEADS: Mapping[type[MetadataRecord], bytes] = {
+    cls: b'{"type":"%b","v":%d,' % (name.encode(), RECORD_VERSION) for name, cls in _TYPES.items()
+}
+_OPTIONS = orjson.OPT_NON_STR_KEYS
+
+
+class UnreadableRecordError(ValueError):
+    """A record of a type or version this node does not know, or not one at all."""
+
+
+def encode_record(record: MetadataRecord) -> bytes:
+    """One record as JSON."""
+    return _HEADS[type(record)] + _dumps(record)[1:]
+
+
+def decode_record(value: object) -> MetadataRecord:
+    """One record from its parsed JSON. Raises `UnreadableRecordError`."""
+    if not isinstance(value, dict):
+        raise UnreadableRecordError(f"a record is an object, got {type(value).__name__}")
+    cls = _TYPES.get(value.get("type", ""))
+    if cls is None or value.get("v") != RECORD_VERSION:
+        kind = f"type={value.get('type')!r} v={value.get('v')!r}"
+        raise UnreadableRecordError(f"unknown record {kind}: is this node too old?")
+    try:
+        return msgspec.convert(value, cls)
+    except msgspec.ValidationError as error:
+        raise UnreadableRecordError(f"{value['type']}: {error}") from error
+
+
+def join_batch(base_offset: int, epoch: int, records: Iterable[bytes]) -> bytes:
+    """A batch of records that are encoded already."""
+    head = b'{"base_offset":%d,"epoch":%d,"records":[' % (base_offset, epoch)
+    return head + b",".join(records) + b"]}"
+
+
+def encode_batch(base_offset: int, epoch: int, records: Sequence[MetadataRecord]) -> bytes:
+    """A batch as it stands in the metadata log: a `MetadataBatch` in JSON."""
+    return join_batch(base_offset, epoch, map(encode_record, records))
+
+
+def decode_batch(payload: bytes) -> MetadataBatch:
+    """The inverse of `encode_batch`; keeps ``payload`` so that it is never encoded again.
+
+    Raises `UnreadableRecordError`.
+    """
+    try:
+        return replace(_batch(orjson.loads(payload)), encoded=payload)
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise UnreadableRecordError(f"not a batch of records: {error!r}") from error
+
+
+def encode_snapshot(snapshot: MetadataSnapshot) -> bytes:
+    """A `MetadataSnapshot` in JSON."""
+    head = b'{"next_offset":%d,"epoch":%d,"records":[' % (snapshot.next_offset, snapshot.epoch)
+    return head + b",".join(map(encode_record, snapshot.records)) + b"]}"
+
+
+def to_json(value: object) -> bytes:
+    """A command or an answer as JSON. What was encoded before is embedded as it is."""
+    match value:
+        case FetchMetadataAnswer():
+            return _encode_answer(value)
+        case MetadataBatch():
+            return value.encoded or encode_batch(value.base_offset, value.epoch, value.records)
+        case MetadataSnapshot():
+            return value.encoded or encode_snapshot(value)
+        case _:
+            return _dumps(value)
+
+
+def from_json(payload: bytes, cls: type[T]) -> T:
+    """The inverse of `to_json`; extra fields are ignored. INVALID_REQUEST says what is wrong."""
+    try:
+        value = orjson.loads(payload)
+        if cls is FetchMetadataAnswer:
+            return cast(T, _decode_answer(value))
+        if cls is MetadataBatch:
+            return cast(T, _batch(value))
+        if cls is MetadataSnapshot:
+            return cast(T, _snapshot(value))
+        return msgspec.convert(value, cls, str_keys=True)
+    except (ValueError, KeyError, TypeError) as error:
+        # Covers orjson.JSONDecodeError, msgspec.ValidationError and UnreadableRecordError.
+        message = f"malformed {cls.__name__}: {error}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message) from error
+
+
+def _dumps(value: object) -> bytes:
+    return orjson.dumps(value, default=_named_tuple, option=_OPTIONS)
+
+
+def _named_tuple(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not a field of a record, command or answer")
+
+
+def _encode_answer(answer: FetchMetadataAnswer) -> bytes:
+    snapshot = answer.snapshot
+    return orjson.dumps(
+        {
+            "leader_id": answer.leader_id,
+            "epoch": answer.epoch,
+            "leader_contact_age_ms": answer.leader_contact_age_ms,
+            "end_offset": answer.end_offset,
+            "batches": [orjson.Fragment(to_json(batch)) for batch in answer.batches],
+            "snapshot": None if snapshot is None else orjson.Fragment(to_json(snapshot)),
+        }
+    )
+
+
+def _decode_answer(value: dict[str, Any]) -> FetchMetadataAnswer:
+    batches, snapshot = value.pop("batches", ()), value.pop("snapshot", None)
+    return replace(
+        msgspec.convert(value, _AnswerHead).build(),
+        batches=tuple(_batch(batch) for batch in batches),
+        snapshot=None if snapshot is None else _snapshot(snapshot),
+    )
+
+
+class _AnswerHead(msgspec.Struct):
+    """The plain fields of a `FetchMetadataAnswer`: msgspec knows no union of dataclasses."""
+
+    leader_id: int | None
+    epoch: int
+    leader_contact_age_ms: int
+    end_offset: int
+
+    def build(self) -> FetchMetadataAnswer:
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        return FetchMetadataAnswer(**fields)
+
+
+def _batch(value: dict[str, Any]) -> MetadataBatch:
+    return MetadataBatch(
+        base_offset=MetadataOffset(msgspec.convert(value["base_offset"], int)),
+        epoch=ControllerEpoch(msgspec.convert(value["epoch"], int)),
+        records=tuple(map(decode_record, value["records"])),
+    )
+
+
+def _snapshot(value: dict[str, Any]) -> MetadataSnapshot:
+    return MetadataSnapshot(
+        next_offset=MetadataOffset(msgspec.convert(value["next_offset"], int)),
+        epoch=ControllerEpoch(msgspec.convert(value["epoch"], int)),
+        records=tuple(map(decode_record, value["records"])),
+    )
