@@ -50,8 +50,18 @@ class LeaderState:
     """
 
     __slots__ = (
-        "by_durable", "epoch", "epoch_start", "followers", "in_flight", "isr", "me",
-        "min_isr", "partition_epoch", "proposals", "since_ms", "retry_ms",
+        "by_durable",
+        "epoch",
+        "epoch_start",
+        "followers",
+        "in_flight",
+        "isr",
+        "me",
+        "min_isr",
+        "partition_epoch",
+        "proposals",
+        "retry_ms",
+        "since_ms",
     )  # fmt: skip
 
     def __init__(

@@ -1,7 +1,7 @@
 """Hosts this broker's replicas: gives each its role from the image, and moves frames and time.
 
-One asyncio loop owns everything here. ``run`` owns every task: the tick, one link per leader broker,
-and ISR attempts. Frames that name no hosted replica are dropped (rule R4).
+One asyncio loop owns everything here. ``run`` owns every task: the tick, one link per leader
+broker, and ISR attempts. Frames that name no hosted replica are dropped (rule R4).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.common.topic_config import effective_min_isr, topic_setting
+from raft_metadata.common.topic_config import FLUSH, choice_value, effective_min_isr
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class ReplicaManager:
         replication_factor = len(topic.partitions[0].replicas) if topic.partitions else 1
         return Settings(
             min_isr=effective_min_isr(configs, defaults.min_insync_replicas, replication_factor),
-            by_durable=topic_setting(configs, "flush", defaults.flush) == "ack",
+            by_durable=choice_value(configs, FLUSH, defaults.flush) == "ack",
         )
 
     def _role_changed(self, replica: Replica) -> None:
@@ -258,6 +258,10 @@ class ReplicaManager:
             replica.wake_fetches()
 
     # leader host: streams of followers
+
+    def accept_stream(self, follower: BrokerId) -> LeaderStream:
+        """The protocol for a follower broker that connected to the peer listener."""
+        return LeaderStream(follower, self)
 
     def stream_attached(self, stream: LeaderStream) -> None:
         """A follower broker connected."""
@@ -376,7 +380,7 @@ class ReplicaManager:
                 session.announce()
         for link in self._links.values():
             link.open_again(now_ms)
-        self._keep_streams(now_ms)
+        self._keep_streams(now_ms, stalled_ms)
         if now_ms - self._isr_checked_ms >= ISR_CHECK_MS:
             self._isr_checked_ms = now_ms
             for replica in self._replicas.values():
@@ -386,15 +390,16 @@ class ReplicaManager:
             self._checkpointed_ms = now_ms
             self.checkpoint()
 
-    def _keep_streams(self, now_ms: int) -> None:
+    def _keep_streams(self, now_ms: int, stalled_ms: int) -> None:
         """Rule R9: heartbeats both ways; three missed and the connection is closed."""
         interval_ms = self._config.timeouts.replication_heartbeat_ms
         ping = now_ms - self._pinged_ms >= interval_ms
         if ping:
             self._pinged_ms = now_ms
         to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
-        for stream in [*self._streams, *to_leaders]:
-            if stream.heard_ms <= 0:
+        streams: list[LeaderStream | FollowerStream] = [*self._streams, *to_leaders]
+        for stream in streams:
+            if stream.heard_ms <= 0 or stalled_ms > STALL_MS:
                 stream.heard_ms = now_ms
             elif now_ms - stream.heard_ms > 3 * interval_ms + STALL_MS:
                 _log.warning("stream silent, closed ms=%d", now_ms - stream.heard_ms)

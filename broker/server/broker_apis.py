@@ -1,0 +1,511 @@
+"""The one door to a broker: routes every request to whoever leads, here or one hop away.
+
+Decision D7 and rule F1: what is led elsewhere is forwarded once. An attempt that surely appended
+nothing is made again within the request's deadline, with what the image says then; an attempt of
+unknown outcome is never made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from broker.record.lines import key_view, oversized
+from broker.record.values import partition_for_key
+from broker.server import forwarding
+from broker.server.local_partitions import Append, LocalPartitions, Read
+from broker.server.requests import (
+    FetchRequest,
+    FetchResult,
+    OffsetsResult,
+    ProduceRequest,
+    RecordResult,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import (
+    BrokerId,
+    ClusterId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    TopicName,
+    id_from_bytes,
+)
+from raft_metadata.common.topic_config import (
+    MAX_MESSAGE_BYTES,
+    TOPIC_CONFIGS,
+    integer_value,
+)
+from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.config import BrokerConfig
+    from broker.ports import ControllerChannel, PeerChannel
+    from broker.record.lines import ProduceRecord
+    from broker.server.lifecycle import Lifecycle
+    from broker.server.metadata_loader import MetadataLoader
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.image.metadata_image import (
+        MetadataImage,
+        PartitionRegistration,
+        TopicImage,
+    )
+
+_log = logging.getLogger("broker.apis")
+T = TypeVar("T")
+
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+CATCH_UP_MS = 1_000
+"""How long an unknown topic is looked for at the active controller before it counts as unknown."""
+REROUTE_PAUSE_MS = 100
+"""Longest pause before a refused attempt is made again; a new image ends it at once."""
+DEPOSED_GRACE_MS = 500
+"""A forwarded request to a leader that was deposed meanwhile is given this long to answer."""
+CREATE_TIMEOUT_MS = 15_000
+ADMIN_FETCH_TIMEOUT_MS = 5_000
+
+_REROUTED = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.METADATA_BEHIND,
+    }
+)
+"""Refusals that another leader, or the same one a moment later, may not repeat."""
+
+
+class RoutedBrokerApis:
+    """Implements `broker.server.requests.BrokerApis`, on the broker's loop.
+
+    Stateless but for the rotation of keyless requests over partitions and the forwards under way.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        local: LocalPartitions,
+        loader: MetadataLoader,
+        lifecycle: Lifecycle,
+        controllers: ControllerChannel,
+        peers: PeerChannel,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._config = config
+        self._local = local
+        self._loader = loader
+        self._lifecycle = lifecycle
+        self._controllers = controllers
+        self._peers = peers
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._rotation = int.from_bytes(random_bytes(4), "little")
+        self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
+        self._creating: dict[TopicName, asyncio.Future[None]] = {}
+
+    # facts
+
+    @property
+    def broker_id(self) -> BrokerId:
+        """See `BrokerApis`."""
+        return self._config.broker_id
+
+    @property
+    def cluster_id(self) -> ClusterId:
+        """See `BrokerApis`."""
+        return self._config.cluster_id
+
+    @property
+    def image(self) -> MetadataImage:
+        """See `BrokerApis`."""
+        return self._loader.image
+
+    @property
+    def controller_id(self) -> int | None:
+        """See `BrokerApis`."""
+        return self._loader.leader_id
+
+    def readiness(self) -> list[tuple[str, bool]]:
+        """See `BrokerApis`."""
+        state = self._lifecycle.state
+        named = state.value if state else "not registered"
+        return [
+            ("node", True),
+            ("metadata", self._loader.loaded.is_set()),
+            (f"broker {named}", named == "unfenced"),
+        ]
+
+    def topic_defaults(self) -> dict[str, str]:
+        """See `BrokerApis`."""
+        defaults = self._config.defaults
+        return {
+            name: str(getattr(defaults, row.default_key)) for name, row in TOPIC_CONFIGS.items()
+        }
+
+    # topics
+
+    async def catch_up_with_topic(self, topic: TopicName) -> None:
+        """See `BrokerApis`."""
+        found = self.image.topic(topic)
+        if found is not None and found.is_complete:
+            return
+        with contextlib.suppress(TimeoutError, KafkaError):
+            async with asyncio.timeout(CATCH_UP_MS / 1000):
+                await self._loader.wait_for(await self._loader.newest_offset())
+
+    async def create_topic(self, command: CreateTopic) -> TopicCreated:
+        """See `BrokerApis`."""
+        check_topic_name(command.name)
+        limit = self._config.limits.max_partitions_per_topic
+        if command.partitions_count is not None and command.partitions_count > limit:
+            text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
+        created = await self._controllers.create_topic(command, CREATE_TIMEOUT_MS)
+        if not command.validate_only:
+            try:
+                async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
+                    await self._await_ready(created)
+            except TimeoutError:
+                text = f"topic {command.name} was created, but not every partition has a leader yet"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+        return created
+
+    async def _await_ready(self, created: TopicCreated) -> None:
+        """Until every partition has a leader and every leader knows of it."""
+        await self._loader.wait_for(created.next_offset)
+        while True:
+            topic = self.image.topics.get(created.topic_id)
+            if topic is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "the topic was deleted meanwhile")
+            if topic.is_complete and all(p.has_leader for p in topic.partitions):
+                break
+            await self._loader.changed()
+        offset = self.image.next_offset
+        leaders = {p.leader for p in topic.partitions} - {self._config.broker_id}
+        for leader in leaders:
+            await self._await_peer(leader, offset)
+
+    async def _await_peer(self, leader: BrokerId, offset: MetadataOffset) -> None:
+        registration = self.image.brokers.get(leader)
+        if registration is None:
+            return
+        body = forwarding.encode_await_metadata(offset)
+        with contextlib.suppress(KafkaError):  # it may have died: produce routes around it
+            await self._peers.call(
+                leader, registration.peer, forwarding.AWAIT_METADATA, body, CATCH_UP_MS
+            )
+
+    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
+        """See `BrokerApis`."""
+        deleted = await self._controllers.delete_topic(command, CREATE_TIMEOUT_MS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
+                await self._loader.wait_for(deleted.next_offset)
+        return deleted
+
+    async def _topic_for_produce(self, name: TopicName, deadline_ms: int) -> TopicImage:
+        topic = self.image.topic(name)
+        if topic is None:
+            check_topic_name(name)
+            await self.catch_up_with_topic(name)
+            topic = self.image.topic(name)
+        if topic is None:
+            if not self._config.defaults.auto_create_topics_enable:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
+            await self._auto_create(name)
+            topic = self.image.topic(name)
+        while topic is not None and not topic.is_complete:
+            await self._pause(deadline_ms)
+            topic = self.image.topic(name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
+        return topic
+
+    async def _auto_create(self, name: TopicName) -> None:
+        """Create by the defaults, once for all requests that wait for the same name."""
+        under_way = self._creating.get(name)
+        if under_way is not None:
+            await under_way
+            return
+        done = self._creating[name] = asyncio.get_running_loop().create_future()
+        try:
+            topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
+            await self.create_topic(CreateTopic(name=name, topic_id=topic_id))
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            await self.catch_up_with_topic(name)
+        finally:
+            del self._creating[name]
+            done.set_result(None)
+
+    # produce
+
+    async def produce(self, request: ProduceRequest) -> list[RecordResult]:
+        """See `BrokerApis`."""
+        timeout_ms = max(1, min(request.timeout_ms, self._config.limits.max_produce_timeout_ms))
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        topic = await self._topic_for_produce(request.topic, deadline_ms)
+        results: list[RecordResult | None] = [None] * len(request.records)
+        groups = self._group(request, topic, results)
+        if len(groups) == 1:
+            [(partition, indexes)] = groups.items()
+            await self._produce_group(request, topic, partition, indexes, results, deadline_ms)
+        elif groups:
+            async with asyncio.TaskGroup() as tasks:
+                for partition, indexes in groups.items():
+                    tasks.create_task(
+                        self._produce_group(
+                            request, topic, partition, indexes, results, deadline_ms
+                        )
+                    )
+        return [result for result in results if result is not None]
+
+    def _group(
+        self, request: ProduceRequest, topic: TopicImage, results: list[RecordResult | None]
+    ) -> dict[PartitionId, Sequence[int]]:
+        """Indexes of the records of each partition, in request order; refusals go to results."""
+        count = topic.partitions_count
+        configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
+        limit = integer_value(configs, MAX_MESSAGE_BYTES, defaults.max_message_bytes)
+        too_large = set(oversized(request.records, limit))
+        for index in too_large:
+            error = KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE, f"the record is larger than {limit} bytes"
+            )
+            results[index] = RecordResult(None, None, error)
+        if request.partition is not None:
+            self._check_partition(topic, request.partition)
+            wanted = [i for i in range(len(request.records)) if i not in too_large]
+            return {request.partition: wanted} if wanted else {}
+        self._rotation += 1
+        keyless = PartitionId(self._rotation % count)
+        groups: dict[PartitionId, list[int]] = {}
+        for index, record in enumerate(request.records):
+            if index in too_large:
+                continue
+            if record.partition is not None:
+                partition = PartitionId(record.partition)
+                self._check_partition(topic, partition)
+            else:
+                key = key_view(record, request.key_format)
+                partition = keyless if key is None else PartitionId(partition_for_key(key, count))
+            groups.setdefault(partition, []).append(index)
+        return dict(groups)
+
+    def _check_partition(self, topic: TopicImage, partition: PartitionId) -> None:
+        if not 0 <= partition < topic.partitions_count:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"Topic {topic.name} has no partition {partition}: it has "
+                f"{topic.partitions_count}, numbered from 0",
+            )
+
+    async def _produce_group(
+        self,
+        request: ProduceRequest,
+        topic: TopicImage,
+        number: PartitionId,
+        indexes: Sequence[int],
+        results: list[RecordResult | None],
+        deadline_ms: int,
+    ) -> None:
+        partition = TopicIdPartition(topic.topic_id, number)
+        all_records = len(indexes) == len(request.records)
+        records: Sequence[ProduceRecord] = (
+            request.records if all_records else [request.records[i] for i in indexes]
+        )
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> int:
+            append = Append(
+                partition=partition,
+                records=records,
+                key_format=request.key_format,
+                value_format=request.value_format,
+                acks=request.acks,
+                timeout_ms=timeout_ms,
+            )
+            if registration.leader == self._config.broker_id:
+                return await self._local.append(append)
+            body = forwarding.encode_append(append)
+            answer = await self._forward(
+                partition, registration, forwarding.APPEND, body, timeout_ms
+            )
+            return forwarding.decode_base_offset(answer)
+
+        try:
+            base = await self._routed(partition, attempt, deadline_ms)
+        except KafkaError as error:
+            failed = RecordResult(number, None, error)
+            for index in indexes:
+                results[index] = failed
+            return
+        for at, index in enumerate(indexes):
+            results[index] = RecordResult(number, base + at if base >= 0 else -1)
+
+    # routing
+
+    async def _routed(
+        self,
+        partition: TopicIdPartition,
+        attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
+        deadline_ms: int,
+    ) -> T:
+        """Try the leader of the present image until one takes it or the deadline has come."""
+        last = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
+        while True:
+            registration = self.image.partition(*partition)
+            if registration is None and partition.topic_id not in self.image.topics:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
+            remaining_ms = deadline_ms - self._clock.monotonic_ms()
+            if registration is not None and registration.has_leader:
+                try:
+                    return await attempt(registration, max(1, remaining_ms))
+                except KafkaError as error:
+                    if error.outcome is Outcome.UNKNOWN or error.code not in _REROUTED:
+                        raise
+                    last = error
+            if deadline_ms - self._clock.monotonic_ms() <= 0:
+                text = f"no leader took the request in time: {last.message}"
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=last.outcome)
+            await self._pause(deadline_ms)
+
+    async def _pause(self, deadline_ms: int) -> None:
+        """Until a new image, a short while, or the deadline."""
+        pause_ms = min(REROUTE_PAUSE_MS, max(1, deadline_ms - self._clock.monotonic_ms()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_ms / 1000):
+                await self._loader.changed()
+
+    async def _forward(
+        self,
+        partition: TopicIdPartition,
+        registration: PartitionRegistration,
+        kind: int,
+        body: bytes,
+        timeout_ms: int,
+    ) -> bytes:
+        """One hop. A leader that is deposed meanwhile is waited for a short grace only."""
+        leader = self.image.brokers.get(registration.leader)
+        if leader is None:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the leader is not registered")
+        forwards = self._forwards[partition]
+        scope = asyncio.timeout(timeout_ms / 1000 + 1)
+        try:
+            async with scope:
+                forwards.add(scope)
+                return await self._peers.call(leader.broker_id, leader.peer, kind, body, timeout_ms)
+        except TimeoutError:
+            text = f"broker {leader.broker_id} did not answer"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+        finally:
+            forwards.discard(scope)
+            if not forwards:
+                self._forwards.pop(partition, None)
+
+    def on_leader_changed(self, partition: TopicIdPartition, _epoch: LeaderEpoch) -> None:
+        """The image names a newer leader epoch: stop waiting for the older one soon."""
+        soon = asyncio.get_running_loop().time() + DEPOSED_GRACE_MS / 1000
+        for scope in self._forwards.get(partition, ()):
+            when = scope.when()
+            if when is None or when > soon:
+                scope.reschedule(soon)
+
+    @property
+    def forwarded_partitions(self) -> Sequence[TopicIdPartition]:
+        """Partitions with a forward under way."""
+        return list(self._forwards)
+
+    # reads
+
+    async def fetch(self, request: FetchRequest) -> FetchResult:
+        """See `BrokerApis`."""
+        limits = self._config.limits
+        partition = await self._existing(request.topic, request.partition)
+        max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))
+        # A leader that is being replaced is waited for, also where the reader itself won't wait.
+        deadline_ms = self._clock.monotonic_ms() + max(max_wait_ms, ADMIN_FETCH_TIMEOUT_MS)
+        wait_until_ms = self._clock.monotonic_ms() + max_wait_ms
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> FetchResult:
+            read = Read(
+                partition=partition,
+                offset=request.offset,
+                timestamp_ms=request.timestamp_ms,
+                max_bytes=max(1, min(request.max_bytes, limits.max_fetch_bytes)),
+                max_wait_ms=max(0, wait_until_ms - self._clock.monotonic_ms()),
+            )
+            if registration.leader == self._config.broker_id:
+                return await self._local.fetch(read)
+            body = forwarding.encode_fetch(read)
+            answer = await self._forward(
+                partition, registration, forwarding.FETCH, body, timeout_ms
+            )
+            return forwarding.decode_fetch(answer)
+
+        return await self._routed_read(partition, attempt, deadline_ms)
+
+    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+        """See `BrokerApis`."""
+        place = await self._existing(topic, partition)
+        deadline_ms = self._clock.monotonic_ms() + ADMIN_FETCH_TIMEOUT_MS
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> OffsetsResult:
+            if registration.leader == self._config.broker_id:
+                return self._local.offsets(place)
+            body = forwarding.encode_offsets(place)
+            answer = await self._forward(place, registration, forwarding.OFFSETS, body, timeout_ms)
+            return forwarding.decode_offsets(answer)
+
+        return await self._routed_read(place, attempt, deadline_ms)
+
+    async def _routed_read(
+        self,
+        partition: TopicIdPartition,
+        attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
+        deadline_ms: int,
+    ) -> T:
+        """As `_routed`; a pure read may be made again whatever became of the first attempt."""
+
+        async def pure(registration: PartitionRegistration, timeout_ms: int) -> T:
+            try:
+                return await attempt(registration, timeout_ms)
+            except KafkaError as error:
+                if error.outcome is Outcome.UNKNOWN:
+                    raise KafkaError(
+                        ErrorCode.LEADER_NOT_AVAILABLE, error.message, outcome=Outcome.NOT_WRITTEN
+                    ) from error
+                raise
+
+        return await self._routed(partition, pure, deadline_ms)
+
+    async def _existing(self, name: TopicName, number: PartitionId) -> TopicIdPartition:
+        topic = self.image.topic(name)
+        if topic is None or not topic.is_complete:
+            await self.catch_up_with_topic(name)
+            topic = self.image.topic(name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
+        self._check_partition(topic, number)
+        return TopicIdPartition(topic.topic_id, number)
+
+
+def check_topic_name(name: str) -> None:
+    """Refuse a name that can't be a folder or a path segment (interfaces, section 4)."""
+    if not TOPIC_NAME.match(name) or name in {".", ".."}:
+        text = f"invalid topic name {name!r}: expected 1 to 249 of A-Z a-z 0-9 . _ -, not . or .."
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)

@@ -1,0 +1,103 @@
+"""One broker, assembled: logs, replication, metadata, membership, and the door to them.
+
+Start: lock and open the logs, follow the metadata, register. Stop is the reverse. Everything runs
+on one asyncio loop, in the TaskGroup that ``run`` owns; the flusher is the only thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.log.log_manager import LogManager
+from broker.replication.replica_manager import ReplicaManager
+from broker.server.broker_apis import RoutedBrokerApis
+from broker.server.forwarding import PeerRequests
+from broker.server.lifecycle import Lifecycle
+from broker.server.local_partitions import LocalPartitions
+from broker.server.metadata_loader import MetadataLoader
+from raft_metadata.common.ids import IncarnationId, id_from_bytes
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.ports import ControllerChannel, PeerChannel
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.faults import FaultHandler
+    from raft_metadata.image.metadata_image import MetadataImage
+
+_log = logging.getLogger("broker.server")
+
+
+class BrokerServer:
+    """Owns the broker. ``start`` once, ``run`` until cancelled, ``stop`` once."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        controllers: ControllerChannel,
+        peers: PeerChannel,
+        clock: Clock,
+        faults: FaultHandler,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._config = config
+        self._faults = faults
+        incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
+        self.logs = LogManager(config, clock, faults)
+        self.manager = ReplicaManager(
+            config, incarnation_id, self.logs, controllers, peers, clock, faults
+        )
+        self._loader = MetadataLoader(config, controllers, clock, self._publish)
+        self._lifecycle = Lifecycle(
+            config, incarnation_id, controllers, self._loader, self.logs.unclean_partitions
+        )
+        local = LocalPartitions(config, self.manager, clock)
+        self.apis = RoutedBrokerApis(
+            config, local, self._loader, self._lifecycle, controllers, peers, clock, random_bytes
+        )
+        self.peer_services = PeerRequests(local, self.manager, self._loader)
+
+    def _publish(self, image: MetadataImage) -> None:
+        """Every new image, in order: roles first, then whoever waits for a leader."""
+        before = self.manager.image
+        self.manager.on_metadata_update(image)
+        for partition in self.apis.forwarded_partitions:
+            old, new = before.partition(*partition), image.partition(*partition)
+            if old is not None and new is not None and new.leader_epoch > old.leader_epoch:
+                self.apis.on_leader_changed(partition, new.leader_epoch)
+
+    async def start(self) -> None:
+        """Open and sync every log (rule Q1). StorageError when the directory can't be trusted."""
+        await self.logs.start()
+
+    async def run(self) -> None:
+        """Follow, register, replicate, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.manager.run(), name="replica-manager")
+            tasks.create_task(self._loader.run(), name="metadata-loader")
+            tasks.create_task(self._lifecycle.run(), name="lifecycle")
+
+    async def controlled_shutdown(self) -> None:
+        """Give up leaderships and ISR places first, as long as ``controlled_shutdown_ms``."""
+        self._lifecycle.want_shutdown()
+        try:
+            async with asyncio.timeout(self._config.timeouts.controlled_shutdown_ms / 1000):
+                await self._lifecycle.may_stop.wait()
+            _log.info("controlled shutdown granted")
+        except TimeoutError:
+            _log.warning(
+                "controlled shutdown not granted in time reason=%s",
+                self._lifecycle.shutdown_blocked_by or "no active controller answered",
+            )
+
+    async def stop(self) -> None:
+        """After ``run`` ended: answer what is parked, sync and close the logs."""
+        for replica in list(self.manager.replicas()):
+            replica.partition.parked.give_up()
+            replica.wake_fetches()
+        with contextlib.suppress(OSError):
+            self.manager.checkpoint()
+        await self.logs.stop(self._lifecycle.broker_epoch)

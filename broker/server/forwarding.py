@@ -1,0 +1,209 @@
+"""Requests that cross from broker to broker: their kinds, their bytes, and who answers them.
+
+Body: u32 length of a JSON head, the head, then the payload (records as the client's JSON text, or
+stored slices as bytes). A forwarded request is answered locally or refused, never forwarded again
+(decision D7); the peer plane sends it at most once (rules F1, F2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from broker.record.batch import RecordFormat, decode_slices, encode_slices
+from broker.record.lines import ProduceRecord, decode_records, encode_lines
+from broker.server.local_partitions import Append, Read
+from broker.server.requests import FetchResult, OffsetsResult
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    BrokerId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.replication.leader_stream import LeaderStream
+    from broker.replication.replica_manager import ReplicaManager
+    from broker.server.local_partitions import LocalPartitions
+    from broker.server.metadata_loader import MetadataLoader
+
+APPEND, FETCH, OFFSETS, AWAIT_METADATA = 1, 2, 3, 4
+_LENGTH = struct.Struct("<I")
+
+
+def _join(head: dict[str, Any], payload: bytes = b"") -> bytes:
+    text = orjson.dumps(head)
+    return b"".join((_LENGTH.pack(len(text)), text, payload))
+
+
+def _split(body: bytes) -> tuple[dict[str, Any], bytes]:
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        end = _LENGTH.size + length
+        head = orjson.loads(body[_LENGTH.size : end])
+    except (struct.error, orjson.JSONDecodeError) as error:
+        text = f"malformed request between brokers: {error}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
+    if not isinstance(head, dict):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "malformed request between brokers")
+    return head, body[end:]
+
+
+def _partition(head: dict[str, Any]) -> TopicIdPartition:
+    return TopicIdPartition(TopicId(head["topic_id"]), PartitionId(head["partition"]))
+
+
+def _place(partition: TopicIdPartition) -> dict[str, Any]:
+    return {"topic_id": partition.topic_id, "partition": partition.partition}
+
+
+def _envelope(records: Sequence[ProduceRecord]) -> bytes:
+    """The records as a produce body: stored lines without offset are its array elements."""
+    for record in records:
+        record.partition, record.offset = None, -1
+    return b'{"records":[' + encode_lines(records)[:-1].replace(b"\n", b",") + b"]}"
+
+
+def encode_append(request: Append) -> bytes:
+    """An APPEND body. The records keep the client's text (rule R12)."""
+    head = {
+        **_place(request.partition),
+        "key_format": int(request.key_format),
+        "value_format": int(request.value_format),
+        "acks": request.acks,
+        "timeout_ms": request.timeout_ms,
+    }
+    return _join(head, _envelope(request.records))
+
+
+def encode_fetch(request: Read) -> bytes:
+    """A FETCH body."""
+    return _join(
+        {
+            **_place(request.partition),
+            "offset": request.offset,
+            "timestamp_ms": request.timestamp_ms,
+            "max_bytes": request.max_bytes,
+            "max_wait_ms": request.max_wait_ms,
+        }
+    )
+
+
+def encode_offsets(partition: TopicIdPartition) -> bytes:
+    """An OFFSETS body."""
+    return _join(_place(partition))
+
+
+def encode_await_metadata(offset: MetadataOffset) -> bytes:
+    """An AWAIT_METADATA body: answered once the peer's image has reached this offset."""
+    return _join({"offset": offset})
+
+
+def decode_base_offset(body: bytes) -> int:
+    """The answer to APPEND."""
+    return int(_split(body)[0]["base_offset"])
+
+
+def decode_fetch(body: bytes) -> FetchResult:
+    """The answer to FETCH."""
+    head, payload = _split(body)
+    return FetchResult(
+        slices=decode_slices(payload),
+        high_watermark=head["high_watermark"],
+        log_start_offset=head["log_start_offset"],
+        next_offset=head["next_offset"],
+        leader_id=BrokerId(head["leader_id"]),
+        leader_epoch=LeaderEpoch(head["leader_epoch"]),
+    )
+
+
+def decode_offsets(body: bytes) -> OffsetsResult:
+    """The answer to OFFSETS."""
+    head, _ = _split(body)
+    return OffsetsResult(beginning_offset=head["beginning_offset"], end_offset=head["end_offset"])
+
+
+class PeerRequests:
+    """Answers other brokers (``broker.ports.PeerServices``). Never forwards."""
+
+    def __init__(
+        self, local: LocalPartitions, manager: ReplicaManager, loader: MetadataLoader
+    ) -> None:
+        self._local = local
+        self._manager = manager
+        self._loader = loader
+
+    async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
+        """See `PeerServices`."""
+        head, payload = _split(body)
+        try:
+            match kind:
+                case 1:  # APPEND
+                    return await self._append(head, payload)
+                case 2:  # FETCH
+                    return await self._fetch(head)
+                case 3:  # OFFSETS
+                    found = self._local.offsets(_partition(head))
+                    return _join(
+                        {
+                            "beginning_offset": found.beginning_offset,
+                            "end_offset": found.end_offset,
+                        }
+                    )
+                case 4:  # AWAIT_METADATA
+                    async with asyncio.timeout(timeout_ms / 1000):
+                        await self._loader.wait_for(MetadataOffset(head["offset"]))
+                    return _join({})
+                case _:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
+        except KeyError as error:
+            text = f"request of kind {kind} lacks {error}"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
+        except TimeoutError as error:
+            raise KafkaError(ErrorCode.METADATA_BEHIND) from error
+
+    async def _append(self, head: dict[str, Any], payload: bytes) -> bytes:
+        base_offset = await self._local.append(
+            Append(
+                partition=_partition(head),
+                records=decode_records(payload),
+                key_format=RecordFormat(head["key_format"]),
+                value_format=RecordFormat(head["value_format"]),
+                acks=head["acks"],
+                timeout_ms=head["timeout_ms"],
+            )
+        )
+        return _join({"base_offset": base_offset})
+
+    async def _fetch(self, head: dict[str, Any]) -> bytes:
+        result = await self._local.fetch(
+            Read(
+                partition=_partition(head),
+                offset=head["offset"],
+                timestamp_ms=head["timestamp_ms"],
+                max_bytes=head["max_bytes"],
+                max_wait_ms=head["max_wait_ms"],
+            )
+        )
+        return _join(
+            {
+                "high_watermark": result.high_watermark,
+                "log_start_offset": result.log_start_offset,
+                "next_offset": result.next_offset,
+                "leader_id": result.leader_id,
+                "leader_epoch": result.leader_epoch,
+            },
+            encode_slices(result.slices),
+        )
+
+    def accept_stream(self, follower: BrokerId) -> LeaderStream:
+        """See `PeerServices`."""
+        return self._manager.accept_stream(follower)

@@ -1,0 +1,134 @@
+"""A broker's membership: registration, heartbeats, being unfenced, leaving in order.
+
+Registration is compare-and-set on the last broker epoch seen in the image (rule R6); a refusal is
+retried for ever, never an exit. Heartbeats go to every controller (rule M7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from raft_metadata.common.errors import KafkaError
+from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
+from raft_metadata.records.commands import BrokerHeartbeat, RegisterBroker
+from raft_metadata.records.records import BrokerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from broker.config import BrokerConfig
+    from broker.ports import ControllerChannel
+    from broker.server.metadata_loader import MetadataLoader
+    from raft_metadata.common.ids import IncarnationId, TopicIdPartition
+
+_log = logging.getLogger("broker.lifecycle")
+
+REGISTER_RETRY_MS = 200
+
+
+class Lifecycle:
+    """Owned by the `BrokerServer`; ``run`` is its one task."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        incarnation_id: IncarnationId,
+        controllers: ControllerChannel,
+        loader: MetadataLoader,
+        unclean_partitions: Callable[[], Sequence[TopicIdPartition]],
+    ) -> None:
+        self.broker_epoch: BrokerEpoch | None = None
+        """As answered by the controller; roles go by what the image says."""
+        self.may_stop = asyncio.Event()
+        self.shutdown_blocked_by = ""
+        self._config = config
+        self._incarnation_id = incarnation_id
+        self._controllers = controllers
+        self._loader = loader
+        self._unclean_partitions = unclean_partitions
+        self._want_shutdown = False
+        self._beat_now = asyncio.Event()
+
+    @property
+    def state(self) -> BrokerState | None:
+        """This incarnation's state in the image, or None if it is not there."""
+        registration = self._loader.image.brokers.get(self._config.broker_id)
+        if registration is None or registration.incarnation_id != self._incarnation_id:
+            return None
+        return registration.state
+
+    def want_shutdown(self) -> None:
+        """Ask for a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
+        self._want_shutdown = True
+        self._beat_now.set()
+
+    async def run(self) -> None:
+        """Register, then heartbeat; register again when another life took the id meanwhile."""
+        await self._loader.loaded.wait()
+        while True:
+            self.broker_epoch = await self._register()
+            await self._heartbeat_while_registered(self.broker_epoch)
+
+    async def _register(self) -> BrokerEpoch:
+        refusals = 0
+        while True:
+            known = self._loader.image.brokers.get(self._config.broker_id)
+            command = RegisterBroker(
+                broker_id=self._config.broker_id,
+                cluster_id=self._config.cluster_id,
+                incarnation_id=self._incarnation_id,
+                directory_id=self._config.directory_id,
+                http=self._config.advertised_http,
+                peer=self._config.advertised_peer,
+                rack=self._config.rack,
+                unclean_partitions=tuple(self._unclean_partitions()),
+                last_broker_epoch=known.broker_epoch if known else UNKNOWN_BROKER_EPOCH,
+            )
+            try:
+                registered = await self._controllers.register_broker(command)
+            except KafkaError as error:
+                refusals += 1
+                level = logging.INFO if refusals % 10 == 1 else logging.DEBUG
+                _log.log(level, "registration not accepted yet error=%s %s", error.code.name, error)
+                await asyncio.sleep(REGISTER_RETRY_MS / 1000)
+                continue
+            _log.info("registered broker_epoch=%d", registered.broker_epoch)
+            return registered.broker_epoch
+
+    async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
+        interval_s = self._config.timeouts.broker_heartbeat_interval_ms / 1000
+        loop = asyncio.get_running_loop()
+        while True:
+            next_at = loop.time() + interval_s
+            command = BrokerHeartbeat(
+                broker_id=self._config.broker_id,
+                broker_epoch=epoch,
+                metadata_offset=self._loader.image.next_offset,
+                want_shutdown=self._want_shutdown,
+            )
+            answers = await self._controllers.heartbeat(command)
+            for answer in answers.values():
+                if answer.is_active:
+                    self._loader.note_committed(answer.committed_offset)
+                    self.shutdown_blocked_by = answer.shutdown_blocked_by
+                    if answer.should_shut_down and self._want_shutdown:
+                        self.may_stop.set()
+            known = self._loader.image.brokers.get(self._config.broker_id)
+            if (
+                known is not None
+                and known.broker_epoch > epoch
+                and known.incarnation_id != self._incarnation_id
+            ):
+                _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
+                return
+            await self._pause(next_at - loop.time())
+
+    async def _pause(self, seconds: float) -> None:
+        self._beat_now.clear()
+        try:
+            async with asyncio.timeout(max(seconds, 0.001)):
+                await self._beat_now.wait()
+        except TimeoutError:
+            pass

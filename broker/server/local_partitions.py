@@ -1,0 +1,193 @@
+"""Requests for partitions that this broker leads: append, fetch, offsets. Never forwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.replication.parked import Fate, Parked
+from broker.replication.partition_state import LeaderState
+from broker.server.requests import (
+    ACKS_ALL,
+    ACKS_NONE,
+    FetchResult,
+    OffsetsResult,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.record.batch import RecordFormat
+    from broker.record.lines import ProduceRecord
+    from broker.replication.replica import Replica
+    from broker.replication.replica_manager import ReplicaManager
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import TopicIdPartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Records for one partition, in order."""
+
+    partition: TopicIdPartition
+    records: Sequence[ProduceRecord]
+    key_format: RecordFormat
+    value_format: RecordFormat
+    acks: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Exactly one of ``offset`` and ``timestamp_ms`` is set."""
+
+    partition: TopicIdPartition
+    offset: int | None
+    timestamp_ms: int | None
+    max_bytes: int
+    max_wait_ms: int
+
+
+class LocalPartitions:
+    """Stateless between requests but for the counts of what is parked."""
+
+    def __init__(self, config: BrokerConfig, manager: ReplicaManager, clock: Clock) -> None:
+        self._config = config
+        self._manager = manager
+        self._clock = clock
+        self._parked_produces = 0
+        self._parked_fetches = 0
+
+    def _leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
+        replica = self._manager.replica(partition)
+        if replica is None or not isinstance(replica.partition.role, LeaderState):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return replica, replica.partition.role
+
+    async def append(self, request: Append) -> int:
+        """Append and wait as ``acks`` says; the base offset, or -1 for acks=0.
+
+        From the check of the role to the push of the bytes there is no ``await``.
+        """
+        replica, _ = self._leading(request.partition)
+        role = replica.partition.check_may_append(all_replicas=request.acks == ACKS_ALL)
+        if self._parked_produces >= self._config.limits.max_parked_produces:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
+        info = replica.log.append_as_leader(
+            request.records,
+            key_format=request.key_format,
+            value_format=request.value_format,
+            leader_epoch=role.epoch,
+            now_ms=self._clock.wall_ms(),
+        )
+        self._manager.appended(replica, info.base_offset, info.last_offset + 1, info.raw)
+        if request.acks == ACKS_NONE:
+            return -1
+        if request.acks != ACKS_ALL and not replica.partition.settings.by_durable:
+            return info.base_offset
+        fate = await self._park(replica, role.epoch, info.last_offset, request)
+        match fate:
+            case Fate.OK:
+                return info.base_offset
+            case Fate.NOT_WRITTEN:
+                raise KafkaError(
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                    "a newer leader's records stand in this place",
+                    outcome=Outcome.NOT_WRITTEN,
+                )
+            case Fate.UNKNOWN:
+                raise self._unknown(replica)
+
+    async def _park(self, replica: Replica, epoch: int, last_offset: int, request: Append) -> Fate:
+        future: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+
+        def done(fate: Fate) -> None:
+            if not future.done():
+                future.set_result(fate)
+
+        deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
+        replica.partition.park(
+            Parked(epoch, last_offset, request.acks == ACKS_ALL, deadline_ms, done)
+        )
+        self._parked_produces += 1
+        try:
+            return await future
+        finally:
+            self._parked_produces -= 1
+
+    def _unknown(self, replica: Replica) -> KafkaError:
+        role = replica.partition.role
+        if isinstance(role, LeaderState) and len(role.isr) < role.min_isr:
+            return KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        return KafkaError(
+            ErrorCode.REQUEST_TIMED_OUT, "appended, not acknowledged by every in-sync replica"
+        )
+
+    async def fetch(self, request: Read) -> FetchResult:
+        """Read below the high watermark; wait for the first record as long as asked."""
+        deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
+        replica, role = self._leading(request.partition)
+        offset = request.offset
+        if offset is None:
+            found = replica.log.offset_for_timestamp(request.timestamp_ms or 0)
+            offset = replica.partition.high_watermark if found is None else found
+        first_epoch = role.epoch
+        while True:
+            partition, log = replica.partition, replica.log
+            if not log.log_start_offset <= offset <= log.log_end_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset {offset} is out of range: log start offset {log.log_start_offset}, "
+                    f"high watermark {partition.high_watermark}, "
+                    f"log end offset {log.log_end_offset}",
+                )
+            slices = []
+            if offset < partition.high_watermark:
+                slices = log.read(offset, request.max_bytes, partition.high_watermark)
+            remaining_ms = deadline_ms - self._clock.monotonic_ms()
+            if slices or remaining_ms <= 0:
+                return FetchResult(
+                    slices=slices,
+                    high_watermark=partition.high_watermark,
+                    log_start_offset=log.log_start_offset,
+                    next_offset=slices[-1].next_offset if slices else offset,
+                    leader_id=self._config.broker_id,
+                    leader_epoch=role.epoch,
+                )
+            await self._wait_for_records(replica, remaining_ms)
+            replica, role = self._leading(request.partition)
+            if role.epoch != first_epoch:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+
+    async def _wait_for_records(self, replica: Replica, remaining_ms: int) -> None:
+        if self._parked_fetches >= self._config.limits.max_parked_fetches:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_fetches is reached")
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(remaining_ms / 1000, _finish, waiter)
+        replica.fetch_waiters.append(waiter)
+        self._parked_fetches += 1
+        try:
+            await waiter
+        finally:
+            self._parked_fetches -= 1
+            timer.cancel()
+            if waiter in replica.fetch_waiters:
+                replica.fetch_waiters.remove(waiter)
+
+    def offsets(self, partition: TopicIdPartition) -> OffsetsResult:
+        """Both ends; withheld until the high watermark reached this epoch's start (rule R8)."""
+        replica, role = self._leading(partition)
+        high_watermark = replica.partition.high_watermark
+        if high_watermark < role.epoch_start:
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+        return OffsetsResult(
+            beginning_offset=replica.log.log_start_offset, end_offset=high_watermark
+        )
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
