@@ -1,0 +1,245 @@
+"""Rule Q4: one process, one directory, one identity; and how a voter without its disk comes back.
+
+``raft/meta.json`` (checked) holds cluster, node and directory id, the directory ids of all
+voters, whether the directory was ever used, and the fence of a rejoining voter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from raft_metadata.common.errors import CorruptionError, StorageError
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
+from raft_metadata.quorum.files import (
+    NEW_SUFFIX,
+    DiskFiles,
+    FileHandle,
+    Files,
+    read_checked,
+    storage_errors,
+    write_checked,
+)
+
+META_FILE = "meta.json"
+META_FORMAT = 1
+
+Stamp = tuple[str, str, str]
+"""(cluster id, the sender's directory id, the receiver's directory id as the sender knows it)."""
+
+
+class RaftMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``raft/meta.json``."""
+
+    format: int
+    cluster_id: str
+    node_id: int
+    directory_id: str
+    voters: dict[int, str]
+    used: bool = False
+    """The journal was made once: from then on its absence is a lost disk, not a new voter."""
+    fence: Literal["none", "ask", "adopted"] = "none"
+    """none: full voter. ask: lost its disk and has not heard every other voter's term. adopted:
+    follows in the highest of those terms or above, but may not vote yet."""
+    fence_term: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a directory is formatted for."""
+
+    cluster_id: ClusterId
+    node_id: NodeId
+    directory_id: DirectoryId
+
+
+def format_raft_dir(
+    raft_dir: Path,
+    identity: Identity,
+    voter_directories: Mapping[NodeId, DirectoryId],
+    *,
+    files: Files | None = None,
+) -> None:
+    """Make a voter's directory; said by ``quorumlog up`` for a whole new cluster only.
+
+    Every voter gets the same `voter_directories`. Raises StorageError where the directory holds
+    anything already, or the identity is not among the voters.
+    """
+    if voter_directories.get(identity.node_id) != identity.directory_id:
+        msg = f"voter_directories do not name {identity.directory_id} for {identity.node_id}"
+        raise StorageError(msg)
+    _format(files or DiskFiles(), raft_dir, _meta(identity, voter_directories))
+
+
+def format_rejoining_raft_dir(
+    raft_dir: Path,
+    identity: Identity,
+    voter_directories: Mapping[NodeId, DirectoryId],
+    *,
+    files: Files | None = None,
+) -> None:
+    """Make the directory of one voter that lost its disk (``quorumlog controller rejoin``).
+
+    `identity` has a directory id never used before, `voter_directories` are the present ones of
+    the others, each of which must be told the new one (`MetadataQuorum.accept_voter`). The voter
+    then asks *all* of them for their terms before it takes part (rule Q4).
+    """
+    if set(voter_directories) <= {identity.node_id}:
+        msg = f"node {identity.node_id} is the only voter: nobody holds what its disk held"
+        raise StorageError(msg)
+    if identity.directory_id in voter_directories.values():
+        msg = f"directory id {identity.directory_id} was used before: a new disk needs a new one"
+        raise StorageError(msg)
+    voters = {**voter_directories, identity.node_id: identity.directory_id}
+    meta = msgspec.structs.replace(_meta(identity, voters), fence="ask")
+    _format(files or DiskFiles(), raft_dir, meta)
+
+
+def _meta(identity: Identity, voters: Mapping[NodeId, DirectoryId]) -> RaftMeta:
+    return RaftMeta(
+        format=META_FORMAT,
+        cluster_id=identity.cluster_id,
+        node_id=identity.node_id,
+        directory_id=identity.directory_id,
+        voters={int(node): str(directory) for node, directory in voters.items()},
+    )
+
+
+def _format(files: Files, raft_dir: Path, meta: RaftMeta) -> None:
+    with storage_errors("format", raft_dir):
+        files.make_directory(raft_dir)
+        left = [name for name in files.names(raft_dir) if not name.endswith(NEW_SUFFIX)]
+        if left:
+            msg = f"not empty, refusing to format directory={raft_dir} holds={left[0]}"
+            raise StorageError(msg)
+        write_checked(files, raft_dir / META_FILE, msgspec.json.encode(meta))
+        files.sync_directory(raft_dir.parent)
+
+
+def read_raft_meta(raft_dir: Path, *, files: Files | None = None) -> RaftMeta | None:
+    """What a directory says about itself, without locking it; None where it is not formatted."""
+    body = read_checked(files or DiskFiles(), raft_dir / META_FILE)
+    return None if body is None else _decode(body, raft_dir)
+
+
+def _decode(body: bytes, raft_dir: Path) -> RaftMeta:
+    try:
+        meta = msgspec.json.decode(body, type=RaftMeta)
+    except msgspec.MsgspecError as error:
+        msg = f"unreadable file={raft_dir / META_FILE} error={error}"
+        raise CorruptionError(msg) from error
+    if meta.format != META_FORMAT:
+        msg = f"format {meta.format}, expected {META_FORMAT} file={raft_dir / META_FILE}"
+        raise StorageError(msg)
+    return meta
+
+
+class DataDir:
+    """A locked directory and what it says it is. Owned by the loop; lives as long as the node.
+
+    Raises StorageError when the directory is not this voter's, not formatted or in use.
+    """
+
+    def __init__(
+        self, files: Files, raft_dir: Path, identity: Identity, faults: FaultHandler
+    ) -> None:
+        self._files = files
+        self._faults = faults
+        self.path = raft_dir
+        if not files.exists(raft_dir):
+            msg = f"not formatted directory={raft_dir}: if its disk was lost, rejoin"
+            raise StorageError(msg)
+        try:
+            with storage_errors("lock", raft_dir):
+                self._lock: FileHandle = files.lock(raft_dir)
+        except StorageError as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                msg = f"in use by another process directory={raft_dir}"
+                raise StorageError(msg) from error
+            raise
+        try:
+            self._meta = self._load(identity)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, identity: Identity) -> RaftMeta:
+        body = read_checked(self._files, self.path / META_FILE)
+        if body is None:
+            msg = f"not formatted directory={self.path}: if its disk was lost, rejoin"
+            raise StorageError(msg)
+        meta = _decode(body, self.path)
+        found = (meta.cluster_id, meta.node_id, meta.directory_id)
+        wanted = (identity.cluster_id, identity.node_id, identity.directory_id)
+        if found != wanted:
+            msg = f"belongs to {found}, not to {wanted} file={self.path / META_FILE}"
+            raise StorageError(msg)
+        with storage_errors("sync", self.path):
+            # rule Q1: the name may be in the cache only; the content was synced before it.
+            self._files.sync_directory(self.path)
+        return meta
+
+    @property
+    def meta(self) -> RaftMeta:
+        """The durable truth."""
+        return self._meta
+
+    @property
+    def fenced(self) -> bool:
+        """Whether this voter lost its disk and may not vote yet."""
+        return self._meta.fence != "none"
+
+    def mark_used(self) -> None:
+        """From here on a missing journal is a lost disk."""
+        self._change(msgspec.structs.replace(self._meta, used=True))
+
+    def adopt_fence_term(self, term: int) -> None:
+        """Every other voter has told its term; follow from now on, without a vote."""
+        self._change(msgspec.structs.replace(self._meta, fence="adopted", fence_term=term))
+
+    def lift_fence(self) -> None:
+        """A full voter again."""
+        self._change(msgspec.structs.replace(self._meta, fence="none"))
+
+    def set_voter_directory(self, voter: NodeId, directory_id: DirectoryId) -> None:
+        """Another voter's disk was replaced."""
+        voters = {**self._meta.voters, voter: directory_id}
+        self._change(msgspec.structs.replace(self._meta, voters=voters))
+
+    def _change(self, meta: RaftMeta) -> None:
+        # Durable, or the process ends: others may rely on it from here on.
+        try:
+            write_checked(self._files, self.path / META_FILE, msgspec.json.encode(meta))
+        except Exception as error:  # noqa: BLE001 whatever it is, the process ends
+            self._faults.fatal(f"meta write failed file={self.path / META_FILE}", error)
+        self._meta = meta
+
+    def knows(self, node: NodeId, cluster_id: str, directory_id: str) -> bool:
+        """Whether a voter is who it says: same cluster, and the directory we were told."""
+        expected = self._meta.voters.get(node)
+        return cluster_id == self._meta.cluster_id and directory_id == expected
+
+    def stamp(self, to: NodeId) -> Stamp:
+        """What every message to a voter carries."""
+        return self._meta.cluster_id, self._meta.directory_id, self._meta.voters[to]
+
+    def accepts(self, sender: NodeId, stamp: Stamp) -> bool:
+        """Whether a message comes from a disk we know and is meant for this one.
+
+        Without the second half an append answered by the old disk proves something about the new
+        one (raft-quorum §5.5).
+        """
+        cluster_id, from_directory, to_directory = stamp
+        return (
+            self.knows(sender, cluster_id, from_directory)
+            and to_directory == self._meta.directory_id
+        )
+
+    def close(self) -> None:
+        """Give the lock up; so does the end of the process."""
+        self._lock.close()

@@ -1,0 +1,138 @@
+"""Our journal and our snapshots under the method names that pysyncobj calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.quorum.journal import DurableJournal, Entry
+from raft_metadata.quorum.pysyncobj_internals import (
+    NOT_SERIALIZING,
+    SERIALIZE_FAILED,
+    SERIALIZED,
+    SERIALIZING,
+    VoterNode,
+)
+from raft_metadata.quorum.snapshots import SnapshotState, SnapshotStore
+
+MAX_SNAPSHOT_BACKLOG_BYTES = 1024 * 1024
+"""Unsent bytes of a snapshot towards one follower. The library's send buffer is copied on every
+write, so that a whole snapshot in it costs its square."""
+
+_STATES = {
+    SnapshotState.IDLE: NOT_SERIALIZING,
+    SnapshotState.WRITING: SERIALIZING,
+    SnapshotState.WRITTEN: SERIALIZED,
+    SnapshotState.FAILED: SERIALIZE_FAILED,
+}
+
+
+class JournalAdapter:
+    """The library's `Journal`. It holds no state of its own."""
+
+    def __init__(self, journal: DurableJournal) -> None:
+        self._journal = journal
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Append."""
+        self._journal.add(command, idx, term)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._journal.clear()
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 the library's names
+        """Drop a tail."""
+        self._journal.delete_from(entryFrom)
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803 the library's names
+        """Drop a prefix."""
+        self._journal.delete_to(entryTo)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._journal.entries[item]
+
+    def __len__(self) -> int:
+        return len(self._journal.entries)
+
+    def _destroy(self) -> None:
+        self._journal.sync()
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        """Called before anything is applied."""
+        self._journal.set_commit_index(raftCommitIndex)
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        """At start."""
+        return self._journal.commit_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        """Before the message that tells it."""
+        self._journal.set_vote(term, votedForNodeId)
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        """At start."""
+        return self._journal.vote.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        """At start."""
+        return self._journal.vote.voted_for
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802
+        """Every second."""
+        self._journal.prove_tail()
+
+
+class SnapshotAdapter:
+    """The library's `Serializer`. Errors never reach the library, which would swallow them."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        faults: FaultHandler,
+        backlog_bytes: Callable[[VoterNode], int],
+    ) -> None:
+        self._store = store
+        self._faults = faults
+        self._backlog_bytes = backlog_bytes
+        self._first_kept = 0
+
+    def checkSerializing(self) -> tuple[int, int]:  # noqa: N802
+        """(state, index of the first entry to keep)."""
+        return _STATES[self._store.poll()], self._first_kept
+
+    def serialize(self, data: tuple[None, Entry, Entry, object], id_: int) -> None:
+        """Begin; the last applied entry comes first, the one before it second."""
+        _, last, previous, _ = data
+        self._first_kept = id_
+        try:
+            self._store.begin(previous, last)
+        except Exception as error:  # noqa: BLE001 freeze() is ours and total
+            self._faults.fatal("snapshot begin failed", error)
+
+    def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
+        """What the state machine was just replaced by: the state itself is there already."""
+        header = self._store.header
+        if header is None:
+            self._faults.fatal("the library asked for a snapshot that was not verified")
+        return None, header.last, header.previous, ()
+
+    def getTransmissionData(  # noqa: N802
+        self, node: VoterNode
+    ) -> tuple[bytes, bool, bool, int] | None:
+        """The next part; None while enough is under way."""
+        if self._backlog_bytes(node) > MAX_SNAPSHOT_BACKLOG_BYTES:
+            return None
+        return self._store.next_part(node.node_id)
+
+    def setTransmissionData(  # noqa: N802
+        self, data: tuple[bytes, bool, bool, int]
+    ) -> bool:
+        """One part from the leader; True once the whole is installed."""
+        part, first, last, _ = data
+        return self._store.receive(part, first=first, last=last)
+
+    def cancelTransmisstion(self, node: VoterNode) -> None:  # noqa: N802 the library's spelling
+        """The follower is gone."""
+        self._store.cancel(node.node_id)

@@ -1,0 +1,367 @@
+"""The door to the quorum: a replicated log of payloads, applied in order on every voter.
+
+Nothing of pysyncobj is visible from here on. Everything runs on the loop that called `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from raft_metadata.common.errors import StorageError
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.common.ids import DirectoryId, NodeId
+from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.data_dir import DataDir, Identity
+from raft_metadata.quorum.files import DiskFiles, Files, storage_errors
+from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal
+from raft_metadata.quorum.pysyncobj_internals import LoopPoller, library_now, verify_library
+from raft_metadata.quorum.raft_node import RaftNode, RaftParts
+from raft_metadata.quorum.snapshots import SnapshotStore
+
+TICKS_PER_HEARTBEAT = 4
+NEVER_HEARD_MS = 2**31 - 1
+"""`leader_contact_age_ms` before any leader was heard."""
+HAND_OVER_TIMEOUT_S = 0.5
+"""How long a stopping leader waits for another one to take over."""
+
+_log = logging.getLogger("raft_metadata.quorum")
+
+
+class StateMachine(Protocol):
+    """What the log is applied to. Called on the loop, except `chunks`."""
+
+    def apply(self, index: int, term: int, payload: bytes) -> object:
+        """Apply one payload; the value goes to whoever submitted it.
+
+        Pure and total: no clock, no chance, no exception (that ends the process).
+        """
+        ...
+
+    def freeze(self) -> object:
+        """An immutable reference to the present state, for a snapshot; must be cheap."""
+        ...
+
+    def chunks(self, frozen: object) -> Iterator[bytes]:
+        """A frozen state as any bytes, each under 4 GiB; called on another thread."""
+        ...
+
+    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+        """Replace the whole state by one that was frozen after applying (index, term)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """A reign that may be acted on: the first entry of `term` was applied, at `index`."""
+
+    term: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """`RaftEvents` for the owner's three functions; their exceptions are broken invariants."""
+
+    on_activated: Callable[[Leadership], None]
+    on_deactivated: Callable[[], None]
+    on_applied: Callable[[], None]
+    faults: FaultHandler
+
+    def activated(self, term: int, index: int) -> None:
+        _log.info("leadership activated term=%d index=%d", term, index)
+        self._call(lambda: self.on_activated(Leadership(term, index)))
+
+    def deactivated(self) -> None:
+        _log.info("leadership deactivated")
+        self._call(self.on_deactivated)
+
+    def applied(self) -> None:
+        self._call(self.on_applied)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 the owner's state is half changed
+            self.faults.fatal("quorum event handler failed", error)
+
+
+@dataclass(slots=True)
+class _Opened:
+    home: DataDir
+    journal: DurableJournal
+    snapshots: SnapshotStore
+
+
+class MetadataQuorum:
+    """One voter of the metadata quorum, for the life of a controller process.
+
+    Owned by the controller; single-threaded on its loop (asyncio or uvloop). `start` once, `stop`
+    once. Between them it owns the directory's lock, one listener, one timer, and at times one
+    thread that writes a snapshot.
+    """
+
+    def __init__(
+        self,
+        config: QuorumConfig,
+        state_machine: StateMachine,
+        faults: FaultHandler,
+        *,
+        on_activated: Callable[[Leadership], None],
+        on_deactivated: Callable[[], None],
+        on_applied: Callable[[], None],
+        files: Files | None = None,
+    ) -> None:
+        self._config = config
+        self._machine = state_machine
+        self._faults = faults
+        self._events = _Events(on_activated, on_deactivated, on_applied, faults)
+        self._files = files or DiskFiles(sync=config.fsync)
+        self._opened: _Opened | None = None
+        self._node: RaftNode | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_asked = False
+        self._tick_errors = 0
+
+    # -- life
+
+    async def start(self) -> None:
+        """Lock the directory, open and sync the journal, bind, join.
+
+        Raises UnsupportedLibraryError, StorageError or CorruptionError (exit 74), or OSError for
+        a port that is taken; whatever was opened is closed again.
+        """
+        verify_library()
+        self._loop = asyncio.get_running_loop()
+        self._opened = self._open()
+        try:
+            self._node = RaftNode(self._parts(self._opened, self._loop))
+        except BaseException:
+            self._close_files()
+            raise
+        self._on_timer()
+        _log.info(
+            "voter started node=%d term=%d last_index=%d snapshot_index=%d",
+            *(self._config.node_id, self.term, self.last_index, self._snapshot_index()),
+        )
+
+    def _open(self) -> _Opened:
+        config = self._config
+        identity = Identity(
+            cluster_id=config.cluster_id, node_id=config.node_id, directory_id=config.directory_id
+        )
+        home = DataDir(self._files, config.raft_dir, identity, self._faults)
+        try:
+            if set(home.meta.voters) != set(config.voters):
+                msg = f"formatted for voters {sorted(home.meta.voters)}, configured for"
+                raise StorageError(f"{msg} {sorted(config.voters)} directory={config.raft_dir}")
+            with storage_errors("open", config.raft_dir):
+                return self._open_log(home)
+        except BaseException:
+            home.close()
+            raise
+
+    def _open_log(self, home: DataDir) -> _Opened:
+        raft_dir = self._config.raft_dir
+        if home.meta.used and not self._files.exists(raft_dir / JOURNAL_FILE):
+            msg = f"the journal is gone directory={raft_dir}: if its disk was lost, rejoin"
+            raise StorageError(msg)
+        journal = DurableJournal(self._files, raft_dir, self._faults)
+        try:
+            if not home.meta.used:
+                home.mark_used()
+            snapshots = SnapshotStore(
+                self._files, raft_dir, self._config.cluster_id, self._machine, self._faults
+            )
+            header = snapshots.open()
+            if header is not None:
+                journal.align(header.previous, header.last)
+            elif journal.entries and journal.entries[0][1] != 1:
+                msg = f"the journal was compacted but its snapshot is gone directory={raft_dir}"
+                raise StorageError(msg)
+        except BaseException:
+            journal.close()
+            raise
+        return _Opened(home, journal, snapshots)
+
+    def _parts(self, opened: _Opened, loop: asyncio.AbstractEventLoop) -> RaftParts:
+        return RaftParts(
+            config=self._config,
+            home=opened.home,
+            journal=opened.journal,
+            snapshots=opened.snapshots,
+            machine=self._machine,
+            events=self._events,
+            faults=self._faults,
+            poller=LoopPoller(loop, self._request_tick),
+            request_tick=self._request_tick,
+            now=library_now,
+            rng=random.Random(),
+        )
+
+    async def stop(self) -> None:
+        """Hand leadership over if there is somebody, answer whoever waits, close everything."""
+        node = self._node
+        if node is not None:
+            await self._hand_over(node)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._node = None
+            node.close()
+        opened = self._opened
+        thread = opened.snapshots.close() if opened is not None else None
+        if thread is not None:
+            # The directory's lock may go only when nobody writes there any more.
+            await asyncio.to_thread(thread.join)
+        self._close_files()
+
+    async def _hand_over(self, node: RaftNode) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + HAND_OVER_TIMEOUT_S
+        node.transferLeadership()
+        while node.role == "leader" and node.otherNodes and loop.time() < give_up_at:
+            await asyncio.sleep(self._tick_s)  # noqa: ASYNC110 each round is one tick
+
+    def _close_files(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.snapshots.close()
+            opened.journal.close()
+            opened.home.close()
+
+    # -- ticking
+
+    @property
+    def _tick_s(self) -> float:
+        return self._config.heartbeat_ms / 1000 / TICKS_PER_HEARTBEAT
+
+    def _on_timer(self) -> None:
+        if self._loop is not None:
+            self._timer = self._loop.call_later(self._tick_s, self._on_timer)
+        self._tick()
+
+    def _request_tick(self) -> None:
+        if not self._tick_asked and self._loop is not None:
+            self._tick_asked = True
+            self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._tick_asked = False
+        if self._node is None:
+            return
+        try:
+            self._node.doTick(0.0)
+        except OSError as error:
+            # A socket's trouble (no descriptors, no route): tried again with the next tick.
+            self._tick_errors += 1
+            _log.warning("raft tick failed count=%d error=%r", self._tick_errors, error)
+        except Exception as error:  # noqa: BLE001 half a tick has happened
+            self._faults.fatal("raft tick failed", error)
+
+    # -- use
+
+    def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
+        """Append a payload in exactly this term (rule M2); the result is apply()'s value.
+
+        The future fails with KafkaError NOT_CONTROLLER, QUEUE_FULL or INVALID_REQUEST (too
+        large): surely not appended; or OUTCOME_UNKNOWN: appended, and then leadership was lost
+        (rule M3). Cancelling it changes nothing about an entry that was appended.
+        """
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._running.submit(payload, term, future)
+        return future
+
+    def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
+        """Rule Q4: an operator says that `voter` lost its disk and comes back on this one.
+
+        To be said to every other voter. Durable before it returns; KeyError for no voter.
+        """
+        if voter not in self._config.others:
+            raise KeyError(voter)
+        _log.warning("voter accepted on another disk voter=%d directory_id=%s", voter, directory_id)
+        self._running.accept_voter(voter, directory_id)
+
+    @property
+    def _running(self) -> RaftNode:
+        if self._node is None:
+            raise RuntimeError("the quorum is not running")
+        return self._node
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this voter believes it leads; act only between activation and deactivation."""
+        return self._node is not None and self._node.role == "leader"
+
+    @property
+    def term(self) -> int:
+        """The present Raft term, which is the controller epoch of whoever leads in it."""
+        return int(self._running.raftCurrentTerm)
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        """Who leads, as far as this voter knows."""
+        leader = self._running.leader
+        return None if leader is None else NodeId(leader.node_id)
+
+    @property
+    def commit_index(self) -> int:
+        """Raft index known to be committed."""
+        return int(self._running.raftCommitIndex)
+
+    @property
+    def applied_index(self) -> int:
+        """Raft index the state machine has reached."""
+        return self._running.applied_index
+
+    @property
+    def last_index(self) -> int:
+        """Raft index of the newest entry, committed or not."""
+        return self._running.journal.last[1]
+
+    @property
+    def leader_contact_age_ms(self) -> int:
+        """How stale this voter may be (rule M6).
+
+        0 on a leader whose majority answered within two heartbeats; else milliseconds since that
+        answer, or on a follower since a leader was heard; NEVER_HEARD_MS before the first.
+        """
+        silence_ms = self._running.leader_silence_s() * 1000
+        if self.is_leader and silence_ms <= 2 * self._config.heartbeat_ms:
+            return 0
+        return int(min(silence_ms, NEVER_HEARD_MS))
+
+    def _snapshot_index(self) -> int:
+        header = None if self._opened is None else self._opened.snapshots.header
+        return 0 if header is None else header.last[1]
+
+    def status(self) -> Mapping[str, object]:
+        """Facts for operators and metrics; plain values only."""
+        node = self._running
+        voters = {
+            str(other.node_id): {
+                "connected": bool(node.isNodeConnected(other)),
+                "match_index": node.match_index(other) if self.is_leader else None,
+            }
+            for other in sorted(node.otherNodes, key=lambda voter: voter.node_id)
+        }
+        return {
+            "node_id": self._config.node_id,
+            "role": node.role,
+            "term": self.term,
+            "leader_id": self.leader_id,
+            "leader_contact_age_ms": self.leader_contact_age_ms,
+            "commit_index": self.commit_index,
+            "applied_index": self.applied_index,
+            "last_index": self.last_index,
+            "first_index": node.journal.entries[0][1],
+            "journal_bytes": node.journal.size_bytes,
+            "journal_syncs": node.journal.sync_count,
+            "fence": node.home.meta.fence,
+            "tick_errors": self._tick_errors,
+            "voters": voters,
+        }

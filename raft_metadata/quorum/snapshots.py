@@ -1,0 +1,326 @@
+"""Snapshots of the state machine: written by a thread, installed whole or not at all.
+
+File ``snapshot``: magic, then frames ``length u32 | crc u32 | bytes``. The first frame is the
+header, the others are the state machine's chunks; the last has length 0xFFFFFFFF and carries the
+crc of all frames' heads, so that a file which lost a whole frame is told too.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.common.ids import ClusterId, NodeId
+from raft_metadata.quorum.files import NEW_SUFFIX, FileHandle, Files, replace_file
+from raft_metadata.quorum.journal import Entry
+
+SNAPSHOT_FILE = "snapshot"
+PART_BYTES = 64 * 1024
+"""One message of a snapshot on its way to a follower."""
+_MAGIC = b"QLSNAP01"
+_FRAME = struct.Struct("<II")
+_END = 0xFFFFFFFF
+
+_log = logging.getLogger("raft_metadata.quorum")
+
+
+class Snapshotted(Protocol):
+    """The part of the state machine that snapshots need; see `metadata_quorum.StateMachine`."""
+
+    def freeze(self) -> object:
+        """An immutable reference to the present state; must be cheap."""
+        ...
+
+    def chunks(self, frozen: object) -> Iterator[bytes]:
+        """The frozen state as bytes; called on another thread."""
+        ...
+
+    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+        """Replace the whole state."""
+        ...
+
+
+class SnapshotHeader(msgspec.Struct, frozen=True):
+    """The last applied entry and the one before it: where the journal must go on."""
+
+    cluster_id: str
+    previous: tuple[bytes, int, int]
+    last: tuple[bytes, int, int]
+
+
+class SnapshotState(Enum):
+    """Where the writing of a snapshot is. WRITTEN and FAILED are told once."""
+
+    IDLE = 0
+    WRITING = 1
+    WRITTEN = 2
+    FAILED = 3
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    handle: FileHandle
+    index: int
+    offset: int = 0
+
+
+def _start_thread(write: Callable[[], None]) -> threading.Thread:
+    # Daemon: it must die with the process, unlike pysyncobj's forked child, which renames its
+    # file after its parent was killed.
+    thread = threading.Thread(target=write, name="snapshot", daemon=True)
+    thread.start()
+    return thread
+
+
+class SnapshotStore:
+    """The snapshot file of one voter. Owned by the loop; `_write` alone runs on its own thread.
+
+    The hand-over points are `freeze()` (an immutable reference) and `_state` under `_lock`.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        cluster_id: ClusterId,
+        machine: Snapshotted,
+        faults: FaultHandler,
+        *,
+        run: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread,
+    ) -> None:
+        self._files = files
+        self._path = directory / SNAPSHOT_FILE
+        self._cluster_id = cluster_id
+        self._machine = machine
+        self._faults = faults
+        self._run = run
+        self._lock = threading.Lock()
+        self._state = SnapshotState.IDLE
+        self._generation = 0
+        self._thread: threading.Thread | None = None
+        self._outgoing: dict[NodeId, _Outgoing] = {}
+        self._incoming: FileHandle | None = None
+        self._incoming_bytes = 0
+        self.header: SnapshotHeader | None = None
+        """Of the snapshot that the state machine was last replaced by."""
+
+    # -- at start
+
+    def open(self) -> SnapshotHeader | None:
+        """Verify the snapshot and hand it to the state machine; None where there is none.
+
+        Raises CorruptionError: a voter never goes on with an empty state (raft-quorum §3.5).
+        """
+        for name in self._files.names(self._path.parent):
+            if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
+                self._files.unlink(self._path.parent / name)
+        if not self._files.exists(self._path):
+            return None
+        self._files.sync_directory(self._path.parent)  # rule Q1
+        self.header = self._thaw(self._files.read(self._path))
+        return self.header
+
+    def _thaw(self, data: bytes) -> SnapshotHeader:
+        header, chunks = self._parse(data)
+        self._machine.thaw(chunks, header.last[1], header.last[2])
+        return header
+
+    def _parse(self, data: bytes) -> tuple[SnapshotHeader, list[bytes]]:
+        try:
+            frames = list(unframe(data))
+            header = msgspec.json.decode(frames[0], type=SnapshotHeader)
+        except (ValueError, IndexError, msgspec.MsgspecError) as error:
+            msg = f"corrupt snapshot file={self._path} error={error}"
+            raise CorruptionError(msg) from error
+        if header.cluster_id != self._cluster_id:
+            msg = f"snapshot of cluster {header.cluster_id} file={self._path}"
+            raise CorruptionError(msg)
+        return header, frames[1:]
+
+    # -- writing our own
+
+    def begin(self, previous: Entry, last: Entry) -> None:
+        """Freeze the state, which has applied exactly `last`, and write it on a thread."""
+        frozen = self._machine.freeze()
+        header = SnapshotHeader(self._cluster_id, previous, last)
+        with self._lock:
+            self._generation += 1
+            generation = self._generation
+            self._state = SnapshotState.WRITING
+        self._thread = self._run(lambda: self._write(generation, header, frozen))
+
+    def _write(self, generation: int, header: SnapshotHeader, frozen: object) -> None:
+        path = self._path.with_name(f"{SNAPSHOT_FILE}.{generation}")
+        try:
+            frames = frame(msgspec.json.encode(header), self._machine.chunks(frozen))
+            replace_file(self._files, path, frames)  # the slow part, outside the lock
+        except Exception as error:  # noqa: BLE001 no space, say: the journal still holds all
+            _log.warning("snapshot failed file=%s error=%r", path, error)
+            with self._lock:
+                if generation == self._generation:
+                    self._state = SnapshotState.FAILED
+            return
+        with self._lock:
+            if generation != self._generation:
+                self._files.unlink(path)
+                return
+            try:
+                self._files.rename(path, self._path)
+                self._files.sync_directory(self._path.parent)
+            except Exception as error:  # noqa: BLE001 which file has the name is not known now
+                self._faults.fatal(f"snapshot rename failed file={self._path}", error)
+            self._state = SnapshotState.WRITTEN
+        _log.info("snapshot written index=%d term=%d", header.last[1], header.last[2])
+
+    def poll(self) -> SnapshotState:
+        """How the writing goes. WRITTEN (the journal may drop its prefix) and FAILED once."""
+        with self._lock:
+            state = self._state
+            if state in (SnapshotState.WRITTEN, SnapshotState.FAILED):
+                self._state = SnapshotState.IDLE
+        return state
+
+    def abort(self) -> None:
+        """A newer state is about to be installed: whatever is being written is out of date."""
+        with self._lock:
+            self._generation += 1
+            if self._state is not SnapshotState.IDLE:
+                self._state = SnapshotState.FAILED
+
+    # -- sending ours to a follower
+
+    def next_part(self, node: NodeId) -> tuple[bytes, bool, bool, int] | None:
+        """(bytes, first, last, index of the snapshot), in order per follower.
+
+        The last part is empty. One that is being sent stays the same file, even if a newer one
+        gets its name meanwhile. None while there is nothing to send.
+        """
+        outgoing = self._outgoing.get(node)
+        if outgoing is None:
+            if not self._files.exists(self._path):
+                return None
+            handle = self._files.open(self._path)
+            outgoing = self._outgoing[node] = _Outgoing(handle, _peek_index(handle))
+        first = outgoing.offset == 0
+        data = outgoing.handle.pread(PART_BYTES, outgoing.offset)
+        outgoing.offset += len(data)
+        if not data:
+            self.cancel(node)
+        return data, first, not data, outgoing.index
+
+    def cancel(self, node: NodeId) -> None:
+        """The follower went away; the next one starts from the beginning."""
+        outgoing = self._outgoing.pop(node, None)
+        if outgoing is not None:
+            outgoing.handle.close()
+
+    # -- receiving the leader's
+
+    def receive(self, data: bytes, *, first: bool, last: bool) -> bool:
+        """Take one part. True once the whole is durable, verified, and in the state machine."""
+        path = self._path.with_name(f"{SNAPSHOT_FILE}.incoming")
+        try:
+            if first:
+                self._drop_incoming()
+                self._incoming, self._incoming_bytes = self._files.open(path, create=True), 0
+            if self._incoming is None:
+                return False
+            self._incoming.pwrite(data, self._incoming_bytes)
+            self._incoming_bytes += len(data)
+            if not last:
+                return False
+            return self._install(path)
+        except Exception as error:  # noqa: BLE001 half installed is not a state to go on with
+            self._faults.fatal(f"snapshot install failed file={path}", error)
+
+    def _install(self, path: Path) -> bool:
+        if self._incoming is not None:
+            # Stock renames what nobody has synced (raft-quorum §5.9).
+            self._incoming.sync()
+        self._drop_incoming()
+        data = self._files.read(path)
+        try:
+            self._parse(data)
+        except CorruptionError as error:
+            # A part got lost with its connection: the leader starts again when we stay behind.
+            _log.warning("received snapshot refused error=%s", error)
+            self._files.unlink(path)
+            return False
+        self._files.rename(path, self._path)
+        self._files.sync_directory(self._path.parent)
+        self.header = self._thaw(data)
+        _log.info("snapshot installed index=%d bytes=%d", self.header.last[1], len(data))
+        return True
+
+    def _drop_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None
+
+    def close(self) -> threading.Thread | None:
+        """Stop using the directory; the thread returned, if any, may still be writing."""
+        self.abort()
+        self._drop_incoming()
+        for node in list(self._outgoing):
+            self.cancel(node)
+        return self._thread
+
+
+def frame(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The file's bytes, piece by piece."""
+    yield _MAGIC
+    total = 0
+    for chunk in _chain(header, chunks):
+        crc = zlib.crc32(chunk)
+        total = zlib.crc32(_FRAME.pack(len(chunk), crc), total)
+        yield _FRAME.pack(len(chunk), crc) + chunk
+    yield _FRAME.pack(_END, total)
+
+
+def _chain(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield header
+    yield from chunks
+
+
+def unframe(data: bytes) -> Iterator[bytes]:
+    """The frames of a file; ValueError naming the offset of the first bad one."""
+    if data[: len(_MAGIC)] != _MAGIC:
+        msg = "bad magic offset=0"
+        raise ValueError(msg)
+    offset, total = len(_MAGIC), 0
+    while True:
+        if offset + _FRAME.size > len(data):
+            msg = f"cut short offset={offset}"
+            raise ValueError(msg)
+        length, crc = _FRAME.unpack_from(data, offset)
+        start = offset + _FRAME.size
+        if length == _END:
+            if crc != total or start != len(data):
+                msg = f"bad end offset={offset}"
+                raise ValueError(msg)
+            return
+        chunk = data[start : start + length]
+        if len(chunk) != length or zlib.crc32(chunk) != crc:
+            msg = f"bad frame offset={offset}"
+            raise ValueError(msg)
+        total = zlib.crc32(data[offset:start], total)
+        yield chunk
+        offset = start + length
+
+
+def _peek_index(handle: FileHandle) -> int:
+    start = len(_MAGIC) + _FRAME.size
+    length, _ = _FRAME.unpack(handle.pread(_FRAME.size, len(_MAGIC)))
+    header = msgspec.json.decode(handle.pread(length, start), type=SnapshotHeader)
+    return header.last[1]

@@ -1,0 +1,163 @@
+"""What voters send each other: the codec and the shape of every message. Pure.
+
+MessagePack, never pickle: bytes from a socket must not be able to name code (D11). A message is
+looked at whole before any of it is used; what does not fit ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from raft_metadata.quorum.data_dir import Stamp
+
+PROTOCOL = 1
+MAX_HELLO_BYTES = 1024
+"""From a peer that has not said who it is."""
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""From a voter. The largest message is an append of just over 1 MiB of entries."""
+
+Message = dict[str, Any]
+"""pysyncobj's own: a dict with a "type"."""
+
+_STAMP_LENGTH = 3
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
+
+
+class MalformedMessageError(Exception):
+    """Bytes from a peer that are no message of ours."""
+
+
+class Codec:
+    """Stands in for the module ``pickle`` where pysyncobj uses it."""
+
+    @staticmethod
+    def dumps(value: object, _protocol: int | None = None) -> bytes:
+        """Encode None, bool, int, str, bytes, list, tuple and dict; TypeError for the rest."""
+        return _encoder.encode(value)
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        """Decode; MalformedMessageError for anything else than MessagePack."""
+        try:
+            return _decoder.decode(data)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise MalformedMessageError(str(error)) from error
+
+
+def hello(address: str, cluster_id: str, directory_id: str) -> Message:
+    """The first message of a connection."""
+    return {
+        "type": "hello",
+        "protocol": PROTOCOL,
+        "address": address,
+        "cluster_id": cluster_id,
+        "directory_id": directory_id,
+    }
+
+
+def checked_hello(message: object) -> tuple[str, str, str]:
+    """(address, cluster id, directory id) of a hello, or MalformedMessageError."""
+    if not isinstance(message, dict) or message.get("type") != "hello":
+        raise MalformedMessageError("no hello")
+    if message.get("protocol") != PROTOCOL:
+        text = f"protocol {message.get('protocol')!r}, expected {PROTOCOL}"
+        raise MalformedMessageError(text)
+    address = message.get("address")
+    cluster_id = message.get("cluster_id")
+    directory_id = message.get("directory_id")
+    if not (
+        isinstance(address, str) and isinstance(cluster_id, str) and isinstance(directory_id, str)
+    ):
+        raise MalformedMessageError("hello without identity")
+    return address, cluster_id, directory_id
+
+
+def _number(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _flag(value: object) -> bool:
+    return type(value) is bool
+
+
+_SHAPES: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
+    "append_entries": {"term": _number, "commit_index": _number},
+    "next_node_idx": {
+        "term": _number,
+        "next_node_idx": _number,
+        "reset": _flag,
+        "success": _flag,
+    },
+    "request_vote": {"term": _number, "last_log_index": _number, "last_log_term": _number},
+    "response_vote": {"term": _number},
+    "pre_vote": {"term": _number, "last_log_index": _number, "last_log_term": _number},
+    "pre_vote_answer": {"term": _number, "granted": _flag},
+    "term_query": {},
+    "term_answer": {"term": _number},
+    "timeout_now": {"term": _number},
+    "ping": {},
+}
+"""Everything a voter may say. Not in it: forwarded commands, admin commands, and the pieces of an
+entry too large for one message ("transmission")."""
+
+
+def checked(value: object) -> tuple[Message, Stamp]:
+    """A message and its stamp, every field it will be asked for looked at."""
+    if not isinstance(value, dict):
+        raise MalformedMessageError("not a message")
+    message: Message = value
+    shape = _SHAPES.get(str(message.get("type")))
+    if shape is None:
+        text = f"unknown type {message.get('type')!r}"
+        raise MalformedMessageError(text)
+    for name, fits in shape.items():
+        if not fits(message.get(name)):
+            text = f"{message['type']}.{name} is {message.get(name)!r}"
+            raise MalformedMessageError(text)
+    if message["type"] == "append_entries":
+        _check_append(message)
+    stamp = message.get("stamp")
+    if not (
+        isinstance(stamp, list)
+        and len(stamp) == _STAMP_LENGTH
+        and all(isinstance(part, str) for part in stamp)
+    ):
+        raise MalformedMessageError("no stamp")
+    return message, (stamp[0], stamp[1], stamp[2])
+
+
+def _check_append(message: Message) -> None:
+    if "transmission" in message:
+        raise MalformedMessageError("an entry in pieces")
+    if "prevLogIdx" in message:
+        fits = _number(message["prevLogIdx"]) and _number(message.get("prevLogTerm"))
+        if not fits or "serialized" in message or not _entries_fit(message):
+            raise MalformedMessageError("append_entries with bad entries")
+        message["entries"] = [tuple(entry) for entry in message["entries"]]
+        return
+    if "entries" in message:
+        raise MalformedMessageError("entries without a place")
+    part = message.get("serialized")
+    if part is None:
+        return
+    # (bytes, first, last, index of the snapshot)
+    if not isinstance(part, list) or [type(field) for field in part] != [bytes, bool, bool, int]:
+        raise MalformedMessageError("bad part of a snapshot")
+
+
+def _entries_fit(message: Message) -> bool:
+    entries = message.get("entries")
+    if not isinstance(entries, list):
+        return False
+    index = message["prevLogIdx"]
+    for entry in entries:
+        index += 1
+        if not isinstance(entry, list) or [type(field) for field in entry] != [bytes, int, int]:
+            return False
+        if entry[1] != index or entry[2] < 0 or not entry[0]:
+            return False
+    return True
