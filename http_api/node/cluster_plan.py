@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from http_api.node.cluster_file import ClusterDescription, ClusterState, read_cluster_file
-from http_api.node.config import Address, load_node_config, overlay_environment
+from http_api.node.config import SECTIONS, Address, load_node_config, overlay_environment
 from http_api.node.durable_files import make_directory
 from http_api.node.exits import EXIT_PORT_IN_USE, EXIT_STORAGE, ConfigError, NodeExit
 from http_api.node.formatting import (
