@@ -1,1 +1,1 @@
-"""The public HTTP listener."""
+"""The public HTTP listener of a broker: `app.build_app`, `app.HttpServer`."""

@@ -1,0 +1,175 @@
+"""The one table from what went wrong inside to what HTTP says about it.
+
+Inside, errors are `KafkaError`: a code and facts, never a status. Here every code gets its HTTP
+status and its REST code (Confluent's numbers: the status times 100 plus a detail, or the status
+itself). What only the HTTP door can refuse (a media type, a method, a body) is a `RestError`.
+
+Shape of every error body: ``{"error_code", "message"}``, and nothing else on a 4xx, because clients
+compare whole bodies; a 5xx and a failed record add ``retriable`` and ``outcome``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RETRY_AFTER_S = 1
+"""What ``Retry-After`` says on a 503: leaders move within a second."""
+
+
+class RestCode(IntEnum):
+    """``error_code`` of an answer. One number, one meaning."""
+
+    BAD_REQUEST = 400
+    NOT_FOUND = 404
+    METHOD_NOT_ALLOWED = 405
+    NOT_ACCEPTABLE = 406
+    REQUEST_TIMEOUT = 408
+    TOO_LARGE = 413
+    UNSUPPORTED_MEDIA_TYPE = 415
+    EXPECTATION_FAILED = 417
+    UNPROCESSABLE = 422
+    HEADER_TOO_LARGE = 431
+    KAFKA_BAD_REQUEST = 40002
+    """Refused by a rule of the log: topic exists, invalid name, factor, config or parameter."""
+    FORBIDDEN = 40301
+    TOPIC_NOT_FOUND = 40401
+    PARTITION_NOT_FOUND = 40402
+    UNKNOWN_TOPIC_OR_PARTITION = 40403
+    KEY_SCHEMA_MISSING = 42201
+    VALUE_SCHEMA_MISSING = 42202
+    JSON_CONVERSION = 42203
+    """Stored bytes can't be shown through the JSON door."""
+    INVALID_SCHEMA = 42205
+    KAFKA_ERROR = 50002
+    KAFKA_RETRIABLE_ERROR = 50003
+    BROKER_NOT_AVAILABLE = 50302
+
+
+class RestStatus(NamedTuple):
+    """HTTP status and REST code."""
+
+    status: int
+    code: RestCode
+
+
+_BAD_REQUEST = RestStatus(400, RestCode.KAFKA_BAD_REQUEST)
+_NOT_HERE = RestStatus(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION)
+_FAILED = RestStatus(500, RestCode.KAFKA_ERROR)
+_FAILED_RETRIABLE = RestStatus(500, RestCode.KAFKA_RETRIABLE_ERROR)
+_UNAVAILABLE = RestStatus(503, RestCode.BROKER_NOT_AVAILABLE)
+
+REST_STATUS: Mapping[ErrorCode, RestStatus] = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: _FAILED,
+    ErrorCode.OFFSET_OUT_OF_RANGE: _BAD_REQUEST,
+    ErrorCode.CORRUPT_MESSAGE: _FAILED_RETRIABLE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: _NOT_HERE,
+    ErrorCode.LEADER_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: _UNAVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: _UNAVAILABLE,
+    ErrorCode.BROKER_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.REPLICA_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.MESSAGE_TOO_LARGE: RestStatus(413, RestCode.TOO_LARGE),
+    ErrorCode.NETWORK_EXCEPTION: _UNAVAILABLE,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.INVALID_TOPIC_EXCEPTION: _BAD_REQUEST,
+    ErrorCode.NOT_ENOUGH_REPLICAS: _UNAVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _UNAVAILABLE,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: RestStatus(403, RestCode.FORBIDDEN),
+    ErrorCode.TOPIC_ALREADY_EXISTS: _BAD_REQUEST,
+    ErrorCode.INVALID_PARTITIONS: _BAD_REQUEST,
+    ErrorCode.INVALID_REPLICATION_FACTOR: _BAD_REQUEST,
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: _BAD_REQUEST,
+    ErrorCode.INVALID_CONFIG: _BAD_REQUEST,
+    ErrorCode.NOT_CONTROLLER: _UNAVAILABLE,
+    ErrorCode.INVALID_REQUEST: _BAD_REQUEST,
+    ErrorCode.POLICY_VIOLATION: _BAD_REQUEST,
+    ErrorCode.KAFKA_STORAGE_ERROR: _UNAVAILABLE,
+    ErrorCode.FENCED_LEADER_EPOCH: _UNAVAILABLE,
+    ErrorCode.UNKNOWN_LEADER_EPOCH: _UNAVAILABLE,
+    ErrorCode.STALE_BROKER_EPOCH: _FAILED,
+    ErrorCode.OFFSET_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _UNAVAILABLE,
+    ErrorCode.INVALID_UPDATE_VERSION: _FAILED_RETRIABLE,
+    ErrorCode.UNKNOWN_TOPIC_ID: _NOT_HERE,
+    ErrorCode.DUPLICATE_BROKER_REGISTRATION: _FAILED_RETRIABLE,
+    ErrorCode.BROKER_ID_NOT_REGISTERED: _FAILED_RETRIABLE,
+    ErrorCode.INCONSISTENT_TOPIC_ID: _FAILED,
+    ErrorCode.INCONSISTENT_CLUSTER_ID: _FAILED,
+    ErrorCode.INELIGIBLE_REPLICA: _FAILED_RETRIABLE,
+    ErrorCode.NEW_LEADER_ELECTED: _FAILED_RETRIABLE,
+    ErrorCode.OUTCOME_UNKNOWN: _UNAVAILABLE,
+    ErrorCode.METADATA_BEHIND: _UNAVAILABLE,
+    ErrorCode.METADATA_STALE_SOURCE: _UNAVAILABLE,
+    ErrorCode.QUEUE_FULL: _UNAVAILABLE,
+}
+
+_NO_LEADER_FOUND = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.OUTCOME_UNKNOWN,
+    }
+)
+"""Ways not to reach the leader that a client can't tell apart and needs not to."""
+
+
+class RestError(Exception):
+    """A request the HTTP door itself refuses. Nothing was written."""
+
+    def __init__(
+        self, status: int, code: RestCode, message: str, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = headers or {}
+
+
+def envelope(code: int, message: str) -> bytes:
+    """The body of a 4xx."""
+    return orjson.dumps({"error_code": int(code), "message": message})
+
+
+def failure_envelope(code: int, message: str, *, retriable: bool, outcome: Outcome) -> bytes:
+    """The body of a 5xx."""
+    return orjson.dumps(
+        {
+            "error_code": int(code),
+            "message": message,
+            "retriable": retriable,
+            "outcome": outcome.value,
+        }
+    )
+
+
+def record_error_name(error: KafkaError) -> str:
+    """The word a failed record's text starts with.
+
+    Of the ways to find no leader only two matter to a client, and they are the documented ones:
+    surely not written (LEADER_NOT_AVAILABLE) and unknown (REQUEST_TIMED_OUT).
+    """
+    if error.code not in _NO_LEADER_FOUND:
+        return error.code.name
+    written = error.outcome is Outcome.UNKNOWN
+    return (ErrorCode.REQUEST_TIMED_OUT if written else ErrorCode.LEADER_NOT_AVAILABLE).name
+
+
+def record_error_code(error: KafkaError) -> RestCode:
+    """``error_code`` of a failed record: 50003 for whatever a retry may mend."""
+    status, code = REST_STATUS[error.code]
+    if status < 500:
+        return code
+    return RestCode.KAFKA_RETRIABLE_ERROR if error.code.retriable else RestCode.KAFKA_ERROR

@@ -1,0 +1,183 @@
+"""The public HTTP listener of a broker: the app, and the server that owns its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import logging
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from http_api.server.bodies import continue_unless_too_large
+from http_api.server.context import ERROR_TYPE, ApiContext
+from http_api.server.error_middleware import EnvelopeRequestHandler, error_middleware
+from http_api.server.routes.ops import OpsRoutes
+from http_api.server.routes.v2.fetch import FetchRoutes
+from http_api.server.routes.v2.metadata import MetadataRoutes
+from http_api.server.routes.v2.produce import ProduceRoutes
+from http_api.server.routes.v3.clusters import ClusterRoutes
+from http_api.server.routes.v3.partitions import PartitionRoutes
+from http_api.server.routes.v3.topics import TopicRoutes
+from http_api.server.routing import Router
+
+if TYPE_CHECKING:
+    from broker.config import BrokerLimits
+    from broker.server.requests import BrokerApis
+
+_log = logging.getLogger("http_api.server")
+
+READ_BUFFER_BYTES = 4_194_304
+"""Buffered of a body before the socket is paused: +20 % at 1 MB bodies over aiohttp's 64 KB."""
+MAX_HEADERS = 128
+SHUTDOWN_GRACE_S = 3.0
+"""Requests in flight at `HttpServer.stop` get this long; then they are cancelled."""
+KEEPALIVE_S = 75.0
+BACKLOG = 1_024
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> web.Application:
+    """Everything the public listener serves, in front of ``apis``.
+
+    ``advertised_url`` (``http://host:port``) is how answers name this broker.
+    """
+    context = ApiContext(apis, limits, advertised_url.rstrip("/"))
+    router = Router()
+    for routes in (
+        ProduceRoutes(context),
+        FetchRoutes(context),
+        MetadataRoutes(context),
+        ClusterRoutes(context),
+        TopicRoutes(context),
+        PartitionRoutes(context),
+        OpsRoutes(context),
+    ):
+        routes.add_to(router)
+
+    async def dispatch(request: web.Request) -> web.StreamResponse:
+        route, parameters = router.resolve(request.method, request.rel_url.raw_path)
+        request[ERROR_TYPE] = route.reply_type
+        return await route.handler(request, *parameters)
+
+    app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
+    app.router.add_route(
+        "*",
+        "/{path:.*}",
+        dispatch,
+        expect_handler=continue_unless_too_large(limits.max_body_bytes),
+    )
+    app.on_response_prepare.append(_RequestIds())
+    return app
+
+
+class _RequestIds:
+    """Gives every answer its ``X-Request-Id``: the client's own, else a new one.
+
+    New ones are a random prefix and a counter: unique without a random draw per request.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(4)
+        self._count = itertools.count(1)
+
+    async def __call__(self, request: web.Request, response: web.StreamResponse) -> None:
+        given = request.headers.get("X-Request-Id")
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            given = f"{self._prefix}-{next(self._count):x}"
+        response.headers["X-Request-Id"] = given
+        response.headers["Server"] = "quorumlog"
+
+
+class InsecureBindError(Exception):
+    """A listener without TLS and authentication was told to face a network (decision D11)."""
+
+
+class HttpServer:
+    """Binds the app and owns its connections and their handlers until `stop`.
+
+    Owner: the node. One per broker. `start` and `stop` are called once each, on one loop.
+    """
+
+    def __init__(
+        self,
+        app: web.Application,
+        limits: BrokerLimits,
+        *,
+        insecure: bool = False,
+        shutdown_grace_s: float = SHUTDOWN_GRACE_S,
+    ) -> None:
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_grace_s
+        )
+        self._limits = limits
+        self._insecure = insecure
+        self._server: asyncio.Server | None = None
+
+    async def start(self, bind: str) -> str:
+        """Listen on ``host:port`` (port 0 picks one); returns the address that was bound.
+
+        Raises:
+            InsecureBindError: the host is not loopback and ``insecure`` was not said.
+            OSError: the port is in use.
+        """
+        host, port = split_bind(bind)
+        if not self._insecure and not is_loopback(host):
+            raise InsecureBindError(
+                f"refusing to bind {bind}: it is not a loopback address, and this listener has "
+                "neither TLS nor authentication yet; bind 127.0.0.1, or say --insecure"
+            )
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._connection, host, port, backlog=BACKLOG)
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        bound = self._server.sockets[0].getsockname()
+        address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        _log.info("listening address=%s", address)
+        return address
+
+    async def stop(self) -> None:
+        """Stop listening, let requests in flight finish within the grace, then end them."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        await self._runner.cleanup()
+
+    def _connection(self) -> EnvelopeRequestHandler:
+        server = self._runner.server
+        assert server is not None, "the runner is set up before anything connects"
+        return EnvelopeRequestHandler(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type] # aiohttp takes None: no log
+            keepalive_timeout=KEEPALIVE_S,
+            max_line_size=self._limits.max_header_bytes,
+            max_field_size=self._limits.max_header_bytes,
+            max_headers=MAX_HEADERS,
+            read_bufsize=READ_BUFFER_BYTES,
+        )
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """``host:port``, ``[v6]:port`` → (host, port)."""
+    host, separator, port = bind.rpartition(":")
+    if not separator or not port.isdecimal():
+        msg = f"bind address '{bind}': expected host:port"
+        raise ValueError(msg)
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. An empty host means every interface."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

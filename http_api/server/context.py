@@ -1,0 +1,43 @@
+"""What every route is given, and the few answers all of them make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import hdrs, web
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from broker.config import BrokerLimits
+    from broker.server.requests import BrokerApis
+
+ERROR_TYPE = web.RequestKey("error_type", str)
+"""Content-Type of an error answer to this request; set once the route is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The broker behind the door and how the door is set up. Shared by all routes."""
+
+    apis: BrokerApis
+    limits: BrokerLimits
+    advertised_url: str
+    """``http://host:port`` of this broker as clients reach it, without a slash at the end."""
+
+
+def reply(
+    body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """An answer with exactly this Content-Type, no charset added."""
+    merged = {hdrs.CONTENT_TYPE: content_type, **(headers or {})}
+    return web.Response(status=status, body=body, headers=merged)
+
+
+def json_reply(
+    value: Any, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """An answer holding ``value`` as JSON."""
+    return reply(orjson.dumps(value), content_type, status, headers)

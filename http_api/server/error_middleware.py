@@ -1,0 +1,138 @@
+"""The one place where a failure becomes an HTTP answer.
+
+Handlers raise `KafkaError` (from the broker) or `RestError` (from the door); both become the error
+envelope here, in the type the endpoint's answer would have had.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from typing_extensions import override
+
+from http_api.contract.errors import (
+    REST_STATUS,
+    RETRY_AFTER_S,
+    RestCode,
+    RestError,
+    envelope,
+    failure_envelope,
+)
+from http_api.contract.media_types import JSON, V2
+from http_api.server.context import ERROR_TYPE, reply
+from raft_metadata.common.errors import KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_log = logging.getLogger("http_api.server")
+
+_READS = frozenset({"GET", "HEAD"})
+RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
+
+
+@web.middleware
+async def error_middleware(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Run the handler; turn whatever it raises into an envelope. Cancellation passes."""
+    try:
+        return await handler(request)
+    except KafkaError as error:
+        response = _kafka_error(request, error)
+    except RestError as error:
+        response = _rest_error(request, error)
+    except web.HTTPException as error:
+        response = _aiohttp_error(request, error)
+    except ConnectionError:
+        raise  # the client went away: nobody reads an answer
+    except Exception as error:
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionResetError from error
+        _log.exception("handler failed method=%s path=%s", request.method, request.path)
+        response = _unexpected(request)
+    return response
+
+
+def error_type(request: web.BaseRequest) -> str:
+    """The type of an error answer: the route's, else the one its half of the API speaks."""
+    known = request.get(ERROR_TYPE)
+    if isinstance(known, str):
+        return known
+    return JSON if request.path.lstrip("/").partition("/")[0] == "v3" else V2
+
+
+def _kafka_error(request: web.Request, error: KafkaError) -> web.Response:
+    status, code = REST_STATUS[error.code]
+    if status < 500:
+        return reply(envelope(code, error.message), error_type(request), status)
+    outcome = Outcome.NOT_WRITTEN if request.method in _READS else error.outcome
+    body = failure_envelope(code, error.message, retriable=error.code.retriable, outcome=outcome)
+    _log.debug("refused path=%s code=%s outcome=%s", request.path, error.code.name, outcome.value)
+    return reply(body, error_type(request), status, RETRY_LATER if status == 503 else None)
+
+
+def _rest_error(request: web.Request, error: RestError) -> web.Response:
+    body = envelope(error.code, error.message)
+    response = reply(body, error_type(request), error.status, error.headers)
+    if error.status == 413:
+        response.force_close()  # the rest of the body is not worth reading
+    return response
+
+
+def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    """What aiohttp refuses by itself: a body that grew over the limit while it was read."""
+    code = RestCode.TOO_LARGE if error.status == 413 else RestCode.BAD_REQUEST
+    status = error.status if 400 <= error.status < 500 else 400
+    return _rest_error(request, RestError(status, code, error.text or error.reason))
+
+
+def _unexpected(request: web.Request) -> web.Response:
+    outcome = Outcome.NOT_WRITTEN if request.method in _READS else Outcome.UNKNOWN
+    body = failure_envelope(
+        RestCode.KAFKA_ERROR,
+        "the server met an unexpected error; its log has the details",
+        retriable=False,
+        outcome=outcome,
+    )
+    return reply(body, error_type(request), 500)
+
+
+class EnvelopeRequestHandler(web.RequestHandler):
+    """A connection whose parse errors, too, are answered in our envelope."""
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What aiohttp could not parse, or what failed outside of the middleware."""
+        if request.writer.output_size > 0:
+            raise ConnectionResetError  # an answer is on its way: only closing is left
+        if status < 500:
+            response = _refusal(status, message or "Bad Request")
+        else:
+            _log.error("request failed outside of its handler", exc_info=exc)
+            body = failure_envelope(
+                RestCode.KAFKA_ERROR,
+                "the server met an unexpected error",
+                retriable=False,
+                outcome=Outcome.UNKNOWN,
+            )
+            response = reply(body, V2, status)
+        response.force_close()
+        return response
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    text = " ".join(message.split())[:200]
+    if "bytes when reading" in text:  # LineTooLong
+        limit = text.partition("Got more than ")[2].partition(" ")[0]
+        text = f"the request line or a header is over max_header_bytes={limit}"
+        return reply(envelope(RestCode.HEADER_TOO_LARGE, text), V2, 431)
+    return reply(envelope(RestCode.BAD_REQUEST, f"malformed HTTP: {text}"), V2, status)

@@ -1,0 +1,67 @@
+"""Path and query parameters: read strictly, refused with the value and what was expected."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from http_api.contract.errors import RestCode, RestError
+from http_api.contract.v2 import check_name
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+"""18 digits always fit into 64 bits."""
+_TRUE = {"true": True, "false": False}
+
+
+def topic_name(raw: str) -> TopicName:
+    """A topic's name from a path; see `check_name` for the refusals."""
+    return TopicName(check_name("topic_name", raw))
+
+
+def partition_id(raw: str) -> PartitionId:
+    """A partition's number from a path. No number: 404, as the resource can't exist."""
+    return PartitionId(_path_integer(raw))
+
+
+def broker_id(raw: str) -> BrokerId:
+    """A broker's id from a path."""
+    return BrokerId(_path_integer(raw))
+
+
+def _path_integer(raw: str) -> int:
+    if not _INTEGER.fullmatch(raw):
+        raise RestError(404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: '{raw}' is not a number")
+    return int(raw)
+
+
+def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
+    """The refusal of a query parameter."""
+    got = "is missing" if value is None else f"is '{value}'"
+    return RestError(
+        400, RestCode.KAFKA_BAD_REQUEST, f"Parameter '{name}' {got}: expected {expected}"
+    )
+
+
+def query_integer(
+    query: Mapping[str, str], name: str, default: int | None, low: int, high: int
+) -> int:
+    """An integer of the query between ``low`` and ``high``; ``default`` None makes it mandatory."""
+    raw = query.get(name)
+    if raw is None and default is not None:
+        return default
+    if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
+        raise bad_parameter(name, raw, f"an integer from {low} to {high}")
+    return int(raw)
+
+
+def query_flag(query: Mapping[str, str], name: str) -> bool:
+    """A ``true`` or ``false`` of the query; absent is false."""
+    raw = query.get(name, "false")
+    value = _TRUE.get(raw.lower())
+    if value is None:
+        raise bad_parameter(name, raw, "true or false")
+    return value

@@ -1,0 +1,184 @@
+"""``GET /topics/T/partitions/P/records``: the direct fetch, without any state on the server.
+
+Stored lines go out as they are (NDJSON: a join; array: a join and one same-length replace). Only
+the v2 record shape and ``include=timestamp`` cost work per record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import hdrs, web
+
+from broker.record.batch import RecordFormat
+from broker.record.render import lines_to_array, render_v2, splice_timestamps
+from broker.record.values import UnreadableRecordError
+from broker.server.requests import FetchRequest
+from http_api.contract.errors import RestCode, RestError
+from http_api.contract.media_types import (
+    FETCH_REPLIES,
+    LINES,
+    NDJSON,
+    V2_BINARY,
+    V2_JSON,
+    choose_reply,
+)
+from http_api.server.bodies import not_acceptable
+from http_api.server.context import ERROR_TYPE, reply
+from http_api.server.parameters import bad_parameter, partition_id, query_integer, topic_name
+from http_api.server.topics import find_topic, partition_not_found, topic_not_found
+from raft_metadata.common.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from broker.record.batch import BatchSlice
+    from broker.server.requests import FetchResult
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+    from raft_metadata.common.ids import PartitionId, TopicName
+
+TIMEOUT_MS_DEFAULT = 1_000
+MAX_BYTES_DEFAULT = 1_048_576
+OFFSET_MAX = 10**18 - 1
+SEPARATE_WRITE_BYTES = 65_536
+"""From here on headers and body are written separately: joining them would copy the body, which
+costs more than a second system call."""
+
+
+class FetchRoutes:
+    """Reads of the v2 door. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._limits = context.limits
+
+    def add_to(self, router: Router) -> None:
+        path = "/topics/{topic}/partitions/{partition}/records"
+        router.add("GET", path, self.records, V2_JSON)
+
+    async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
+        """Records from an offset or a timestamp on; waits for the first one up to ``timeout``."""
+        content_type = choose_reply(request.headers.get(hdrs.ACCEPT), FETCH_REPLIES)
+        if content_type is None:
+            raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
+        request[ERROR_TYPE] = content_type
+        fetch, with_timestamp = self._request(topic_name(topic), partition_id(partition), request)
+        await self._check_exists(fetch.topic, fetch.partition)
+        result = await self._fetch(fetch)
+        try:
+            body = _render(result.slices, content_type, fetch, with_timestamp=with_timestamp)
+        except UnreadableRecordError as error:
+            raise _unreadable(error, fetch) from None
+        return await _send(request, body, self._headers(result, content_type))
+
+    async def _check_exists(self, topic: TopicName, partition: PartitionId) -> None:
+        image = await find_topic(self._apis, topic)
+        if image is None:
+            raise RestError(404, RestCode.PARTITION_NOT_FOUND, topic_not_found(topic))
+        if not 0 <= partition < image.partitions_count:
+            text = partition_not_found(topic, partition)
+            raise RestError(404, RestCode.PARTITION_NOT_FOUND, text)
+
+    async def _fetch(self, fetch: FetchRequest) -> FetchResult:
+        try:
+            return await self._apis.fetch(fetch)
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            text = partition_not_found(fetch.topic, fetch.partition)
+            raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
+
+    def _request(
+        self, topic: TopicName, partition: PartitionId, request: web.Request
+    ) -> tuple[FetchRequest, bool]:
+        query = request.query
+        offset, timestamp = _start(query)
+        limits = self._limits
+        fetch = FetchRequest(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            timestamp_ms=timestamp,
+            max_bytes=query_integer(
+                query, "max_bytes", MAX_BYTES_DEFAULT, 1, limits.max_fetch_bytes
+            ),
+            max_wait_ms=query_integer(
+                query, "timeout", TIMEOUT_MS_DEFAULT, 0, limits.max_fetch_wait_ms
+            ),
+        )
+        include = query.get("include")
+        if include not in {None, "timestamp"}:
+            raise bad_parameter("include", include, "timestamp")
+        return fetch, include is not None
+
+    def _headers(self, result: FetchResult, content_type: str) -> dict[str, str]:
+        """What a reader needs to go on, and whom to ask directly next time."""
+        headers = {
+            hdrs.CONTENT_TYPE: content_type,
+            "Quorumlog-High-Watermark": str(result.high_watermark),
+            "Quorumlog-Log-Start-Offset": str(result.log_start_offset),
+            "Quorumlog-Next-Offset": str(result.next_offset),
+            "Quorumlog-Leader": str(result.leader_id),
+            "Quorumlog-Leader-Epoch": str(result.leader_epoch),
+        }
+        leader = self._apis.image.brokers.get(result.leader_id)
+        if leader is not None:
+            headers["Quorumlog-Leader-Url"] = f"http://{leader.http}"
+        return headers
+
+
+def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """(offset, timestamp): exactly one of them."""
+    if "timestamp" not in query:
+        return query_integer(query, "offset", None, 0, OFFSET_MAX), None
+    if "offset" in query:
+        raise RestError(
+            400,
+            RestCode.KAFKA_BAD_REQUEST,
+            "Parameters 'offset' and 'timestamp' are both given: expected one of them",
+        )
+    return None, query_integer(query, "timestamp", None, 0, OFFSET_MAX)
+
+
+def _render(
+    slices: Sequence[BatchSlice], content_type: str, fetch: FetchRequest, *, with_timestamp: bool
+) -> bytes:
+    if content_type in {NDJSON, LINES}:
+        if not slices:
+            return b"" if content_type == NDJSON else b"[]"
+        if with_timestamp:
+            lines = b"".join([splice_timestamps(piece) for piece in slices])
+            if content_type == NDJSON:
+                return lines
+            return b"[" + lines[:-1].replace(b"\n", b",") + b"]"
+        if content_type == LINES:
+            return lines_to_array(slices)
+        return b"".join([piece.lines for piece in slices])
+    door = RecordFormat.JSON if content_type == V2_JSON else RecordFormat.BINARY
+    rendered = [
+        render_v2(piece, topic=fetch.topic, partition=fetch.partition, door=door)
+        for piece in slices
+    ]
+    return b"[" + b",".join(rendered) + b"]"
+
+
+def _unreadable(error: UnreadableRecordError, fetch: FetchRequest) -> RestError:
+    return RestError(
+        422,
+        RestCode.JSON_CONVERSION,
+        f"{error.message} of partition {fetch.partition} of topic {fetch.topic}: "
+        f"send 'Accept: {V2_BINARY}' to read it as base64",
+    )
+
+
+async def _send(request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    if len(body) < SEPARATE_WRITE_BYTES or request.method == "HEAD":
+        content_type = headers.pop(hdrs.CONTENT_TYPE)
+        return reply(body, content_type, headers=headers)
+    headers[hdrs.CONTENT_LENGTH] = str(len(body))
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    await response.write(body)
+    await response.write_eof()
+    return response

@@ -1,0 +1,89 @@
+"""``GET /topics…``, ``GET /brokers``: metadata from the image, offsets from the leader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import hdrs, web
+
+from http_api.contract import v2
+from http_api.contract.errors import RestCode
+from http_api.contract.media_types import V2, V2_REPLIES, choose_reply
+from http_api.server.bodies import not_acceptable
+from http_api.server.context import json_reply
+from http_api.server.parameters import partition_id, topic_name
+from http_api.server.topics import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
+
+if TYPE_CHECKING:
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Handler, Router
+    from raft_metadata.image.metadata_image import TopicImage
+
+
+class MetadataRoutes:
+    """Metadata of the v2 door. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+
+    def add_to(self, router: Router) -> None:
+        handlers: dict[str, Handler] = {
+            "/brokers": self.brokers,
+            "/topics": self.topics,
+            "/topics/{topic}": self.topic,
+            "/topics/{topic}/partitions": self.partitions,
+            "/topics/{topic}/partitions/{partition}": self.partition,
+            "/topics/{topic}/partitions/{partition}/offsets": self.offsets,
+        }
+        for path, handler in handlers.items():
+            router.add("GET", path, handler, V2)
+
+    async def brokers(self, request: web.Request) -> web.Response:
+        """Ids of the brokers that are alive."""
+        return _reply(request, v2.brokers(b.broker_id for b in live_brokers(self._apis.image)))
+
+    async def topics(self, request: web.Request) -> web.Response:
+        """Names, internal topics left out."""
+        names = sorted(set(self._apis.image.topic_ids) - v2.INTERNAL_TOPICS)
+        return _reply(request, names)
+
+    async def topic(self, request: web.Request, topic: str) -> web.Response:
+        """One topic with its effective configs; unknown is 40403 here, 40401 everywhere else."""
+        found = await topic_or_404(
+            self._apis, topic_name(topic), RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED
+        )
+        configs = self._apis.topic_defaults() | dict(self._apis.image.topic_configs(found.topic_id))
+        return _reply(request, v2.topic(found.name, configs, _partitions(found)))
+
+    async def partitions(self, request: web.Request, topic: str) -> web.Response:
+        """All partitions of a topic."""
+        found = await topic_or_404(self._apis, topic_name(topic), RestCode.TOPIC_NOT_FOUND)
+        return _reply(request, _partitions(found))
+
+    async def partition(self, request: web.Request, topic: str, partition: str) -> web.Response:
+        """One partition."""
+        name, number = topic_name(topic), partition_id(partition)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+        partition_or_404(found, number)
+        return _reply(request, _partitions(found)[number])
+
+    async def offsets(self, request: web.Request, topic: str, partition: str) -> web.Response:
+        """Both ends of a partition, from its leader."""
+        name, number = topic_name(topic), partition_id(partition)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+        partition_or_404(found, number)
+        ends = await self._apis.offsets(name, number)
+        return _reply(request, v2.offsets(ends.beginning_offset, ends.end_offset))
+
+
+def _partitions(topic: TopicImage) -> list[v2.JsonObject]:
+    return [
+        v2.partition(number, partition.leader, partition.replicas, partition.isr)
+        for number, partition in enumerate(topic.partitions)
+    ]
+
+
+def _reply(request: web.Request, value: Any) -> web.Response:
+    if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
+        raise not_acceptable(request, V2)
+    return json_reply(value, V2)

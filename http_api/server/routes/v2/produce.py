@@ -1,0 +1,217 @@
+"""``POST /topics/T`` and ``POST /topics/T/partitions/P``.
+
+The hot path: one decode of the body, no Python work per record here but the row of the answer
+(bytes formatting) and the base64 check of a binary body. Partitioning happens in the broker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+from aiohttp import hdrs, web
+
+from broker.record.batch import RecordFormat
+from broker.record.lines import check_formats, decode_records
+from broker.record.values import UnprocessableRecordsError
+from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProduceRequest
+from http_api.contract import v2
+from http_api.contract.errors import REST_STATUS, RestCode, RestError
+from http_api.contract.media_types import (
+    V2,
+    V2_JSON,
+    V2_REPLIES,
+    EmbeddedFormat,
+    choose_reply,
+    produce_format,
+)
+from http_api.server.bodies import (
+    not_acceptable,
+    read_body,
+    refuse_large,
+    unsupported_media_type,
+)
+from http_api.server.context import reply
+from http_api.server.error_middleware import RETRY_LATER
+from http_api.server.parameters import bad_parameter, partition_id, query_integer, topic_name
+from http_api.server.topics import (
+    find_topic,
+    how_to_create,
+    partition_not_found,
+    topic_or_404,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from broker.record.lines import ProduceRecord
+    from broker.server.requests import RecordResult
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+    from raft_metadata.common.ids import PartitionId, TopicName
+
+ACKS: Mapping[str, int] = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0": ACKS_NONE}
+TIMEOUT_MS_DEFAULT = 10_000
+_STORED_FORMATS = {
+    EmbeddedFormat.JSON: RecordFormat.JSON,
+    EmbeddedFormat.BINARY: RecordFormat.BINARY,
+}
+_EXPECTED_BODY = 'expected {"records":[{"key"?,"value"?,"partition"?,"timestamp"?,"headers"?}, …]}'
+
+
+class ProduceRoutes:
+    """Writes of the v2 door. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._apis = context.apis
+        self._limits = context.limits
+
+    def add_to(self, router: Router) -> None:
+        router.add("POST", "/topics/{topic}", self.to_topic, V2)
+        router.add("POST", "/topics/{topic}/partitions/{partition}", self.to_partition, V2)
+
+    async def to_topic(self, request: web.Request, topic: str) -> web.StreamResponse:
+        """Each record to its own partition, else by its key."""
+        return await self._produce(request, topic_name(topic), None)
+
+    async def to_partition(
+        self, request: web.Request, topic: str, partition: str
+    ) -> web.StreamResponse:
+        """All records to one partition."""
+        name = topic_name(topic)
+        return await self._produce(request, name, partition_id(partition))
+
+    async def _produce(
+        self, request: web.Request, topic: TopicName, partition: PartitionId | None
+    ) -> web.StreamResponse:
+        content_type = request.headers.get(hdrs.CONTENT_TYPE)
+        embedded = produce_format(content_type)
+        if embedded is None:
+            raise unsupported_media_type(content_type, V2_JSON)
+        if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
+            raise not_acceptable(request, V2)
+        refuse_large(request, self._limits.max_body_bytes)
+        acks, timeout_ms = self._acks_and_timeout(request)
+        stored_as = _STORED_FORMATS.get(embedded)
+        if stored_as is None:
+            await topic_or_404(self._apis, topic, RestCode.TOPIC_NOT_FOUND)
+            raise _no_schemas(await read_body(request, self._limits.max_body_bytes), embedded)
+        produce = ProduceRequest(
+            topic=topic,
+            records=_records(await read_body(request, self._limits.max_body_bytes), stored_as),
+            key_format=stored_as,
+            value_format=stored_as,
+            partition=partition,
+            acks=acks,
+            timeout_ms=timeout_ms,
+        )
+        try:
+            results = await self._apis.produce(produce)
+        except KafkaError as error:
+            return await self._refused_as_a_whole(produce, error)
+        return answer(results)
+
+    def _acks_and_timeout(self, request: web.Request) -> tuple[int, int]:
+        if not request.query_string:
+            return ACKS_ALL, TIMEOUT_MS_DEFAULT
+        query = request.query
+        acks = ACKS.get(query.get("acks", "all"))
+        if acks is None:
+            raise bad_parameter("acks", query.get("acks"), "all, -1, 1 or 0")
+        longest = self._limits.max_produce_timeout_ms
+        return acks, query_integer(query, "timeout", min(TIMEOUT_MS_DEFAULT, longest), 1, longest)
+
+    async def _refused_as_a_whole(
+        self, produce: ProduceRequest, error: KafkaError
+    ) -> web.StreamResponse:
+        """One error for all records: a wrong request is 4xx, what a retry may mend has rows.
+
+        So a client reads one shape whether one record failed or all of them.
+        """
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if await find_topic(self._apis, produce.topic) is None:
+                text = how_to_create(self._context, produce.topic)
+                raise RestError(404, RestCode.TOPIC_NOT_FOUND, text) from None
+            text = error.message
+            if produce.partition is not None:
+                text = partition_not_found(produce.topic, produce.partition)
+            raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
+        if REST_STATUS[error.code].status != 503:
+            raise error
+        return _answer_with_failures([v2.failed_row(error)] * len(produce.records), [error])
+
+
+def answer(results: Sequence[RecordResult]) -> web.Response:
+    """One row per record, in request order."""
+    failures = [result.error for result in results if result.error is not None]
+    if not failures:
+        row = v2.OFFSET_ROW
+        return reply(
+            v2.produce_reply([row % (result.partition, result.offset) for result in results]), V2
+        )
+    rows = [
+        v2.OFFSET_ROW % (result.partition, result.offset)
+        if result.error is None
+        else v2.failed_row(result.error)
+        for result in results
+    ]
+    if len(failures) < len(results):
+        return reply(v2.produce_reply(rows), V2)
+    return _answer_with_failures(rows, failures)
+
+
+def _answer_with_failures(rows: list[bytes], failures: Sequence[KafkaError]) -> web.Response:
+    """Nothing was stored: 503 if that is certain and a retry may mend it, else 200."""
+    certain = all(error.outcome is Outcome.NOT_WRITTEN for error in failures)
+    mendable = any(REST_STATUS[error.code].status == 503 for error in failures)
+    if certain and mendable:
+        return reply(v2.produce_reply(rows), V2, 503, RETRY_LATER)
+    return reply(v2.produce_reply(rows), V2)
+
+
+def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
+    """The records of a body.
+
+    Raises:
+        RestError: 400/400 what is not JSON or of the wrong kind, 422/422 wrong fields.
+    """
+    try:
+        records = decode_records(body)
+        check_formats(records, stored_as, stored_as)
+    except UnprocessableRecordsError as error:
+        text = f"{error.message}; {_EXPECTED_BODY}"
+        raise RestError(422, RestCode.UNPROCESSABLE, text) from None
+    except KafkaError as error:
+        raise RestError(400, RestCode.BAD_REQUEST, error.message) from None
+    return records
+
+
+def _no_schemas(body: bytes, embedded: EmbeddedFormat) -> RestError:
+    """What a format that needs a schema registry gets: we have none."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return RestError(400, RestCode.BAD_REQUEST, f"the body is not JSON: {error}")
+    fields = value if isinstance(value, dict) else {}
+    records = fields.get("records")
+    rows = [row for row in records if isinstance(row, dict)] if isinstance(records, list) else []
+    for part, code in (
+        ("key", RestCode.KEY_SCHEMA_MISSING),
+        ("value", RestCode.VALUE_SCHEMA_MISSING),
+    ):
+        names = (f"{part}_schema", f"{part}_schema_id")
+        has_schema = any(fields.get(name) is not None for name in names)
+        if not has_schema and any(row.get(part) is not None for row in rows):
+            return RestError(
+                422,
+                code,
+                f"Request includes {part}s and uses a format that requires schemas but does not "
+                f"include the {part}_schema or {part}_schema_id fields",
+            )
+    return RestError(
+        422,
+        RestCode.INVALID_SCHEMA,
+        f"schemas are not supported: send {embedded.value} data as '{V2_JSON}'",
+    )

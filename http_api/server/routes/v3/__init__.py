@@ -1,0 +1,1 @@
+"""The v3 door: Confluent's admin API."""

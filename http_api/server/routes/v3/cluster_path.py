@@ -1,0 +1,33 @@
+"""What every path under ``/v3/clusters/C`` checks first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import hdrs
+
+from http_api.contract.errors import RestCode, RestError
+from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
+from http_api.contract.v3 import Links
+from http_api.server.bodies import not_acceptable
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from http_api.server.context import ApiContext
+
+
+class ClusterPath:
+    """Checks the cluster id and Accept; gives the links of the answer."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._links = Links(context.advertised_url, context.apis.cluster_id)
+
+    def enter(self, request: web.Request, cluster: str) -> Links:
+        """The links of this cluster, or 404 for another one, 406 for another Accept."""
+        if cluster != self._apis.cluster_id:
+            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {cluster} cannot be found.")
+        if choose_reply(request.headers.get(hdrs.ACCEPT), V3_REPLIES) is None:
+            raise not_acceptable(request, JSON)
+        return self._links

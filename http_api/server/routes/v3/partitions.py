@@ -1,0 +1,116 @@
+"""``…/topics/T/partitions``: partitions, their replicas and their offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from http_api.contract import v3
+from http_api.contract.errors import RestCode, RestError
+from http_api.contract.media_types import JSON
+from http_api.server.context import json_reply
+from http_api.server.parameters import bad_parameter, broker_id, partition_id, topic_name
+from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.server.topics import partition_or_404, topic_or_404
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+    from raft_metadata.common.ids import TopicName
+    from raft_metadata.image.metadata_image import PartitionRegistration
+
+OFFSET_TYPES = (None, "earliest", "latest", "earliest_offset", "latest_offset")
+"""The answer always holds both ends, so the type only has to make sense."""
+
+
+class PartitionRoutes:
+    """Partitions of the v3 door. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._path = ClusterPath(context)
+
+    def add_to(self, router: Router) -> None:
+        partitions = "/v3/clusters/{cluster}/topics/{topic}/partitions"
+        router.add("GET", partitions, self.list_partitions, JSON)
+        router.add("GET", partitions + "/{partition}", self.describe, JSON)
+        router.add("GET", partitions + "/{partition}/offset", self.offset, JSON)
+        router.add("GET", partitions + "/{partition}/replicas", self.list_replicas, JSON)
+        router.add("GET", partitions + "/{partition}/replicas/{broker}", self.replica, JSON)
+
+    async def list_partitions(self, request: web.Request, cluster: str, topic: str) -> web.Response:
+        """All partitions of a topic."""
+        links = self._path.enter(request, cluster)
+        name = topic_name(topic)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+        data = [
+            v3.partition(links, name, _facts(number, registration))
+            for number, registration in enumerate(found.partitions)
+        ]
+        path = ("topics", name, "partitions")
+        return json_reply(links.collection("KafkaPartition", data, *path), JSON)
+
+    async def describe(
+        self, request: web.Request, cluster: str, topic: str, partition: str
+    ) -> web.Response:
+        """One partition."""
+        links = self._path.enter(request, cluster)
+        name, facts = await self._find(topic, partition)
+        return json_reply(v3.partition(links, name, facts), JSON)
+
+    async def list_replicas(
+        self, request: web.Request, cluster: str, topic: str, partition: str
+    ) -> web.Response:
+        """All replicas of a partition, the preferred leader first."""
+        links = self._path.enter(request, cluster)
+        name, facts = await self._find(topic, partition)
+        data = [v3.replica(links, name, facts, broker) for broker in facts.replicas]
+        path = ("topics", name, "partitions", facts.partition_id, "replicas")
+        return json_reply(links.collection("KafkaReplica", data, *path), JSON)
+
+    async def replica(
+        self, request: web.Request, cluster: str, topic: str, partition: str, broker: str
+    ) -> web.Response:
+        """One replica."""
+        links = self._path.enter(request, cluster)
+        name, facts = await self._find(topic, partition)
+        wanted = broker_id(broker)
+        if wanted not in facts.replicas:
+            text = f"Replica {wanted} of partition {facts.partition_id} of topic {name} not found"
+            raise RestError(404, RestCode.NOT_FOUND, text)
+        return json_reply(v3.replica(links, name, facts, wanted), JSON)
+
+    async def offset(
+        self, request: web.Request, cluster: str, topic: str, partition: str
+    ) -> web.Response:
+        """Both ends of a partition, from its leader."""
+        links = self._path.enter(request, cluster)
+        offset_type = request.query.get("offset_type")
+        if offset_type not in OFFSET_TYPES:
+            raise bad_parameter("offset_type", offset_type, "earliest or latest")
+        name, facts = await self._find(topic, partition)
+        ends = await self._apis.offsets(name, partition_id(partition))
+        return json_reply(
+            v3.partition_offsets(
+                links, name, facts.partition_id, ends.beginning_offset, ends.end_offset
+            ),
+            JSON,
+        )
+
+    async def _find(self, topic: str, partition: str) -> tuple[TopicName, v3.PartitionFacts]:
+        name, number = topic_name(topic), partition_id(partition)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+        return name, _facts(number, partition_or_404(found, number))
+
+
+def _facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:
+    return v3.PartitionFacts(
+        partition_id=number,
+        leader=partition.leader if partition.has_leader else None,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        elr=partition.elr,
+    )

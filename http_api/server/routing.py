@@ -1,0 +1,94 @@
+"""From a method and a path to a handler.
+
+aiohttp's own dispatcher takes no double slashes, and answers 404 and 405 in its own words. This one
+walks a tree over the path's segments, so empty ones (trailing and double slashes) vanish, and a
+look-up costs one dict access a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from http_api.contract.errors import RestCode, RestError
+
+Handler = Callable[..., Awaitable[web.StreamResponse]]
+"""``async handler(request, *parameters)``: parameters are the path's variable segments, decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What serves one method of one path."""
+
+    handler: Handler
+    reply_type: str
+    """The type of its answers, and so of its errors."""
+
+
+@dataclass(slots=True)
+class _Node:
+    fixed: dict[str, _Node] = field(default_factory=dict)
+    variable: _Node | None = None
+    routes: dict[str, Route] = field(default_factory=dict)
+
+
+class Router:
+    """The tree of paths. Filled while the app is built, then only read."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, method: str, path: str, handler: Handler, reply_type: str) -> None:
+        """Serve ``path``, whose variable segments are written ``{name}``. GET serves HEAD too."""
+        node = self._root
+        for segment in path.split("/"):
+            if not segment:
+                continue
+            if segment.startswith("{"):
+                node.variable = node.variable or _Node()
+                node = node.variable
+            else:
+                node = node.fixed.setdefault(segment, _Node())
+        assert method not in node.routes, f"{method} {path} is served twice"
+        node.routes[method] = Route(handler, reply_type)
+        if method == "GET":
+            node.routes["HEAD"] = node.routes[method]
+
+    def resolve(self, method: str, raw_path: str) -> tuple[Route, list[str]]:
+        """The route for a path as it came over the wire, and its parameters.
+
+        Raises:
+            RestError: 404 for an unknown path, 405 (with ``Allow``) for another method.
+        """
+        node = self._root
+        parameters: list[str] = []
+        for raw_segment in raw_path.split("/"):
+            if not raw_segment:
+                continue
+            segment = unquote(raw_segment) if "%" in raw_segment else raw_segment
+            following = node.fixed.get(segment)
+            if following is None:
+                following = node.variable
+                parameters.append(segment)
+            if following is None:
+                raise _not_found(raw_path)
+            node = following
+        route = node.routes.get(method)
+        if route is not None:
+            return route, parameters
+        if not node.routes:
+            raise _not_found(raw_path)
+        allowed = ", ".join(sorted(node.routes))
+        raise RestError(
+            405,
+            RestCode.METHOD_NOT_ALLOWED,
+            f"HTTP 405 Method Not Allowed: got {method}, expected {allowed}",
+            headers={"Allow": allowed},
+        )
+
+
+def _not_found(raw_path: str) -> RestError:
+    return RestError(404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: no resource at {raw_path}")

@@ -1,0 +1,281 @@
+"""`BrokerApis` in memory: real batches and rendering, no disk, no replication. For tests only."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
+from broker.record.lines import encode_batches, key_view, oversized
+from broker.record.render import skip_lines
+from broker.record.values import partition_for_key
+from broker.server.requests import (
+    ACKS_NONE,
+    FetchRequest,
+    FetchResult,
+    OffsetsResult,
+    ProduceRequest,
+    RecordResult,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    DirectoryId,
+    IncarnationId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicName,
+)
+from raft_metadata.image.metadata_image import (
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.commands import TopicCreated, TopicDeleted
+from raft_metadata.records.records import BrokerState, ResourceType
+
+if TYPE_CHECKING:
+    from raft_metadata.records.commands import CreateTopic, DeleteTopic
+
+CLUSTER_ID = ClusterId("QuorumlogTestCluster01")
+NOW_MS = 1_700_000_000_000
+APPEND_MS = NOW_MS
+
+
+@dataclass
+class FakePartition:
+    """One log: slices as they were stored."""
+
+    slices: list[BatchSlice] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def broker(broker_id: int, state: BrokerState = BrokerState.UNFENCED) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker_id=BrokerId(broker_id),
+        broker_epoch=BrokerEpoch(broker_id),
+        incarnation_id=IncarnationId("i" * 22),
+        directory_id=DirectoryId("d" * 22),
+        http=f"127.0.0.1:{8081 + broker_id}",
+        peer=f"127.0.0.1:{9081 + broker_id}",
+        rack=f"rack-{broker_id}",
+        unclean_partitions=(),
+        state=state,
+        settled=True,
+    )
+
+
+class FakeBrokerApis:
+    """Broker 1 of three; brokers 1 and 2 live, 3 fenced. Faults are set as attributes."""
+
+    def __init__(self, *, auto_create: bool = False) -> None:
+        self.broker_id = BrokerId(1)
+        self.cluster_id = CLUSTER_ID
+        self.controller_id: int | None = 101
+        self.image = MetadataImage(
+            brokers=MappingProxyType(
+                {
+                    BrokerId(1): broker(1),
+                    BrokerId(2): broker(2),
+                    BrokerId(3): broker(3, BrokerState.FENCED),
+                }
+            )
+        )
+        self.auto_create = auto_create
+        self.logs: dict[tuple[str, int], FakePartition] = {}
+        self.rows = [("node", True), ("metadata", True)]
+        self.requests: list[object] = []
+        self.produce_error: KafkaError | None = None
+        self.record_errors: dict[int, KafkaError] = {}
+        self.fetch_error: BaseException | None = None
+        self.create_error: KafkaError | None = None
+        self.caught_up: list[str] = []
+        self.max_message_bytes = 1_048_576
+
+    # ------------------------------------------------------------ set-up
+
+    def add_topic(self, name: str, partitions: int = 1, replication_factor: int = 2) -> None:
+        replicas = tuple(BrokerId(1 + index) for index in range(replication_factor))
+        registration = PartitionRegistration(
+            replicas=replicas,
+            directories=tuple(DirectoryId("d" * 22) for _ in replicas),
+            isr=(BrokerId(1),),
+            elr=replicas[1:2],
+            leader=BrokerId(1),
+            leader_epoch=LeaderEpoch(4),
+            partition_epoch=PartitionEpoch(7),
+            leader_epoch_offset=MetadataOffset(3),
+        )
+        topic = TopicImage(
+            name=TopicName(name),
+            topic_id=TopicId(f"{name:x<22}"),
+            partitions_count=partitions,
+            partitions=(registration,) * partitions,
+        )
+        self._set_topics({**self.image.topics, topic.topic_id: topic})
+        for number in range(partitions):
+            self.logs[name, number] = FakePartition()
+
+    def without_leader(self, name: str) -> None:
+        topic = self.image.topic(TopicName(name))
+        assert topic is not None
+        leaderless = replace(topic.partitions[0], leader=BrokerId(-1))
+        changed = replace(topic, partitions=(leaderless,) * topic.partitions_count)
+        self._set_topics({**self.image.topics, topic.topic_id: changed})
+
+    def set_config(self, name: str, key: str, value: str) -> None:
+        topic_id = self.image.topic_ids[TopicName(name)]
+        configs = {(ResourceType.TOPIC, topic_id): MappingProxyType({key: value})}
+        self.image = replace(self.image, configs=MappingProxyType(configs))
+
+    def _set_topics(self, topics: dict[TopicId, TopicImage]) -> None:
+        self.image = replace(
+            self.image,
+            topics=MappingProxyType(topics),
+            topic_ids=MappingProxyType({topic.name: key for key, topic in topics.items()}),
+        )
+
+    # ------------------------------------------------------------ BrokerApis
+
+    async def produce(self, request: ProduceRequest) -> list[RecordResult]:
+        self.requests.append(request)
+        if self.produce_error is not None:
+            raise self.produce_error
+        topic = self.image.topic(request.topic)
+        if topic is None and self.auto_create:
+            self.add_topic(request.topic)
+            topic = self.image.topic(request.topic)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if request.partition is not None and request.partition >= len(topic.partitions):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        results: list[RecordResult] = []
+        large = oversized(request.records, self.max_message_bytes)
+        for index, record in enumerate(request.records):
+            error = self.record_errors.get(index)
+            if index in large:
+                error = KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
+            if error is not None:
+                results.append(RecordResult(None, None, error))
+                continue
+            partition = request.partition
+            if partition is None:
+                key = key_view(record, request.key_format)
+                chosen = 0 if key is None else partition_for_key(key, len(topic.partitions))
+                partition = PartitionId(chosen if record.partition is None else record.partition)
+            log = self.logs[request.topic, partition]
+            self._append(log, [record], request.key_format, request.value_format)
+            offset = -1 if request.acks == ACKS_NONE else log.end - 1
+            results.append(RecordResult(partition, offset))
+        return results
+
+    def _append(
+        self, log: FakePartition, records: list, key: RecordFormat, value: RecordFormat
+    ) -> None:
+        for batch in encode_batches(
+            records,
+            key_format=key,
+            value_format=value,
+            base_offset=log.end,
+            leader_epoch=4,
+            append_timestamp=APPEND_MS,
+            durable_end=log.end,
+        ):
+            header = parse_header(batch.raw)
+            log.slices.append(
+                BatchSlice(
+                    header,
+                    batch.raw[HEADER_SIZE:],
+                    header.base_offset,
+                    header.next_offset,
+                    header.count,
+                )
+            )
+            log.end = batch.next_offset
+        log.changed.set()
+        log.changed = asyncio.Event()
+
+    async def fetch(self, request: FetchRequest) -> FetchResult:
+        self.requests.append(request)
+        if self.fetch_error is not None:
+            raise self.fetch_error
+        log = self.logs[request.topic, request.partition]
+        offset = request.offset
+        if offset is None:
+            assert request.timestamp_ms is not None
+            offset = log.start if request.timestamp_ms <= APPEND_MS else log.end
+        if not log.start <= offset <= log.end:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is outside the log: it starts at {log.start} and ends at "
+                f"{log.end}",
+            )
+        try:
+            async with asyncio.timeout(request.max_wait_ms / 1000):
+                while offset >= log.end:
+                    await log.changed.wait()
+        except TimeoutError:
+            pass
+        found = [piece for piece in log.slices if piece.next_offset > offset]
+        if found:
+            first = found[0]
+            skipped = skip_lines(bytes(first.lines), first.header, offset)
+            found[0] = replace(first, lines=bytes(first.lines)[skipped:])
+        return FetchResult(
+            slices=found,
+            high_watermark=log.end,
+            log_start_offset=log.start,
+            next_offset=found[-1].next_offset if found else offset,
+            leader_id=BrokerId(1),
+            leader_epoch=LeaderEpoch(4),
+        )
+
+    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+        log = self.logs[topic, partition]
+        return OffsetsResult(beginning_offset=log.start, end_offset=log.end)
+
+    async def create_topic(self, command: CreateTopic) -> TopicCreated:
+        self.requests.append(command)
+        if self.create_error is not None:
+            raise self.create_error
+        if self.image.topic(command.name) is not None:
+            raise KafkaError(
+                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{command.name}' already exists."
+            )
+        partitions = command.partitions_count or 1
+        factor = command.replication_factor or 1
+        if not command.validate_only:
+            self.add_topic(command.name, partitions, factor)
+        return TopicCreated(
+            topic_id=TopicId(f"{command.name:x<22}"),
+            partitions_count=partitions,
+            replication_factor=factor,
+            next_offset=MetadataOffset(9),
+        )
+
+    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
+        topic = self.image.topic(command.name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        rest = {key: value for key, value in self.image.topics.items() if key != topic.topic_id}
+        self._set_topics(rest)
+        return TopicDeleted(topic_id=topic.topic_id, next_offset=MetadataOffset(10))
+
+    async def catch_up_with_topic(self, topic: TopicName) -> None:
+        self.caught_up.append(topic)
+
+    def readiness(self) -> list[tuple[str, bool]]:
+        return self.rows
+
+    def topic_defaults(self) -> dict[str, str]:
+        return {"min.insync.replicas": "1", "max.message.bytes": "1048576"}
