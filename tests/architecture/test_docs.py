@@ -60,7 +60,7 @@ def test_decisions_are_numbered_once_and_listed() -> None:
 
 
 def test_a_decision_says_when_why_what_and_what_follows() -> None:
-    parts = (r"^\| Date \|", r"^\| Status \|", "^## Context", "^## Decision", "^## Consequences")
+    parts = ("^- Date: ", "^- Status: ", "^## Context", "^## Decision", "^## Consequences")
     found = [
         f"{path} lacks {part}"
         for path in decisions()
