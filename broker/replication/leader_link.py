@@ -93,9 +93,10 @@ class LeaderLink:
         """Ask again where no answer came."""
         for replica in self.replicas:
             role = replica.partition.role
-            if isinstance(role, Following) and role.session is None:
-                if now_ms - role.asked_ms >= OPEN_RETRY_MS:
-                    self.open(replica)
+            if not isinstance(role, Following) or role.session is not None:
+                continue
+            if now_ms - role.asked_ms >= OPEN_RETRY_MS:
+                self.open(replica)
 
     def forget_session(self, replica: Replica) -> None:
         """The connection is gone, and every session with it."""

@@ -42,7 +42,10 @@ class LeaderHost(Protocol):
 class PushSession:
     """One validated session: pushes one partition to one follower, in order, without a gap."""
 
-    __slots__ = ("_pending", "_pending_bytes", "_pending_from", "marked", "next", "number", "replica", "stream")  # fmt: skip
+    __slots__ = (
+        "_pending", "_pending_bytes", "_pending_from", "marked", "next", "number", "replica",
+        "stream",
+    )  # fmt: skip
 
     def __init__(self, replica: Replica, stream: LeaderStream, number: int, start: int) -> None:
         self.replica = replica

@@ -176,7 +176,7 @@ class Partition:
         )  # fmt: skip
         self.role = role
 
-    # leader: followers
+    # the followers, as leader
 
     def on_open(
         self,
@@ -383,7 +383,7 @@ class Partition:
         return self._awaiting(message.request, message.leader_epoch) is not None
 
     def on_push(self, message: Push) -> bool | None:
-        """Append pushed batches. None: not of the present, dropped (R4). False: a gap, ask again."""
+        """Append. None: not of the present, dropped (R4). False: a gap, ask again."""
         role = self.role
         if not isinstance(role, Following) or role.session != message.session:
             return None

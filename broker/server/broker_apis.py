@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -26,17 +25,15 @@ from broker.server.requests import (
     ProduceRequest,
     RecordResult,
 )
+from broker.server.topic_requests import TopicRequests
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerId,
     ClusterId,
     LeaderEpoch,
-    MetadataOffset,
     PartitionId,
-    TopicId,
     TopicIdPartition,
     TopicName,
-    id_from_bytes,
 )
 from raft_metadata.common.topic_config import (
     MAX_MESSAGE_BYTES,
@@ -63,14 +60,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.apis")
 T = TypeVar("T")
 
-TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
-CATCH_UP_MS = 1_000
-"""How long an unknown topic is looked for at the active controller before it counts as unknown."""
 REROUTE_PAUSE_MS = 100
 """Longest pause before a refused attempt is made again; a new image ends it at once."""
 DEPOSED_GRACE_MS = 500
 """A forwarded request to a leader that was deposed meanwhile is given this long to answer."""
-CREATE_TIMEOUT_MS = 15_000
 ADMIN_FETCH_TIMEOUT_MS = 5_000
 
 _REROUTED = frozenset(
@@ -109,13 +102,11 @@ class RoutedBrokerApis:
         self._local = local
         self._loader = loader
         self._lifecycle = lifecycle
-        self._controllers = controllers
         self._peers = peers
         self._clock = clock
-        self._random_bytes = random_bytes
+        self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
-        self._creating: dict[TopicName, asyncio.Future[None]] = {}
 
     # facts
 
@@ -160,98 +151,15 @@ class RoutedBrokerApis:
 
     async def catch_up_with_topic(self, topic: TopicName) -> None:
         """See `BrokerApis`."""
-        found = self.image.topic(topic)
-        if found is not None and found.is_complete:
-            return
-        with contextlib.suppress(TimeoutError, KafkaError):
-            async with asyncio.timeout(CATCH_UP_MS / 1000):
-                await self._loader.wait_for(await self._loader.newest_offset())
+        await self._topics.catch_up_with(topic)
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         """See `BrokerApis`."""
-        check_topic_name(command.name)
-        limit = self._config.limits.max_partitions_per_topic
-        if command.partitions_count is not None and command.partitions_count > limit:
-            text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
-            raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
-        created = await self._controllers.create_topic(command, CREATE_TIMEOUT_MS)
-        if not command.validate_only:
-            try:
-                async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
-                    await self._await_ready(created)
-            except TimeoutError:
-                text = f"topic {command.name} was created, but not every partition has a leader yet"
-                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
-        return created
-
-    async def _await_ready(self, created: TopicCreated) -> None:
-        """Until every partition has a leader and every leader knows of it."""
-        await self._loader.wait_for(created.next_offset)
-        while True:
-            topic = self.image.topics.get(created.topic_id)
-            if topic is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "the topic was deleted meanwhile")
-            if topic.is_complete and all(p.has_leader for p in topic.partitions):
-                break
-            await self._loader.changed()
-        offset = self.image.next_offset
-        leaders = {p.leader for p in topic.partitions} - {self._config.broker_id}
-        for leader in leaders:
-            await self._await_peer(leader, offset)
-
-    async def _await_peer(self, leader: BrokerId, offset: MetadataOffset) -> None:
-        registration = self.image.brokers.get(leader)
-        if registration is None:
-            return
-        body = forwarding.encode_await_metadata(offset)
-        with contextlib.suppress(KafkaError):  # it may have died: produce routes around it
-            await self._peers.call(
-                leader, registration.peer, forwarding.AWAIT_METADATA, body, CATCH_UP_MS
-            )
+        return await self._topics.create(command)
 
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         """See `BrokerApis`."""
-        deleted = await self._controllers.delete_topic(command, CREATE_TIMEOUT_MS)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
-                await self._loader.wait_for(deleted.next_offset)
-        return deleted
-
-    async def _topic_for_produce(self, name: TopicName, deadline_ms: int) -> TopicImage:
-        topic = self.image.topic(name)
-        if topic is None:
-            check_topic_name(name)
-            await self.catch_up_with_topic(name)
-            topic = self.image.topic(name)
-        if topic is None:
-            if not self._config.defaults.auto_create_topics_enable:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
-            await self._auto_create(name)
-            topic = self.image.topic(name)
-        while topic is not None and not topic.is_complete:
-            await self._pause(deadline_ms)
-            topic = self.image.topic(name)
-        if topic is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
-        return topic
-
-    async def _auto_create(self, name: TopicName) -> None:
-        """Create by the defaults, once for all requests that wait for the same name."""
-        under_way = self._creating.get(name)
-        if under_way is not None:
-            await under_way
-            return
-        done = self._creating[name] = asyncio.get_running_loop().create_future()
-        try:
-            topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
-            await self.create_topic(CreateTopic(name=name, topic_id=topic_id))
-        except KafkaError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-            await self.catch_up_with_topic(name)
-        finally:
-            del self._creating[name]
-            done.set_result(None)
+        return await self._topics.delete(command)
 
     # produce
 
@@ -259,7 +167,7 @@ class RoutedBrokerApis:
         """See `BrokerApis`."""
         timeout_ms = max(1, min(request.timeout_ms, self._config.limits.max_produce_timeout_ms))
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        topic = await self._topic_for_produce(request.topic, deadline_ms)
+        topic = await self._topics.for_produce(request.topic, deadline_ms)
         results: list[RecordResult | None] = [None] * len(request.records)
         groups = self._group(request, topic, results)
         if len(groups) == 1:
@@ -496,16 +404,9 @@ class RoutedBrokerApis:
     async def _existing(self, name: TopicName, number: PartitionId) -> TopicIdPartition:
         topic = self.image.topic(name)
         if topic is None or not topic.is_complete:
-            await self.catch_up_with_topic(name)
+            await self._topics.catch_up_with(name)
             topic = self.image.topic(name)
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
         self._check_partition(topic, number)
         return TopicIdPartition(topic.topic_id, number)
-
-
-def check_topic_name(name: str) -> None:
-    """Refuse a name that can't be a folder or a path segment (interfaces, section 4)."""
-    if not TOPIC_NAME.match(name) or name in {".", ".."}:
-        text = f"invalid topic name {name!r}: expected 1 to 249 of A-Z a-z 0-9 . _ -, not . or .."
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)

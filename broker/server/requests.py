@@ -87,7 +87,7 @@ class FetchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsResult:
-    """``beginning_offset`` = log start; ``end_offset`` = high watermark: the next one readers get."""
+    """``beginning_offset`` = log start, ``end_offset`` = high watermark (the next to be read)."""
 
     beginning_offset: int
     end_offset: int

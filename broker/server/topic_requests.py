@@ -1,0 +1,166 @@
+"""Topics: created, deleted, found. Decided by the active controller; ready before the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.server import forwarding
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    BrokerId,
+    MetadataOffset,
+    TopicId,
+    TopicName,
+    id_from_bytes,
+)
+from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.ports import ControllerChannel, PeerChannel
+    from broker.server.metadata_loader import MetadataLoader
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.image.metadata_image import TopicImage
+
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+CATCH_UP_MS = 1_000
+"""How long an unknown topic is looked for at the active controller before it counts as unknown."""
+CREATE_TIMEOUT_MS = 15_000
+"""How long an active controller is looked for to create or delete."""
+
+
+class TopicRequests:
+    """On the broker's loop. Holds the creations by first produce that are under way."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        loader: MetadataLoader,
+        controllers: ControllerChannel,
+        peers: PeerChannel,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._config = config
+        self._loader = loader
+        self._controllers = controllers
+        self._peers = peers
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._creating: dict[TopicName, asyncio.Future[None]] = {}
+
+    async def catch_up_with(self, topic: TopicName) -> None:
+        """See `BrokerApis.catch_up_with_topic`."""
+        found = self._loader.image.topic(topic)
+        if found is not None and found.is_complete:
+            return
+        with contextlib.suppress(TimeoutError, KafkaError):
+            async with asyncio.timeout(CATCH_UP_MS / 1000):
+                await self._loader.wait_for(await self._loader.newest_offset())
+
+    async def create(self, command: CreateTopic) -> TopicCreated:
+        """See `BrokerApis.create_topic`."""
+        check_topic_name(command.name)
+        limit = self._config.limits.max_partitions_per_topic
+        if command.partitions_count is not None and command.partitions_count > limit:
+            text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
+        created = await self._controllers.create_topic(command, CREATE_TIMEOUT_MS)
+        if not command.validate_only:
+            try:
+                async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
+                    await self._await_ready(created)
+            except TimeoutError:
+                text = f"topic {command.name} was created, but not every partition has a leader yet"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+        return created
+
+    async def _await_ready(self, created: TopicCreated) -> None:
+        """Until every partition has a leader and every leader knows of it."""
+        await self._loader.wait_for(created.next_offset)
+        while True:
+            topic = self._loader.image.topics.get(created.topic_id)
+            if topic is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "the topic was deleted meanwhile")
+            if topic.is_complete and all(p.has_leader for p in topic.partitions):
+                break
+            await self._loader.changed()
+        offset = self._loader.image.next_offset
+        leaders = {p.leader for p in topic.partitions} - {self._config.broker_id}
+        for leader in leaders:
+            await self._await_peer(leader, offset)
+
+    async def _await_peer(self, leader: BrokerId, offset: MetadataOffset) -> None:
+        registration = self._loader.image.brokers.get(leader)
+        if registration is None:
+            return
+        body = forwarding.encode_await_metadata(offset)
+        with contextlib.suppress(KafkaError):  # it may have died: produce routes around it
+            await self._peers.call(
+                leader, registration.peer, forwarding.AWAIT_METADATA, body, CATCH_UP_MS
+            )
+
+    async def delete(self, command: DeleteTopic) -> TopicDeleted:
+        """See `BrokerApis.delete_topic`."""
+        deleted = await self._controllers.delete_topic(command, CREATE_TIMEOUT_MS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
+                await self._loader.wait_for(deleted.next_offset)
+        return deleted
+
+    async def for_produce(self, name: TopicName, deadline_ms: int) -> TopicImage:
+        """The topic to append to: found, caught up with, or created where that is allowed."""
+        topic = self._loader.image.topic(name)
+        if topic is None:
+            check_topic_name(name)
+            await self.catch_up_with(name)
+            topic = self._loader.image.topic(name)
+        if topic is None:
+            if not self._config.defaults.auto_create_topics_enable:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
+            await self._auto_create(name)
+            topic = self._loader.image.topic(name)
+        while topic is not None and not topic.is_complete:
+            await self._until_changed(deadline_ms)
+            topic = self._loader.image.topic(name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
+        return topic
+
+    async def _auto_create(self, name: TopicName) -> None:
+        """Create by the defaults, once for all requests that wait for the same name."""
+        under_way = self._creating.get(name)
+        if under_way is not None:
+            await under_way
+            return
+        done = self._creating[name] = asyncio.get_running_loop().create_future()
+        try:
+            topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
+            await self.create(CreateTopic(name=name, topic_id=topic_id))
+        except KafkaError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            await self.catch_up_with(name)
+        finally:
+            del self._creating[name]
+            done.set_result(None)
+
+    async def _until_changed(self, deadline_ms: int) -> None:
+        remaining_ms = deadline_ms - self._clock.monotonic_ms()
+        try:
+            async with asyncio.timeout(max(remaining_ms, 1) / 1000):
+                await self._loader.changed()
+        except TimeoutError:
+            text = "the topic's creation is not complete"
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text) from None
+
+
+def check_topic_name(name: str) -> None:
+    """Refuse a name that can't be a folder or a path segment (interfaces, section 4)."""
+    if not TOPIC_NAME.match(name) or name in {".", ".."}:
+        text = f"invalid topic name {name!r}: expected 1 to 249 of A-Z a-z 0-9 . _ -, not . or .."
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)

@@ -1,0 +1,368 @@
+"""The replication protocol of one partition, rule by rule, without a network or a disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.parked import Fate, Parked
+from broker.replication.partition import Following, Idle, Partition, Settings
+from broker.replication.partition_state import LeaderState
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    BrokerEpoch,
+    BrokerId,
+    DirectoryId,
+    IncarnationId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+)
+from raft_metadata.image.metadata_image import BrokerRegistration, PartitionRegistration
+from raft_metadata.records.records import BrokerState
+from tests.support.memory_log import MemoryLog, encode
+
+ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
+HERE = TopicIdPartition(TopicId("A" * 22), PartitionId(0))
+
+
+def registration(
+    leader: BrokerId = ONE,
+    epoch: int = 1,
+    *,
+    isr: tuple[BrokerId, ...] = (ONE, TWO, THREE),
+    partition_epoch: int = 1,
+    set_at: int = 100,
+) -> PartitionRegistration:
+    return PartitionRegistration(
+        replicas=(ONE, TWO, THREE),
+        directories=(DirectoryId("a"), DirectoryId("b"), DirectoryId("c")),
+        isr=isr,
+        elr=(),
+        leader=leader,
+        leader_epoch=LeaderEpoch(epoch),
+        partition_epoch=PartitionEpoch(partition_epoch),
+        leader_epoch_offset=MetadataOffset(set_at),
+    )
+
+
+def brokers(**epochs: int) -> dict[BrokerId, BrokerRegistration]:
+    found = {}
+    for number in (1, 2, 3):
+        epoch = epochs.get(f"b{number}", number)
+        found[BrokerId(number)] = BrokerRegistration(
+            broker_id=BrokerId(number),
+            broker_epoch=BrokerEpoch(epoch),
+            incarnation_id=IncarnationId(f"i{epoch}"),
+            directory_id=DirectoryId("abc"[number - 1]),
+            http="",
+            peer="",
+            rack=None,
+            unclean_partitions=(),
+            state=BrokerState.UNFENCED,
+            settled=True,
+        )
+    return found
+
+
+def make(broker: BrokerId = ONE, *, by_durable: bool = True, min_isr: int = 2) -> Partition:
+    return Partition(HERE, broker, MemoryLog(), Settings(min_isr, by_durable))
+
+
+def lead(partition: Partition, **facts: object) -> LeaderState:
+    partition.apply_image(registration(**facts), brokers(), BrokerEpoch(1), 0)  # type: ignore[arg-type]
+    assert isinstance(partition.role, LeaderState)
+    return partition.role
+
+
+def log_of(partition: Partition) -> MemoryLog:
+    assert isinstance(partition.log, MemoryLog)
+    return partition.log
+
+
+def opens(partition: Partition, follower: BrokerId, session: int, ends: tuple[int, int]) -> None:
+    role = partition.role
+    last = log_of(partition).epoch_at(ends[0] - 1)
+    message = Open(9, role.epoch, int(follower), last, *ends)
+    assert isinstance(partition.on_open(follower, message, brokers(), session, 0), Valid)
+
+
+def append(partition: Partition, value: int) -> list[Fate]:
+    fates: list[Fate] = []
+    log = log_of(partition)
+    log.append((partition.role.epoch, value))
+    partition.park(Parked(partition.role.epoch, log.log_end_offset - 1, True, 10_000, fates.append))
+    return fates
+
+
+def test_rule_r1_high_watermark_is_the_least_durable_end() -> None:
+    partition = make()
+    lead(partition)
+    fates = append(partition, 7)
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+    log_of(partition).flush_now()
+    partition.advance()
+    partition.on_ack(TWO, Ack(11, 1, 1, 1), 1)
+    partition.on_ack(THREE, Ack(12, 1, 1, 0), 1)  # written there, not on its disk
+    assert (partition.high_watermark, fates) == (0, [])
+    partition.on_ack(THREE, Ack(12, 1, 1, 1), 2)
+    assert (partition.high_watermark, fates) == (1, [Fate.OK])
+
+
+def test_rule_r1_flush_os_counts_log_ends() -> None:
+    partition = make(by_durable=False)
+    lead(partition)
+    fates = append(partition, 7)
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+    partition.on_ack(TWO, Ack(11, 1, 1, 0), 1)
+    partition.on_ack(THREE, Ack(12, 1, 1, 0), 1)
+    assert fates == [Fate.OK]
+
+
+def test_rule_r1_a_follower_that_never_syncs_does_not_join() -> None:
+    partition = make()
+    lead(partition, isr=(ONE, TWO))
+    append(partition, 7)
+    log_of(partition).flush_now()
+    opens(partition, TWO, 11, (1, 1))
+    opens(partition, THREE, 12, (1, 0))
+    assert partition.high_watermark == 1
+    assert partition.propose_isr(brokers(), 1, 0, None) is None
+    partition.on_ack(THREE, Ack(12, 1, 1, 1), 5)
+    proposal = partition.propose_isr(brokers(), 2, 5, None)
+    assert proposal is not None
+    assert [b for b, _ in proposal.isr] == [1, 2, 3]
+
+
+def test_rule_r1_a_member_that_stops_syncing_is_removed_after_the_lag_time() -> None:
+    partition = make()
+    lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+    append(partition, 7)
+    log_of(partition).flush_now()
+    partition.on_ack(TWO, Ack(11, 1, 1, 1), 2_000)
+    partition.on_ack(THREE, Ack(12, 1, 1, 0), 2_000)
+    assert partition.propose_isr(brokers(), 1, 2_900, 3_000) is None
+    proposal = partition.propose_isr(brokers(), 2, 3_100, 3_000)
+    assert proposal is not None
+    assert [b for b, _ in proposal.isr] == [1, 2]
+    assert partition.high_watermark == 0, "a proposed shrink counts only once it is committed"
+
+
+def test_high_watermark_stands_below_min_isr_committed() -> None:
+    partition = make()
+    role = lead(partition, isr=(ONE,))
+    append(partition, 7)
+    log_of(partition).flush_now()
+    opens(partition, TWO, 11, (1, 1))
+    partition.advance()
+    assert partition.high_watermark == 0
+    proposal = partition.propose_isr(brokers(), 5, 0, None)
+    assert proposal is not None
+    assert role.maximal_isr() == {1, 2}
+    partition.advance()
+    assert partition.high_watermark == 0, "a joiner not yet committed does not count"
+    partition.isr_accepted(proposal, PartitionEpoch(2), (ONE, TWO))
+    assert partition.high_watermark == 1
+
+
+def test_rule_r3_leads_only_in_epochs_set_after_its_own_registration() -> None:
+    partition = make()
+    partition.apply_image(registration(set_at=4), brokers(b1=9), BrokerEpoch(9), 0)
+    assert isinstance(partition.role, Idle)
+    partition.apply_image(registration(epoch=2, set_at=10), brokers(b1=9), BrokerEpoch(9), 0)
+    assert isinstance(partition.role, LeaderState)
+
+
+def test_rule_r4_acknowledgements_of_another_session_or_epoch_are_dropped() -> None:
+    partition = make()
+    role = lead(partition)
+    append(partition, 7)
+    opens(partition, TWO, 11, (0, 0))
+    assert partition.on_ack(TWO, Ack(10, 1, 1, 1), 1) is None
+    assert partition.on_ack(TWO, Ack(11, 0, 1, 1), 1) is None
+    assert role.end_of(TWO) == 0
+
+
+def test_rule_r4_a_new_leader_epoch_forgets_what_followers_said() -> None:
+    partition = make()
+    lead(partition)
+    append(partition, 7)
+    opens(partition, TWO, 11, (1, 1))
+    partition.apply_image(registration(epoch=2, partition_epoch=2), brokers(), BrokerEpoch(1), 0)
+    assert isinstance(partition.role, LeaderState)
+    assert partition.role.end_of(TWO) == 0
+
+
+def test_rule_r4_a_new_broker_epoch_closes_the_older_stream() -> None:
+    partition = make()
+    role = lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    partition.apply_image(registration(), brokers(b2=50), BrokerEpoch(1), 0)
+    assert TWO not in role.followers
+    late = Open(9, LeaderEpoch(1), 2, -1, 0, 0)
+    answer = partition.on_open(TWO, late, brokers(b2=50), 13, 0)
+    assert answer == Refused(9, 1, ErrorCode.STALE_BROKER_EPOCH.number)
+
+
+def test_rule_r9_an_open_ahead_of_the_image_is_parked() -> None:
+    partition = make()
+    lead(partition)
+    assert partition.on_open(TWO, Open(9, 1, 77, -1, 0, 0), brokers(), 11, 0) is None
+    assert partition.on_open(THREE, Open(9, 2, 3, -1, 0, 0), brokers(), 12, 0) is None
+    assert set(partition.early_opens) == {TWO, THREE}
+
+
+def test_divergence_is_answered_by_epoch_and_records_nothing() -> None:
+    partition = make()
+    log = log_of(partition)
+    log.entries = [(1, 10), (1, 11), (3, 12)]
+    role = lead(partition, epoch=4)
+    answer = partition.on_open(TWO, Open(9, 4, 2, 2, 3, 3), brokers(), 11, 0)
+    assert answer == Diverging(9, 4, 1, 2)
+    assert TWO not in role.followers
+
+
+def following(log: list[tuple[int, int]], *, epoch: int = 4) -> Partition:
+    partition = make(TWO)
+    log_of(partition).entries = log
+    partition.apply_image(registration(epoch=epoch), brokers(), BrokerEpoch(2), 0)
+    assert isinstance(partition.role, Following)
+    return partition
+
+
+def test_a_follower_truncates_to_where_the_epochs_agree() -> None:
+    partition = following([(1, 10), (1, 11), (2, 99)])
+    message = partition.open_message(9, 0)
+    assert message == Open(9, 4, 2, 2, 3, 0)
+    assert partition.on_diverging(Diverging(9, 4, 1, 2))
+    assert log_of(partition).entries == [(1, 10), (1, 11)]
+    assert partition.high_watermark == 0, "never taken from a diverging answer"
+
+
+def test_a_follower_never_truncates_below_its_high_watermark() -> None:
+    partition = following([(1, 10), (1, 11)])
+    partition.open_message(9, 0)
+    partition.high_watermark = 2
+    with pytest.raises(AssertionError, match="below the high watermark"):
+        partition.on_diverging(Diverging(9, 4, 0, 0))
+
+
+def test_rule_r4_answers_to_earlier_requests_are_dropped() -> None:
+    partition = following([(1, 10), (2, 99)])
+    partition.open_message(8, 0)
+    partition.open_message(9, 0)
+    assert not partition.on_diverging(Diverging(8, 4, 1, 1))
+    assert not partition.on_valid(Valid(8, 4, 5, 0))
+    assert not partition.on_valid(Valid(9, 3, 5, 0))
+    assert partition.on_valid(Valid(9, 4, 5, 0))
+    assert log_of(partition).log_end_offset == 2
+
+
+def test_rule_r4_pushes_of_another_session_are_dropped() -> None:
+    partition = following([])
+    partition.open_message(9, 0)
+    raw = encode([(4, 1)])
+    assert partition.on_push(Push(5, 4, 0, 1, 0, 0, raw)) is None, "before validation"
+    partition.on_valid(Valid(9, 4, 5, 0))
+    assert partition.on_push(Push(6, 4, 0, 1, 0, 0, raw)) is None
+    assert partition.on_push(Push(5, 4, 0, 1, 9, 0, raw)) is True
+    assert partition.high_watermark == 1, "the smaller of the frame's and its own log end"
+    assert partition.on_push(Push(5, 4, 3, 4, 9, 0, raw)) is False, "a gap: ask again"
+
+
+def test_rule_r5_parked_work_is_judged_by_epoch_not_by_offset() -> None:
+    partition = make()
+    lead(partition)
+    fates = append(partition, 7)
+    log = log_of(partition)
+    partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0)
+    log.truncate_to(0)
+    partition.open_message(9, 0)
+    partition.on_valid(Valid(9, 2, 5, 0))
+    assert fates == [], "truncation here alone proves nothing"
+    partition.on_push(Push(5, 2, 0, 1, 1, 0, encode([(2, 8)])))
+    assert fates == [Fate.NOT_WRITTEN]
+
+
+def test_rule_r5_an_entry_that_survives_the_change_of_leader_is_ok() -> None:
+    partition = make()
+    lead(partition)
+    fates = append(partition, 7)
+    partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0)
+    partition.open_message(9, 0)
+    partition.on_valid(Valid(9, 2, 5, 0))
+    partition.on_push(Push(5, 2, 1, 2, 1, 0, encode([(2, 8)])))
+    assert fates == [Fate.OK]
+
+
+def test_rule_r5_unknown_at_the_deadline() -> None:
+    partition = make()
+    lead(partition)
+    fates = append(partition, 7)
+    partition.parked.expire(9_999)
+    assert fates == []
+    partition.parked.expire(10_000)
+    assert fates == [Fate.UNKNOWN]
+
+
+def test_rule_m3_each_attempt_counts_until_it_is_refused_itself() -> None:
+    partition = make(min_isr=1)
+    role = lead(partition, isr=(ONE,))
+    opens(partition, TWO, 11, (0, 0))
+    first = partition.propose_isr(brokers(), 21, 0, None)
+    assert first is not None
+    partition.isr_unknown(first, 200)
+    append(partition, 7)
+    log_of(partition).flush_now()
+    partition.advance()
+    assert partition.high_watermark == 0, "nothing is rolled back on a time-out"
+    assert partition.propose_isr(brokers(), 22, 100, 3_000) is None, "not before the retry time"
+    second = partition.propose_isr(brokers(), 23, 200, None)
+    assert second is not None
+    partition.isr_refused(second)
+    assert role.maximal_isr() == {1, 2}, "a refusal removes only its own attempt"
+    assert partition.high_watermark == 0
+    role.closed(TWO, 11)  # the unanswered joiner died: the committed ISR is proposed again
+    third = partition.propose_isr(brokers(), 24, 300, 3_000)
+    assert third is not None
+    assert [b for b, _ in third.isr] == [1]
+    partition.isr_accepted(third, PartitionEpoch(2), (ONE,))
+    assert partition.high_watermark == 1
+
+
+def test_produce_is_refused_before_the_append_below_min_isr() -> None:
+    partition = make()
+    lead(partition, isr=(ONE,))
+    with pytest.raises(KafkaError) as caught:
+        partition.check_may_append(all_replicas=True)
+    assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
+    partition.check_may_append(all_replicas=False)
+
+
+def test_a_partition_without_leader_is_idle() -> None:
+    partition = make()
+    lead(partition)
+    partition.apply_image(
+        registration(NO_LEADER, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0
+    )
+    assert isinstance(partition.role, Idle)
+    with pytest.raises(KafkaError):
+        partition.check_may_append(all_replicas=False)
+
+
+def test_rule_m7_a_stalled_judge_blames_nobody() -> None:
+    partition = make()
+    role = lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    append(partition, 7)
+    role.forgive(10_000)
+    assert role.laggards(1, 10_100, 3_000) == frozenset()
+    assert role.laggards(1, 13_100, 3_000) == {2, 3}
