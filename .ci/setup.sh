@@ -15,12 +15,14 @@ if command -v flock >/dev/null 2>&1; then flock 9; fi
 say() { echo "setup: $*"; }
 digest() { cat "$@" | cksum; }
 started=$(date +%s)
+terminal=0
+if [ -t 1 ]; then terminal=1; fi
 
 # pip speaks several lines per package: a terminal gets one line that moves, a log file some.
 install() { # PIP-ARGUMENTS…
     status=.venv/pip-status
     { .venv/bin/python -m pip install "$@" && echo 0 >$status || echo 1 >$status; } |
-        awk -v total="$total" -v terminal="$([ -t 1 ] && echo 1 || echo 0)" '
+        awk -v total="$total" -v terminal="$terminal" '
             function tell(text) {
                 if (terminal) printf "\r\033[K%s", text; else print text
                 fflush()
