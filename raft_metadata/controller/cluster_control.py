@@ -1,0 +1,234 @@
+"""Brokers: registration, fencing, unfencing, controlled shutdown. Pure deciders (decision D1).
+
+A registration and a fence go alone, each in a batch of its own; what they mean for partitions is
+found from the image afterwards (rule M4, ``partition_change.heal``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    UNKNOWN_BROKER_EPOCH,
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    MetadataOffset,
+)
+from raft_metadata.controller.partition_change import BrokerViews, at, heal, may_be_relieved
+from raft_metadata.controller.topics import min_isr_of
+from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    BrokerState,
+    RegisterBrokerRecord,
+)
+
+UNCLEAN_PARTITIONS_MAX = 10_000
+"""Per registration, so that its one record stays below the limit of a batch (32 bytes each)."""
+
+Change = tuple[BrokerRegistrationChangeRecord, ...]
+
+
+def decide_register_broker(
+    image: MetadataImage,
+    command: RegisterBroker,
+    *,
+    cluster_id: ClusterId,
+    session_is_valid: bool,
+) -> tuple[tuple[RegisterBrokerRecord, ...], BrokerRegistered]:
+    """A broker process announces itself; its epoch is the offset of the record.
+
+    ``session_is_valid``: whether the process registered under this id now was heard of lately.
+    """
+    if command.cluster_id != cluster_id:
+        message = f"broker {command.broker_id} is of cluster {command.cluster_id}, not {cluster_id}"
+        raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, message)
+    _check_registration(command)
+    present = image.brokers.get(command.broker_id)
+    if present is not None:
+        if present.incarnation_id == command.incarnation_id:
+            return (), BrokerRegistered(broker_epoch=present.broker_epoch)
+        _check_not_overtaken(command, present.broker_epoch)
+        if session_is_valid and present.state is not BrokerState.FENCED:
+            message = f"broker {command.broker_id}: the session of its last process is still valid"
+            raise KafkaError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message)
+    else:
+        _check_not_overtaken(command, UNKNOWN_BROKER_EPOCH)
+    epoch = BrokerEpoch(image.next_offset)
+    record = RegisterBrokerRecord(
+        broker_id=command.broker_id,
+        broker_epoch=epoch,
+        incarnation_id=command.incarnation_id,
+        directory_id=command.directory_id,
+        http=command.http,
+        peer=command.peer,
+        rack=command.rack,
+        unclean_partitions=command.unclean_partitions,
+    )
+    return (record,), BrokerRegistered(broker_epoch=epoch)
+
+
+def _check_registration(command: RegisterBroker) -> None:
+    if command.broker_id < 0 or not (command.incarnation_id and command.directory_id):
+        message = "a registration needs a broker id >= 0, an incarnation id and a directory id"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    if len(command.unclean_partitions) > UNCLEAN_PARTITIONS_MAX:
+        count = len(command.unclean_partitions)
+        message = f"{count} unclean partitions, at most {UNCLEAN_PARTITIONS_MAX} can be registered"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _check_not_overtaken(command: RegisterBroker, present: BrokerEpoch) -> None:
+    """Rule R6: compare-and-set, so that a late registration of an old disk removes nobody."""
+    if command.last_broker_epoch != present:
+        message = (
+            f"broker {command.broker_id} saw broker epoch {command.last_broker_epoch}, "
+            f"the registered one is {present}"
+        )
+        raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, message)
+
+
+def check_broker_epoch(
+    image: MetadataImage, broker_id: BrokerId, broker_epoch: BrokerEpoch
+) -> BrokerRegistration:
+    """The registration this epoch belongs to. BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH."""
+    present = image.brokers.get(broker_id)
+    if present is None:
+        message = f"broker {broker_id} is not registered"
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    if present.broker_epoch != broker_epoch:
+        message = (
+            f"broker {broker_id} has broker epoch {broker_epoch}, "
+            f"the registered one is {present.broker_epoch}"
+        )
+        raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, message)
+    return present
+
+
+# ---- changes of state
+
+
+def decide_fence(image: MetadataImage, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> Change:
+    """The session of this registration expired. One record, alone and first (rule M4)."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.broker_epoch != broker_epoch:
+        return ()
+    if broker.state is BrokerState.FENCED:
+        return ()
+    return (_change(broker, state=BrokerState.FENCED),)
+
+
+def decide_unfence(
+    image: MetadataImage,
+    broker_id: BrokerId,
+    *,
+    metadata_offset: MetadataOffset,
+    default_min_isr: int,
+) -> Change:
+    """A broker that lives may lead and join, once all it owes is recorded (rule M4).
+
+    It must have seen its own registration, and no partition may still owe a change to it: a
+    registration with an old leadership or another disk, a fence that is still in an ISR.
+    """
+    broker = image.brokers[broker_id]
+    if broker.state not in (BrokerState.STARTING, BrokerState.FENCED) or not broker.settled:
+        return ()
+    if metadata_offset <= broker.broker_epoch:
+        return ()
+    if owes_changes(image, broker_id, default_min_isr):
+        return ()
+    return (_change(broker, state=BrokerState.UNFENCED),)
+
+
+def decide_settled(image: MetadataImage, broker_id: BrokerId, *, default_min_isr: int) -> Change:
+    """The consequences of the broker's registration are all recorded (rule M4)."""
+    broker = image.brokers[broker_id]
+    if broker.settled or owes_changes(image, broker_id, default_min_isr):
+        return ()
+    return (_change(broker, settled=True),)
+
+
+def decide_controlled_shutdown(image: MetadataImage, broker_id: BrokerId) -> Change:
+    """The broker asked to leave: it is elected nowhere and gives up what it can (rule R11)."""
+    broker = image.brokers[broker_id]
+    if broker.state is not BrokerState.UNFENCED:
+        return ()
+    return (_change(broker, state=BrokerState.CONTROLLED_SHUTDOWN),)
+
+
+def _change(
+    broker: BrokerRegistration, *, state: BrokerState | None = None, settled: bool | None = None
+) -> BrokerRegistrationChangeRecord:
+    return BrokerRegistrationChangeRecord(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.broker_epoch,
+        state=broker.state if state is None else state,
+        settled=broker.settled if settled is None else settled,
+    )
+
+
+def owes_changes(image: MetadataImage, broker_id: BrokerId, default_min_isr: int) -> bool:
+    """Whether a partition of this broker still owes a change to the brokers' present state."""
+    views = BrokerViews.of(image.brokers)
+    for topic in image.topics.values():
+        min_isr = min_isr_of(image, topic, default_min_isr)
+        for index, partition in enumerate(topic.partitions):
+            if broker_id in partition.replicas and heal(
+                views, at(topic.topic_id, index), partition, min_isr
+            ):
+                return True
+    return False
+
+
+# ---- controlled shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownProgress:
+    """How far a broker that wants to leave has come."""
+
+    led: int
+    """Partitions it still leads."""
+    waiting: int
+    """Partitions whose ISR it can't leave yet, though somebody may still join."""
+    example: str
+    """Why, for the first of them; empty when nothing holds it."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no partition holds the broker back."""
+        return self.led == 0 and self.waiting == 0
+
+
+def shutdown_progress(
+    image: MetadataImage, broker_id: BrokerId, default_min_isr: int
+) -> ShutdownProgress:
+    """What still holds a broker in controlled shutdown (rule R11)."""
+    led = waiting = 0
+    example = ""
+    for where, leads, min_isr in _holding(image, broker_id, default_min_isr):
+        led += int(leads)
+        waiting += int(not leads)
+        if not example:
+            reason = "no other replica in sync" if leads else f"min ISR {min_isr} needs it"
+            example = f"{where}: {reason}"
+    return ShutdownProgress(led, waiting, example)
+
+
+def _holding(
+    image: MetadataImage, broker_id: BrokerId, default_min_isr: int
+) -> Iterator[tuple[str, bool, int]]:
+    for topic in image.topics.values():
+        min_isr = min_isr_of(image, topic, default_min_isr)
+        for index, partition in enumerate(topic.partitions):
+            where = f"{topic.name}-{index}"
+            if partition.leader == broker_id:
+                yield where, True, min_isr
+            elif broker_id in partition.isr and may_be_relieved(
+                image.brokers, partition, broker_id
+            ):
+                yield where, False, min_isr

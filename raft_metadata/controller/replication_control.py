@@ -1,0 +1,174 @@
+"""Partitions: ISR proposals of leaders, and the consequences of what happened to brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionEpoch, TopicId
+from raft_metadata.controller.cluster_control import check_broker_epoch
+from raft_metadata.controller.partition_change import (
+    BrokerViews,
+    at,
+    change_record,
+    heal,
+    is_electable,
+    next_elr,
+)
+from raft_metadata.controller.topics import min_isr_of
+from raft_metadata.image.metadata_image import (
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.commands import AlterPartition, PartitionAltered
+from raft_metadata.records.records import BrokerState, PartitionChangeRecord
+
+
+def decide_alter_partition(
+    image: MetadataImage, command: AlterPartition, *, default_min_isr: int
+) -> tuple[tuple[PartitionChangeRecord, ...], PartitionAltered]:
+    """Accept an ISR proposed by the leader iff nothing it was judged on has changed.
+
+    The partition epoch grows even if the ISR is the same: with that, a leader makes sure that no
+    earlier attempt of its own can still enter (rule M3).
+    """
+    sender = check_broker_epoch(image, command.broker_id, command.broker_epoch)
+    topic, partition = _find(image, command)
+    _check_epochs(command, partition)
+    if sender.state not in (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN):
+        message = f"leader {sender.broker_id} is {sender.state.value}"
+        raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, message)
+    _check_new_isr(image, command, partition)
+    proposed = {member.broker_id for member in command.new_isr}
+    isr = tuple(replica for replica in partition.replicas if replica in proposed)
+    min_isr = min_isr_of(image, topic, default_min_isr)
+    record = change_record(
+        at(command.topic_id, command.partition),
+        partition,
+        isr=isr,
+        elr=next_elr(partition, isr, (), min_isr),
+    )
+    answer = PartitionAltered(
+        leader_epoch=LeaderEpoch(partition.leader_epoch),
+        partition_epoch=PartitionEpoch(record.partition_epoch),
+        isr=isr,
+    )
+    return (record,), answer
+
+
+def _find(
+    image: MetadataImage, command: AlterPartition
+) -> tuple[TopicImage, PartitionRegistration]:
+    topic = image.topics.get(command.topic_id)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {command.topic_id}")
+    partition = image.partition(command.topic_id, command.partition)
+    if partition is None:
+        message = f"topic {topic.name} has no partition {command.partition}"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    return topic, partition
+
+
+def _check_epochs(command: AlterPartition, partition: PartitionRegistration) -> None:
+    """Nothing the proposal was judged on may have changed (invariants P6, P7)."""
+    if (
+        command.leader_epoch > partition.leader_epoch
+        or command.partition_epoch > partition.partition_epoch
+    ):
+        # The sender has seen what this controller has not: it is the one that is behind.
+        message = (
+            f"the request knows leader epoch {command.leader_epoch}, partition epoch "
+            f"{command.partition_epoch}; this controller {partition.leader_epoch}, "
+            f"{partition.partition_epoch}"
+        )
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, message)
+    if command.leader_epoch < partition.leader_epoch:
+        message = f"leader epoch {command.leader_epoch} is over, now {partition.leader_epoch}"
+        raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, message)
+    if command.broker_id != partition.leader:
+        message = f"broker {command.broker_id} is not the leader, {partition.leader} is"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    if command.partition_epoch < partition.partition_epoch:
+        message = (
+            f"partition epoch {command.partition_epoch} is over, now {partition.partition_epoch}"
+        )
+        raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, message)
+
+
+def _check_new_isr(
+    image: MetadataImage, command: AlterPartition, partition: PartitionRegistration
+) -> None:
+    members = [member.broker_id for member in command.new_isr]
+    if len(set(members)) != len(members) or not set(members) <= set(partition.replicas):
+        message = f"ISR {members} is not a set of the replicas {list(partition.replicas)}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    if command.broker_id not in members:
+        message = f"ISR {members} is without its leader {command.broker_id}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    for member in command.new_isr:
+        if member.broker_id not in partition.isr:
+            _check_may_join(image, partition, member.broker_id, member.broker_epoch)
+
+
+def _check_may_join(
+    image: MetadataImage,
+    partition: PartitionRegistration,
+    joiner: BrokerId,
+    broker_epoch: int,
+) -> None:
+    """The joiner is the process, on the disk, that the leader saw catch up (KIP-841, KIP-903)."""
+    registration = image.brokers.get(joiner)
+    recorded = partition.directories[partition.replicas.index(joiner)]
+    problem = ""
+    if registration is None:
+        problem = "is not registered"
+    elif registration.broker_epoch != broker_epoch:
+        problem = f"has registered again: {registration.broker_epoch}, not {broker_epoch}"
+    elif not is_electable(image.brokers, joiner):
+        problem = f"is {registration.state.value}"
+    elif registration.directory_id != recorded:
+        problem = f"is on another disk than recorded: {registration.directory_id}, not {recorded}"
+    if problem:
+        raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, f"broker {joiner} {problem}")
+
+
+# ---- consequences
+
+
+@dataclass(frozen=True, slots=True)
+class Consequences:
+    """A bounded batch of changes, valid alone, and what needs no further look."""
+
+    records: tuple[PartitionChangeRecord, ...]
+    well: frozenset[TopicId]
+    """Topics that owe nothing."""
+
+
+def decide_consequences(
+    image: MetadataImage, topic_ids: Iterable[TopicId], *, default_min_isr: int, changes_max: int
+) -> Consequences:
+    """What the partitions of these topics owe to the present state of the brokers (rule M4).
+
+    At most ``changes_max`` records: ask again, with the image these lead to, until all are well.
+    """
+    views = BrokerViews.of(image.brokers)
+    records: list[PartitionChangeRecord] = []
+    well: set[TopicId] = set()
+    for topic_id in topic_ids:
+        topic = image.topics.get(topic_id)
+        if topic is None:
+            well.add(topic_id)
+            continue
+        min_isr = min_isr_of(image, topic, default_min_isr)
+        before = len(records)
+        for index, partition in enumerate(topic.partitions):
+            record = heal(views, at(topic_id, index), partition, min_isr)
+            if record is not None:
+                records.append(record)
+                if len(records) == changes_max:
+                    return Consequences(tuple(records), frozenset(well))
+        if len(records) == before:
+            well.add(topic_id)
+    return Consequences(tuple(records), frozenset(well))

@@ -1,0 +1,249 @@
+"""Topics: creation, growth of large ones, deletion. Pure deciders (decision D1).
+
+A topic too large for one batch is created by several: the first names how many partitions belong
+to it, the others follow, and whoever is the active controller goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    BrokerId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+)
+from raft_metadata.common.topic_config import effective_min_isr
+from raft_metadata.controller.configuration_control import (
+    topic_config_records,
+    validated_topic_configs,
+)
+from raft_metadata.controller.replica_placer import place
+from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
+from raft_metadata.records.records import (
+    BrokerState,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDefaults:
+    """The cluster's defaults and limits for topics, from its configuration (rule M8)."""
+
+    num_partitions: int = 1
+    default_replication_factor: int = 1
+    min_insync_replicas: int = 1
+    partitions_per_topic_max: int = 10_000
+    partitions_max: int = 200_000
+    """All partitions of the cluster: Kafka's own guideline for one cluster (KIP-578)."""
+    partitions_per_batch_max: int = 2_000
+
+
+def min_isr_of(image: MetadataImage, topic: TopicImage, default: int) -> int:
+    """The effective min ISR of a topic in the image."""
+    replication_factor = len(topic.partitions[0].replicas) if topic.partitions else 1
+    return effective_min_isr(image.topic_configs(topic.topic_id), default, replication_factor)
+
+
+def live_brokers(image: MetadataImage) -> dict[BrokerId, str | None]:
+    """The rack of every unfenced broker: replicas are placed on these only."""
+    return {
+        broker_id: broker.rack
+        for broker_id, broker in sorted(image.brokers.items())
+        if broker.state is BrokerState.UNFENCED
+    }
+
+
+def decide_create_topic(
+    image: MetadataImage, command: CreateTopic, *, defaults: TopicDefaults, start: int
+) -> tuple[tuple[MetadataRecord, ...], TopicCreated]:
+    """The topic, its configs and its first partitions; `decide_growth` adds the others.
+
+    A repeat (same name and proposed id) is answered alike (rule F1). ``start`` is the chance in the
+    placement. ``next_offset`` of the answer is where these records end.
+    """
+    _check_name(command)
+    present = image.topic(command.name)
+    if present is not None:
+        return (), _answer_repeat(image, command, present)
+    if command.topic_id in image.topics:
+        message = f"topic id {command.topic_id} belongs to another topic"
+        raise KafkaError(ErrorCode.INCONSISTENT_TOPIC_ID, message)
+    if command.replicas_assignments is None:
+        count, factor = _counts(image, command, defaults)
+        first = range(min(count, defaults.partitions_per_batch_max))
+        racks = live_brokers(image)
+        placed = place(racks, partitions=first, replication_factor=factor, start=start)
+    else:
+        placed = _assignments(image, command, command.replicas_assignments, defaults)
+        count, factor = len(placed), len(placed[0])
+    _check_total(image, count, defaults)
+    configs = validated_topic_configs(command.configs, factor)
+    records: tuple[MetadataRecord, ...] = (
+        TopicRecord(name=command.name, topic_id=command.topic_id, partitions_count=count),
+        *topic_config_records(command.topic_id, configs),
+        *_partition_records(image, command.topic_id, 0, placed),
+    )
+    if command.validate_only:
+        records = ()
+    answer = TopicCreated(
+        topic_id=command.topic_id,
+        partitions_count=count,
+        replication_factor=factor,
+        next_offset=MetadataOffset(image.next_offset + len(records)),
+    )
+    return records, answer
+
+
+def decide_growth(
+    image: MetadataImage, topic_id: TopicId, *, defaults: TopicDefaults, start: int
+) -> tuple[PartitionRecord, ...]:
+    """The next partitions of a topic whose creation is under way.
+
+    Nothing while too few brokers live: it is asked again. The same ``start`` goes on with the same
+    stripe; another one, after a change of controller, is as good.
+    """
+    topic = image.topics.get(topic_id)
+    if topic is None or topic.is_complete:
+        return ()
+    done = len(topic.partitions)
+    factor = defaults.default_replication_factor
+    if topic.partitions:
+        factor = len(topic.partitions[0].replicas)
+    racks = live_brokers(image)
+    if len(racks) < factor:
+        return ()
+    more = range(done, min(topic.partitions_count, done + defaults.partitions_per_batch_max))
+    placed = place(racks, partitions=more, replication_factor=factor, start=start)
+    return _partition_records(image, topic_id, done, placed)
+
+
+def decide_delete_topic(
+    image: MetadataImage, command: DeleteTopic
+) -> tuple[tuple[RemoveTopicRecord, ...], TopicDeleted]:
+    """One record, whatever the size: folding it drops partitions and configs."""
+    topic = image.topic(command.name)
+    if topic is None:
+        message = f"topic {command.name} does not exist"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    answer = TopicDeleted(
+        topic_id=topic.topic_id, next_offset=MetadataOffset(image.next_offset + 1)
+    )
+    return (RemoveTopicRecord(topic_id=topic.topic_id),), answer
+
+
+# ---- checks of a creation
+
+
+def _check_name(command: CreateTopic) -> None:
+    name = command.name
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        message = (
+            f"topic name {name[:260]!r} is invalid: "
+            "1 to 249 of letters, digits, '.', '_' and '-', and not '.' or '..'"
+        )
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+    if not _TOPIC_ID.fullmatch(command.topic_id):
+        message = f"topic id {command.topic_id[:40]!r} is not 22 characters of base64"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _answer_repeat(image: MetadataImage, command: CreateTopic, present: TopicImage) -> TopicCreated:
+    if present.topic_id != command.topic_id or command.validate_only:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {command.name} already exists")
+    return TopicCreated(
+        topic_id=present.topic_id,
+        partitions_count=present.partitions_count,
+        replication_factor=len(present.partitions[0].replicas) if present.partitions else 0,
+        next_offset=image.next_offset,
+    )
+
+
+def _counts(image: MetadataImage, command: CreateTopic, defaults: TopicDefaults) -> tuple[int, int]:
+    """(partitions, replication factor): asked for or configured, never bent to who is alive."""
+    count, factor = command.partitions_count, command.replication_factor
+    count = defaults.num_partitions if count is None else count
+    factor = defaults.default_replication_factor if factor is None else factor
+    if not 1 <= count <= defaults.partitions_per_topic_max:
+        message = (
+            f"{count} partitions: a topic has 1 to {defaults.partitions_per_topic_max} of them"
+        )
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
+    live = live_brokers(image)
+    if factor < 1 or factor > len(live):
+        names = f" ({', '.join(map(str, live))})" if live else ""
+        number = f"the number of live brokers {len(live)}{names}"
+        message = f"replication factor {factor} must be at least 1 and at most {number}"
+        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, message)
+    return count, factor
+
+
+def _assignments(
+    image: MetadataImage,
+    command: CreateTopic,
+    assignments: dict[int, tuple[BrokerId, ...]],
+    defaults: TopicDefaults,
+) -> list[tuple[BrokerId, ...]]:
+    """Explicit replicas: for every partition, distinct, live, the same number everywhere."""
+    if command.partitions_count is not None or command.replication_factor is not None:
+        message = "replicas_assignments excludes partitions_count and replication_factor"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    if not assignments or sorted(assignments) != list(range(len(assignments))):
+        message = "replicas_assignments must name the partitions 0, 1, 2, … without a gap"
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    limit = min(defaults.partitions_per_batch_max, defaults.partitions_per_topic_max)
+    if len(assignments) > limit:
+        # All go into one batch: a controller that takes over could not know the others.
+        message = f"{len(assignments)} assignments, at most {limit} fit into one creation"
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
+    live = live_brokers(image)
+    factor = len(assignments[0])
+    for partition, replicas in sorted(assignments.items()):
+        if not replicas or len(replicas) != factor or len(set(replicas)) != factor:
+            message = f"partition {partition}: {list(replicas)} are not {factor} distinct replicas"
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        missing = [replica for replica in replicas if replica not in live]
+        if missing:
+            message = f"partition {partition}: brokers {missing} are not live"
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    return [assignments[partition] for partition in range(len(assignments))]
+
+
+def _check_total(image: MetadataImage, count: int, defaults: TopicDefaults) -> None:
+    present = sum(topic.partitions_count for topic in image.topics.values())
+    if present + count > defaults.partitions_max:
+        message = f"{present} partitions exist, {count} more would exceed {defaults.partitions_max}"
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+
+
+def _partition_records(
+    image: MetadataImage, topic_id: TopicId, first: int, placed: Sequence[tuple[BrokerId, ...]]
+) -> tuple[PartitionRecord, ...]:
+    """New partitions: every replica is empty, and so in sync; the preferred one leads."""
+    return tuple(
+        PartitionRecord(
+            topic_id=topic_id,
+            partition=PartitionId(index),
+            replicas=replicas,
+            directories=tuple(image.brokers[replica].directory_id for replica in replicas),
+            isr=replicas,
+            elr=(),
+            leader=replicas[0],
+            leader_epoch=LeaderEpoch(0),
+            partition_epoch=PartitionEpoch(0),
+        )
+        for index, replicas in enumerate(placed, first)
+    )
