@@ -1,0 +1,102 @@
+"""``quorumlog``: finds a command, runs it, turns what went wrong into a line and an exit code.
+
+Nothing heavy is imported here: ``--help`` must answer in under 200 ms, so a command's module is
+imported only when that command runs, and its one-line help stands in this table. Packages above
+``http_api`` add commands through the entry-point group ``quorumlog.commands``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+from typing_extensions import override
+
+from http_api.node.exits import EXIT_KILLED, NodeExit
+
+ENTRY_POINT_GROUP = "quorumlog.commands"
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("http_api.cli.up:up", "Run a whole local cluster."),
+    "topic": ("http_api.cli.topic:topic", "Create, list, describe, delete topics."),
+    "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
+    "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
+    "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster."),
+    "broker": ("http_api.cli.node:broker", "Run one broker."),
+    "controller": ("http_api.cli.node:controller", "Run one controller, or have it rejoin."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows the names and one-line helps of commands it has not imported."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *(name for name in _entry_points() if name not in COMMANDS)]
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+            found: click.Command = getattr(importlib.import_module(module), attribute)
+            return found
+        return _load_entry_point(cmd_name)
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, text) for name, (_, text) in COMMANDS.items()]
+        rows += [(name, f"From {where}.") for name, where in _entry_points().items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _entry_points() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load_entry_point(name: str) -> click.Command | None:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        command: click.Command = point.load()
+        return command
+    return None
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="quorumlog", message="quorumlog %(version)s")
+def cli() -> None:
+    """A replicated commit log with Kafka's semantics, over plain HTTP.
+
+    Start a cluster with `quorumlog up`; the other commands talk to it at --url (QUORUMLOG_URL,
+    default http://127.0.0.1:8082). Exit codes: 0 done, 1 failed, 2 wrong usage.
+    """
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; the exit code."""
+    try:
+        result = cli.main(args=arguments, prog_name="quorumlog", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_KILLED
+    except NodeExit as error:
+        click.echo(f"quorumlog: {error.message}", err=True)
+        return error.code
+    except BrokenPipeError:
+        # whoever read our output has had enough: no failure, and nothing to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,83 @@
+"""``quorumlog broker``, ``quorumlog controller``, ``quorumlog controller rejoin``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from http_api.cli.options import format_option, print_json, set_option
+
+config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The node's config.toml.",
+)
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow listeners that other machines can reach, without TLS and authentication.",
+)
+
+
+@click.command()
+@config_option
+@set_option
+@insecure_option
+@format_option
+def broker(path: Path, overrides: tuple[str, ...], insecure: bool, form: str) -> int:  # noqa: FBT001
+    """Run one broker in the foreground. --format json: the log as JSON lines."""
+    from http_api.node.broker_node import run_broker
+
+    return run_broker(path, overrides, insecure=insecure, json_log=form == "json")
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The node's config.toml.",
+)
+@set_option
+@insecure_option
+@format_option
+@click.pass_context
+def controller(
+    context: click.Context,
+    path: Path | None,
+    overrides: tuple[str, ...],
+    insecure: bool,  # noqa: FBT001 a flag of the command line
+    form: str,
+) -> int:
+    """Run one controller in the foreground. --format json: the log as JSON lines."""
+    if context.invoked_subcommand is not None:
+        return 0
+    if path is None:
+        msg = "Missing option '--config'."
+        raise click.UsageError(msg, context)
+    from http_api.node.controller_node import run_controller
+
+    return run_controller(path, overrides, insecure=insecure, json_log=form == "json")
+
+
+@controller.command()
+@config_option
+@format_option
+def rejoin(path: Path, form: str) -> int:
+    """Format the folder of a controller that lost its disk, so that it may join again.
+
+    All other controllers must be running: each is told the new directory, and the controller asks
+    each for its term before it takes part. Under `quorumlog up` it then starts by itself.
+    """
+    from http_api.node.rejoin import rejoin_controller
+
+    meta = rejoin_controller(path, os.environ)
+    if form == "json":
+        print_json({"node_id": meta.node_id, "directory_id": meta.directory_id})
+    else:
+        click.echo(f"controller {meta.node_id} may join again, directory {meta.directory_id}")
+    return 0

@@ -1,0 +1,69 @@
+"""``quorumlog up``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from http_api.cli.options import format_option, set_option
+from http_api.node.cluster_plan import DEFAULT_BROKERS, DEFAULT_CONTROLLERS, UpOptions
+from http_api.node.local_cluster import run_up
+from http_api.node.ports import DEFAULT_PORT
+from http_api.node.process_setup import raise_open_file_limit, set_up_logging
+from raft_metadata.common.clock import SystemClock
+
+
+@click.command()
+@click.option(
+    "--controllers",
+    type=int,
+    help=f"1, 3, 5 or 7.  [default: what the directory holds, else {DEFAULT_CONTROLLERS}]",
+)
+@click.option(
+    "--brokers",
+    type=int,
+    help=f"More than the directory holds are added.  [default: as held, else {DEFAULT_BROKERS}]",
+)
+@click.option(
+    "--port",
+    type=int,
+    help="HTTP port P of broker 1; broker i has P+i-1, peers P+1000, controllers P+2000 and"
+    f" P+3000. 0 picks free ports.  [default: as held, else {DEFAULT_PORT}]",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("quorumlog-data"),
+    show_default=True,
+    help="Everything the cluster writes. The same directory finds everything again.",
+)
+@click.option("--no-restart", is_flag=True, help="A node that dies stays dead.")
+@set_option
+@format_option
+def up(
+    controllers: int | None,
+    brokers: int | None,
+    port: int | None,
+    data_dir: Path,
+    no_restart: bool,  # noqa: FBT001 a flag of the command line
+    overrides: tuple[str, ...],
+    form: str,
+) -> int:
+    """Run a whole local cluster: controllers and brokers, on this machine only.
+
+    Prints `quorumlog ready URL…` once it serves. Ctrl-C stops it cleanly (a second one kills).
+    A node that dies is started again. --set is for nodes made now; edit config.toml for others.
+    """
+    raise_open_file_limit()
+    set_up_logging("up")
+    options = UpOptions(
+        data_dir=data_dir.absolute(),
+        controllers=controllers,
+        brokers=brokers,
+        port=port,
+        restart=not no_restart,
+        overrides=overrides,
+    )
+    return run_up(options, SystemClock(), os.environ, form)

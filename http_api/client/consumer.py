@@ -1,0 +1,153 @@
+"""Reading records by direct fetch: stateless, by offset, from whoever leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
+from http_api.contract.media_types import LINES, V2, V2_BINARY, V2_JSON
+
+DEFAULT_WAIT_MS = 1_000
+DEFAULT_MAX_BYTES = 1_048_576
+_NETWORK_MARGIN_S = 10.0
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One record. ``key`` and ``value`` are the JSON text as stored (base64 text, if binary).
+
+    ``headers`` is there only where the producer set them.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: msgspec.Raw
+    value: msgspec.Raw
+    timestamp: int | None = None
+    headers: msgspec.Raw | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionEnds:
+    """``end`` is the next offset a reader gets."""
+
+    beginning: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchPage:
+    """Records in offset order, perhaps none; read on at ``next_offset``."""
+
+    records: list[Record]
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesPage:
+    """Stored lines as one JSON array: the quickest way to many decoded values."""
+
+    body: bytes
+    next_offset: int
+    high_watermark: int
+    leader_epoch: int
+
+    def records(self) -> list[dict[str, Any]]:
+        """``{"offset", "key", "value"}`` and what the producer set, decoded."""
+        rows: list[dict[str, Any]] = orjson.loads(self.body)
+        return rows
+
+
+_decode_records = msgspec.json.Decoder(list[Record]).decode
+
+
+def fetch(
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    wait_ms: int = DEFAULT_WAIT_MS,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    binary: bool = False,
+) -> Call[FetchPage]:
+    """Read from ``offset``; waits up to ``wait_ms`` for the first record."""
+    accept = V2_BINARY if binary else V2_JSON
+    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, accept)
+
+    def parse(answer: Answer) -> FetchPage:
+        try:
+            records = _decode_records(answer.body)
+        except msgspec.MsgspecError as error:
+            msg = f"expected records, got {answer.body[:100]!r}"
+            raise ProtocolError(msg) from error
+        return FetchPage(
+            records=records,
+            next_offset=_header(answer, "next-offset"),
+            high_watermark=_header(answer, "high-watermark"),
+            log_start_offset=_header(answer, "log-start-offset"),
+            leader_epoch=_header(answer, "leader-epoch"),
+        )
+
+    return Call(request, parse)
+
+
+def fetch_lines(
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    wait_ms: int = DEFAULT_WAIT_MS,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Call[LinesPage]:
+    """As `fetch`, without topic and partition per record."""
+    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, LINES)
+
+    def parse(answer: Answer) -> LinesPage:
+        return LinesPage(
+            body=answer.body,
+            next_offset=_header(answer, "next-offset"),
+            high_watermark=_header(answer, "high-watermark"),
+            leader_epoch=_header(answer, "leader-epoch"),
+        )
+
+    return Call(request, parse)
+
+
+def ends(topic: str, partition: int) -> Call[PartitionEnds]:
+    """Both ends of a partition, from its leader."""
+
+    def parse(answer: Answer) -> PartitionEnds:
+        found = answer.json()
+        return PartitionEnds(beginning=found["beginning_offset"], end=found["end_offset"])
+
+    path = path_of("topics", topic, "partitions", partition, "offsets")
+    return Call(Request(method="GET", path=path, accept=V2), parse)
+
+
+def _fetch_request(
+    topic: str, partition: int, offset: int, wait_ms: int, max_bytes: int, accept: str
+) -> Request:
+    query = {"offset": offset, "timeout": wait_ms, "max_bytes": max_bytes}
+    return Request(
+        method="GET",
+        path=path_of("topics", topic, "partitions", partition, "records", query=query),
+        accept=accept,
+        timeout_s=wait_ms / 1000 + _NETWORK_MARGIN_S,
+        leader_key=(topic, partition),
+    )
+
+
+def _header(answer: Answer, name: str) -> int:
+    text = answer.headers.get(f"quorumlog-{name}", "")
+    try:
+        return int(text)
+    except ValueError:
+        msg = f"expected a Quorumlog-{name.title()} header, got {text!r}"
+        raise ProtocolError(msg) from None

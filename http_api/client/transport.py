@@ -1,0 +1,123 @@
+"""The blocking client: standard library only, so that a command starts at once.
+
+One connection per broker is kept alive. A connection the broker has closed in the meantime is found
+out *before* a request is sent on it; nothing is ever sent twice behind the caller's back (rule F2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import select
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from http_api.client.calls import Answer, Call, Request
+from http_api.client.routes import Exchange, Routes
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8082"
+CONNECT_TIMEOUT_S = 3.0
+DEFAULT_RETRY_S = 10.0
+"""How long a call that surely did nothing is tried again: a leader change takes about one."""
+
+
+class NotSentError(Exception):
+    """The request surely did not reach the broker."""
+
+
+class LostError(Exception):
+    """The request was sent, at least in part, and no whole answer came."""
+
+
+class Client:
+    """Runs calls against a cluster. One thread at a time; close it, or use it as a context."""
+
+    def __init__(self, urls: Iterable[str], *, retry_s: float = DEFAULT_RETRY_S) -> None:
+        self.routes = Routes(urls)
+        self._retry_s = retry_s
+        self._connections: dict[str, http.client.HTTPConnection] = {}
+
+    def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
+        """Send, follow the leader, try again what surely did nothing. Raises `ClientError`."""
+        retry_s = self._retry_s if retry_s is None else retry_s
+        exchange = Exchange(self.routes, call.request, time.monotonic(), retry_s)
+        while True:
+            try:
+                answer = self._send(exchange.url, call.request)
+            except NotSentError as error:
+                wait_s = exchange.not_sent(str(error), time.monotonic())
+            except LostError as error:
+                wait_s = exchange.lost(str(error), time.monotonic())
+            else:
+                again_s = exchange.answered(answer, time.monotonic())
+                if again_s is None:
+                    return call.parse(answer)
+                wait_s = again_s
+            time.sleep(wait_s)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _send(self, url: str, request: Request) -> Answer:
+        connection = self._connected(url)
+        if connection.sock is not None:
+            connection.sock.settimeout(request.timeout_s)
+        try:
+            connection.request(request.method, request.path, request.body, request.headers)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._drop(url)
+            reason = "timed out" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            raise LostError(reason) from error
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(status=response.status, headers=headers, body=body)
+
+    def _connected(self, url: str) -> http.client.HTTPConnection:
+        kept = self._connections.get(url)
+        if kept is not None:
+            if kept.sock is not None and not _is_readable(kept):
+                return kept
+            self._drop(url)
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            msg = "expected http://host:port"
+            raise NotSentError(msg)
+        connection = http.client.HTTPConnection(
+            parts.hostname, parts.port or 80, timeout=CONNECT_TIMEOUT_S
+        )
+        try:
+            connection.connect()
+        except OSError as error:
+            raise NotSentError(error.strerror or str(error)) from error
+        self._connections[url] = connection
+        return connection
+
+    def _drop(self, url: str) -> None:
+        connection = self._connections.pop(url, None)
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+
+def _is_readable(connection: http.client.HTTPConnection) -> bool:
+    """An idle connection with something to read was closed, or is out of step: either way unfit."""
+    return bool(select.select([connection.sock], [], [], 0)[0])
