@@ -70,6 +70,32 @@ def test_a_decision_says_when_why_what_and_what_follows() -> None:
     assert found == []
 
 
+NAMED = re.compile(r"(?<![\w/.-])([a-z][\w/-]*\.md)\b")
+
+
+def test_every_document_that_code_names_is_here() -> None:
+    """`interfaces.md §2` in a docstring means docs/interfaces.md."""
+    found = [
+        f"{path} names {name}"
+        for path in python_files(*PACKAGES, "benchmarks")
+        for name in NAMED.findall(text(path))
+        if not (ROOT / "docs" / name).exists() and not (ROOT / name).exists()
+    ]
+    assert found == []
+
+
+def test_every_decision_that_code_names_is_in_the_architecture() -> None:
+    told = set(re.findall(r"(?m)^- \*\*(D\d+)\. ", text(Path("docs/architecture.md"))))
+    named = {
+        decision: path
+        for path in python_files(*PACKAGES, "benchmarks")
+        for decision in re.findall(r"\b[Dd]ecision (D\d+)", text(path))
+    }
+    assert [
+        f"{decision} ({path})" for decision, path in named.items() if decision not in told
+    ] == []
+
+
 # ---------------------------------------------------------------- rules and claims
 
 RULE = re.compile(r"\brules? ((?:[QMRFGS]\d+)(?:(?:, | and )[QMRFGS]\d+)*)", re.IGNORECASE)
