@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 NDJSON = "application/x-ndjson"
-CONNECTION_LIMIT = 64
+CONNECTION_LIMIT = 0
+"""None: a request that waited here for a connection would look like a slow server."""
 HTTP_OK = 200
 HTTP_FIRST_ERROR = 400
 HTTP_FIRST_SERVER_ERROR = 500

@@ -36,12 +36,17 @@ class MetadataProbe:
         cluster_id: str,
         endpoints: Sequence[Endpoint],
         clock: Clock,
+        *,
+        name: str = "probe",
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._http = http
         self._history = history
         self._topics = f"/v3/clusters/{cluster_id}/topics"
         self._endpoints = endpoints
         self._clock = clock
+        self._name = name
+        self._interval_s = interval_s
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
@@ -49,21 +54,21 @@ class MetadataProbe:
         self._stopped.set()
 
     async def run(self) -> None:
-        """One write after the other, `INTERVAL_S` apart while they succeed."""
+        """One write after the other, `interval_s` apart while they succeed."""
         number = 0
         created: str | None = None
         while not self._stopped.is_set():
             url = self._endpoints[number % len(self._endpoints)].url + self._topics
             number += 1
             due_ms = self._clock.monotonic_ms()
-            what = f"delete {created}" if created else f"create probe-{number}"
+            what = f"delete {created}" if created else f"create {self._name}-{number}"
             try:
                 if created is not None:
                     await self._http.delete(f"{url}/{created}", ANSWER_DEADLINE_S)
                     created = None
                 else:
-                    await self._create(url, f"probe-{number}")
-                    created = f"probe-{number}"
+                    await self._create(url, f"{self._name}-{number}")
+                    created = f"{self._name}-{number}"
                 ok = True
             except CallError as error:
                 ok, created, what = False, None, f"{what}: {error}"
@@ -71,7 +76,7 @@ class MetadataProbe:
             self._history.add(
                 MetadataWrite(due_ms=due_ms, answered_ms=answered_ms, ok=ok, what=what)
             )
-            pause = INTERVAL_S - (answered_ms - due_ms) / 1000 if ok else RETRY_AFTER_S
+            pause = self._interval_s - (answered_ms - due_ms) / 1000 if ok else RETRY_AFTER_S
             await self._pause(pause)
 
     async def _create(self, url: str, name: str) -> None:

@@ -1,0 +1,137 @@
+"""Direct fetch of 1 MB answers per CPU-second beside sendfile, and a consumer in Python."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.load import produce_body, render_get, render_post
+from benchmarks.processes import ROOT, Load, Measured, child, run_load
+from benchmarks.product import JSON_V2, target
+from benchmarks.report import Row, at_least, ratio_at_least
+
+if TYPE_CHECKING:
+    from benchmarks.product import Product
+
+TOPIC = "fetch"
+ANSWER_BYTES = 1 << 20
+CONNECTIONS = 4
+FILL_REQUESTS = 600
+FILL_RECORDS = 100
+START_OFFSET = 50
+"""In the middle of a batch: what a reader usually asks for after another reader's page size."""
+SHAPES = {
+    "NDJSON": ("application/x-ndjson", ratio_at_least(0.6)),
+    "array of lines": ("application/vnd.quorumlog.lines+json", ratio_at_least(0.45)),
+    "v2 records": (JSON_V2, None),
+}
+GOOD_ANSWER = '"offset":'
+CONSUMER_BUDGET = at_least(300_000, " records/s")
+
+
+async def fill(product: Product) -> None:
+    """Some 9 MB in one partition, in batches of 100."""
+    await product.create_topic(TOPIC, flush="os")
+    leader = await product.leader(TOPIC)
+    path = f"/topics/{TOPIC}/partitions/0"
+    body = produce_body(FILL_RECORDS, 100, 1)
+    load = Load(
+        targets=[target(leader)],
+        requests=[render_post(path, body, JSON_V2)],
+        connections=1,
+        seconds=1.0,
+        warm_up_s=0.0,
+        expect='"error_code":null',
+    )
+    done = 0
+    while done < FILL_REQUESTS:
+        run = run_load(load, {})
+        if run.problem:
+            raise RuntimeError(run.problem)
+        done += run.figures["requests"]
+
+
+async def per_cpu_second(product: Product, seconds: float, rounds: int) -> list[Row]:
+    """MB of answers per CPU-second of the leader, straight to it; median of the rounds."""
+    leader = await product.leader(TOPIC)
+    assert leader.pid is not None
+    limits: list[float] = []
+    shapes: dict[str, list[Measured]] = {name: [] for name in SHAPES}
+    with tempfile.NamedTemporaryFile(dir=ROOT / ".cache") as file:
+        file.write(b'{"offset":1,"key":"k","value":1}\n' * (ANSWER_BYTES // 32))
+        file.flush()
+        with child("benchmarks.sendfile_server", file.name, ANSWER_BYTES) as server:
+            for _ in range(rounds):
+                address = f"127.0.0.1:{server.words[0]}"
+                run = _fetch_run(address, server.pid, "/", "*/*", seconds)
+                limits.append(_mb_per_cpu_s(run))
+                path = (
+                    f"/topics/{TOPIC}/partitions/0/records"
+                    f"?offset={START_OFFSET}&max_bytes={ANSWER_BYTES}"
+                )
+                for name, (accept, _budget) in SHAPES.items():
+                    shapes[name].append(
+                        _fetch_run(target(leader), leader.pid, path, accept, seconds)
+                    )
+    limit = statistics.median(limits)
+    return [_fetch_row(name, runs, limit) for name, runs in shapes.items()]
+
+
+def _fetch_run(address: str, pid: int, path: str, accept: str, seconds: float) -> Measured:
+    load = Load(
+        targets=[address],
+        requests=[render_get(path, accept)],
+        connections=CONNECTIONS,
+        seconds=seconds,
+        expect=GOOD_ANSWER,
+    )
+    return run_load(load, {"server": pid})
+
+
+def _mb_per_cpu_s(run: Measured) -> float:
+    return float(run.figures["body_bytes"] / 1e6 / max(run.cpu_s["server"], 0.01))
+
+
+def _fetch_row(name: str, runs: list[Measured], limit: float) -> Row:
+    speed = statistics.median(_mb_per_cpu_s(run) for run in runs)
+    last = runs[-1].figures
+    wall = last["body_bytes"] / 1e6 / last["elapsed_s"]
+    size = last["body_bytes"] / max(1, last["requests"])
+    note = f"{wall:,.0f} MB/s on the wall, {size / 1e6:.2f} MB an answer"
+    return Row(
+        what=f"fetch 1 MB, {name}, per CPU-second",
+        product=f"{speed:,.0f} MB",
+        floor=f"{limit:,.0f} (sendfile)",
+        value=speed / limit,
+        budget=SHAPES[name][1],
+        note="; ".join([note, *(run.problem for run in runs if run.problem)]),
+    )
+
+
+async def consumer(product: Product, seconds: float) -> list[Row]:
+    """One Python process that reads and decodes every value."""
+    leader = await product.leader(TOPIC)
+    url = f"{leader.url}/topics/{TOPIC}/partitions/0/records"
+    # Nothing else runs on this loop meanwhile, and nothing should.
+    answer = subprocess.run(  # noqa: ASYNC221
+        [sys.executable, "-m", "benchmarks.consumer_read", url, str(seconds)],
+        cwd=Path(ROOT),
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    figures = json.loads(answer)
+    speed = figures["records"] / figures["elapsed_s"]
+    return [
+        Row(
+            what="consumer, one Python process, values decoded",
+            product=f"{speed:,.0f} records/s",
+            value=speed,
+            budget=CONSUMER_BUDGET,
+            note=f"{figures['cpu_s'] / max(1, figures['records']) * 1e6:.2f} µs CPU per record",
+        )
+    ]

@@ -1,0 +1,141 @@
+"""Rows, budgets and the table they are printed in."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A bar of ARCHITECTURE.md's table.
+
+    At least or at most a number; `of_floor` when the number is the ratio to the floor.
+    """
+
+    number: float
+    unit: str
+    at_least: bool
+    of_floor: bool = False
+
+    def met(self, value: float) -> bool:
+        """Is the value on the right side?"""
+        return value >= self.number if self.at_least else value <= self.number
+
+    @override
+    def __str__(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        return f"{sign} {self.number:,g}{' × floor' if self.of_floor else self.unit}"
+
+
+def ratio_at_least(number: float) -> Budget:
+    """At least this part of the floor."""
+    return Budget(number, "", at_least=True, of_floor=True)
+
+
+def at_most(number: float, unit: str) -> Budget:
+    """At most this much."""
+    return Budget(number, unit, at_least=False)
+
+
+def at_least(number: float, unit: str) -> Budget:
+    """At least this much."""
+    return Budget(number, unit, at_least=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement.
+
+    `value` is judged against the budget: the ratio where the budget is one, else the figure itself
+    (in the budget's unit).
+    """
+
+    what: str
+    product: str
+    floor: str = ""
+    value: float | None = None
+    budget: Budget | None = None
+    note: str = ""
+
+    @property
+    def missed(self) -> bool:
+        """Is there a budget, and is it not met?"""
+        return self.budget is not None and (self.value is None or not self.budget.met(self.value))
+
+    def cells(self) -> list[str]:
+        """As they stand in the table."""
+        ratio = ""
+        if self.budget is not None and self.budget.of_floor and self.value is not None:
+            ratio = f"{self.value:.2f}"
+        mark = "" if self.budget is None else ("MISSED" if self.missed else "met")
+        budget = "" if self.budget is None else str(self.budget)
+        return [self.what, self.product, self.floor, ratio, budget, mark, self.note]
+
+
+HEAD = ["what", "product", "floor", "ratio", "budget", "", "note"]
+
+
+def table(rows: Iterable[Row]) -> str:
+    """A Markdown table with its columns aligned, to be read as it is or pasted."""
+    lines = [HEAD, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = [
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
+
+
+def missed(rows: Sequence[Row]) -> str:
+    """One sentence per budget that was not met, or one that says all were."""
+    lines = [
+        f"MISSED: {row.what}: "
+        + (f"{row.value:.2f}" if row.value is not None else "not measured")
+        + f", budget {row.budget}"
+        for row in rows
+        if row.missed
+    ]
+    judged = sum(1 for row in rows if row.budget is not None)
+    return "\n".join(lines) or f"all {judged} budgets met"
+
+
+def machine() -> str:
+    """What the figures were measured on, and how busy it was."""
+    model = next(
+        (
+            line.partition(": ")[2]
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
+    packages = []
+    for name in ("aiohttp", "msgspec", "orjson", "uvloop", "isal"):
+        try:
+            packages.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            packages.append(f"no {name}")
+    load = " ".join(f"{number:.2f}" for number in os.getloadavg())
+    return (
+        f"{os.cpu_count()} × {model}, {memory_kb / (1 << 20):.0f} GiB, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, {', '.join(packages)}; "
+        f"load average before the run {load}. Everything runs on this machine; "
+        "ratios compare within one run only."
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile of a non-empty sequence."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

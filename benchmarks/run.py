@@ -1,0 +1,109 @@
+"""`make bench`: every figure beside its budget and, in the same run, the benchmark's own floor.
+
+A missed budget is said, not punished: the exit status is 0 unless something could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks import failover, fetch, idle, produce
+from benchmarks.product import product
+from benchmarks.report import machine, missed, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.product import Product
+    from benchmarks.report import Row
+
+SECTIONS = ("idle", "produce", "latency", "spread", "fetch", "consumer", "failover")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How long and how often."""
+
+    sections: tuple[str, ...]
+    seconds: float
+    rounds: int
+    trials: int
+    idle_s: float
+
+
+async def run(options: Options) -> list[Row]:
+    """All chosen sections on one fresh cluster, idle first."""
+    rows: list[Row] = []
+    async with product() as cluster:
+        for section in SECTIONS:
+            if section in options.sections:
+                print(f"measuring {section} …", file=sys.stderr, flush=True)
+                found = await measure(section, cluster, options)
+                print(table(found), file=sys.stderr, flush=True)
+                rows += found
+    return rows
+
+
+async def measure(section: str, cluster: Product, options: Options) -> list[Row]:
+    """One section's rows."""
+    match section:
+        case "idle":
+            return await idle.measure(cluster, options.idle_s)
+        case "produce":
+            return await produce.throughput(cluster, options.seconds, options.rounds)
+        case "latency":
+            return await produce.latency(cluster, options.seconds)
+        case "spread":
+            return await produce.spread(cluster, options.seconds)
+        case "fetch":
+            await fetch.fill(cluster)
+            return await fetch.per_cpu_second(cluster, options.seconds, options.rounds)
+        case "consumer":
+            if "fetch" not in options.sections:
+                await fetch.fill(cluster)
+            return await fetch.consumer(cluster, options.seconds)
+        case "failover":
+            return await failover.measure(cluster, options.trials)
+        case _:
+            raise ValueError(section)
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 s a cell, one round, two trials")
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, help="this section; may be said again"
+    )
+    parser.add_argument("--seconds", type=float, help="per cell and round")
+    parser.add_argument("--rounds", type=int, help="of product and floor in turn, for the median")
+    parser.add_argument("--trials", type=int, help="of each fault")
+    said = parser.parse_args(arguments)
+    return Options(
+        sections=tuple(said.only or SECTIONS),
+        seconds=said.seconds or (2.0 if said.quick else 3.0),
+        rounds=said.rounds or (1 if said.quick else 3),
+        trials=said.trials or (2 if said.quick else 10),
+        idle_s=5.0 if said.quick else 60.0,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = parse(arguments)
+    note = machine()
+    rows = asyncio.run(run(options))
+    print(note)
+    print()
+    print(table(rows))
+    print()
+    print(missed(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
