@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -25,10 +25,11 @@ from http_api.peer.peer_server import PeerLimits, PeerServer
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
 from tests.support.tcp_relay import TcpRelay
+from tests.support.waiting import until
 
 CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
 ONE, TWO = BrokerId(1), BrokerId(2)
-ECHO, FAIL, BREAK, WAIT = 1, 2, 3, 4
+ECHO, FAIL, BREAK, WAIT, SWELL = 1, 2, 3, 4, 5
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Services:
         self.timeouts.append(timeout_ms)
         if kind == FAIL:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "leader=3 epoch=7")
+        if kind == SWELL:
+            return body * 2
         if kind == BREAK:
             raise ZeroDivisionError
         if kind == WAIT:
@@ -78,12 +81,6 @@ async def channel(**options: object) -> AsyncIterator[TcpPeerChannel]:
         yield made
     finally:
         await made.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def refused(call: Awaitable[bytes]) -> KafkaError:
@@ -243,16 +240,16 @@ async def test_too_much_in_flight_is_refused_and_surely_not_run() -> None:
 async def test_requests_and_answers_over_the_frame_limit_are_refused_not_sent() -> None:
     services = Services()
     limits = PeerLimits(max_frame_bytes=1_000)
-    async with serving(services, limits=limits) as server:
-        async with channel(max_frame_bytes=1_000) as peers:
-            error = await refused(peers.call(TWO, server.address, ECHO, b"x" * 1_000, 1_000))
-            assert (error.code, error.outcome) == (
-                ErrorCode.MESSAGE_TOO_LARGE,
-                Outcome.NOT_WRITTEN,
-            )
-            assert services.ran == []
-            # As long as the answer's head is shorter than a request's, the answer always fits.
-            assert len(await peers.call(TWO, server.address, ECHO, b"x" * 985, 1_000)) == 985
+    async with (
+        serving(services, limits=limits) as server,
+        channel(max_frame_bytes=1_000) as peers,
+    ):
+        error = await refused(peers.call(TWO, server.address, ECHO, b"x" * 1_000, 1_000))
+        assert (error.code, error.outcome) == (ErrorCode.MESSAGE_TOO_LARGE, Outcome.NOT_WRITTEN)
+        assert services.ran == []
+        assert len(await peers.call(TWO, server.address, ECHO, b"x" * 985, 1_000)) == 985
+        error = await refused(peers.call(TWO, server.address, SWELL, b"x" * 900, 1_000))
+        assert (error.code, error.outcome) == (ErrorCode.MESSAGE_TOO_LARGE, Outcome.UNKNOWN)
 
 
 async def test_stop_ends_handlers_and_callers_hear_unknown() -> None:
@@ -425,7 +422,7 @@ async def test_a_lying_server_ends_only_its_own_connection() -> None:
         writer.close()
 
     liar = await asyncio.start_server(lie, "127.0.0.1", 0)
-    address = "127.0.0.1:{}".format(liar.sockets[0].getsockname()[1])
+    address = f"127.0.0.1:{liar.sockets[0].getsockname()[1]}"
     async with channel() as peers:
         error = await refused(peers.call(TWO, address, ECHO, b"", 2_000))
         assert error.code is ErrorCode.NETWORK_EXCEPTION

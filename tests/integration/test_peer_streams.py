@@ -15,6 +15,7 @@ from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerServer
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+from tests.support.waiting import until
 
 CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
 ONE, TWO = BrokerId(1), BrokerId(2)
@@ -94,12 +95,6 @@ class Services:
             raise self.refusal
         self.streams[follower] = self.kind(GREETING)
         return self.streams[follower]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def start(services: Services) -> PeerServer:

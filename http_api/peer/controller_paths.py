@@ -1,0 +1,32 @@
+"""Names and limits both ends of the controllers' HTTP plane agree on.
+
+Commands are ``POST /controller/v1/<name>`` with a JSON body of ``raft_metadata.records.serde``.
+Everything but the pages for people is a POST, since aiohttp's client silently repeats idempotent
+methods on a broken kept-alive connection (rule F2).
+"""
+
+from __future__ import annotations
+
+PREFIX = "/controller/v1/"
+REGISTER_BROKER = PREFIX + "register-broker"
+HEARTBEAT = PREFIX + "heartbeat"
+ALTER_PARTITION = PREFIX + "alter-partition"
+CREATE_TOPIC = PREFIX + "create-topic"
+DELETE_TOPIC = PREFIX + "delete-topic"
+FETCH_METADATA = PREFIX + "fetch-metadata"
+SESSION = PREFIX + "session"
+STATUS = PREFIX + "status"
+
+CLUSTER_HEADER = "Quorumlog-Cluster-Id"
+ADDRESSEE_HEADER = "Quorumlog-Addressee"
+"""The controller id the sender believes it dials: a wrong cable is noticed at once."""
+
+MAX_COMMAND_BYTES = 4_194_304
+"""4 MiB: a registration naming 50,000 unclean partitions is about 3 MB."""
+MAX_ANSWER_BYTES = 4_194_304
+MAX_METADATA_ANSWER_BYTES = 268_435_456
+"""256 MiB: a snapshot of 100,000 partitions is about 30 MB."""
+MAX_METADATA_WAIT_MS = 60_000
+"""A fetch-metadata that wants to wait longer is answered then."""
+SESSION_PING_MS = 1_000
+"""The controller sends a line this often; after three missed the broker opens a new session."""

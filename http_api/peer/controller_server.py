@@ -1,0 +1,328 @@
+"""The controllers' HTTP listener: commands and sessions of brokers, pages for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import orjson
+from aiohttp import web
+
+from http_api.peer import controller_paths as paths
+from http_api.peer.addresses import split_address
+from http_api.peer.error_body import body_of
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, NodeId
+from raft_metadata.records.commands import (
+    AlterPartition,
+    BrokerHeartbeat,
+    BrokerRegistered,
+    CreateTopic,
+    DeleteTopic,
+    FetchMetadata,
+    FetchMetadataAnswer,
+    HeartbeatAnswer,
+    PartitionAltered,
+    RegisterBroker,
+    TopicCreated,
+    TopicDeleted,
+)
+from raft_metadata.records.serde import from_json, to_json
+
+MAX_HEADER_BYTES = 8_190
+"""Per header line; the whole head has at most `MAX_HEADERS` of them."""
+MAX_HEADERS = 64
+BODY_TIMEOUT_S = 10.0
+"""A command whose body isn't here by then is dropped."""
+MAX_SESSION_BYTES = 65_536
+"""A session's body says nothing but line breaks."""
+KEEPALIVE_TIMEOUT_S = 75.0
+"""Longer than the channel keeps an idle connection, so that the channel closes first."""
+SHUTDOWN_GRACE_S = 2.0
+"""Commands under way may still be answered this long."""
+
+_log = logging.getLogger("controller.http")
+_C = TypeVar("_C")
+
+
+class Controller(Protocol):
+    """What this listener serves: ``raft_metadata.quorum``'s active controller."""
+
+    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
+    async def alter_partition(self, command: AlterPartition) -> PartitionAltered: ...
+    async def create_topic(self, command: CreateTopic) -> TopicCreated: ...
+    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted: ...
+    async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer: ...
+    def heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer: ...
+    def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None: ...
+    def session_closed(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None: ...
+    def status(self) -> Mapping[str, object]: ...
+
+
+Session = tuple[BrokerId, BrokerEpoch]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ControllerServer:
+    """Owner: the controller's node; single-threaded, on its loop.
+
+    Invariants: a command is handed to the controller at most once per request; a lost connection
+    does not cancel it. ``session_closed`` follows ``session_opened`` once no connection of that
+    (broker, broker epoch) is left, so a quick reconnect that overlaps the old one closes nothing.
+    """
+
+    def __init__(
+        self, bind: str, *, node_id: NodeId, cluster_id: ClusterId, controller: Controller
+    ) -> None:
+        self._host, self._port = split_address(bind)
+        self._node_id = node_id
+        self._cluster_id = cluster_id
+        self._controller = controller
+        self._runner: web.AppRunner | None = None
+        self._waits: set[asyncio.Timeout] = set()
+        self._sessions: Counter[Session] = Counter()
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """``host:port`` really bound (the port matters when 0 was asked for)."""
+        assert self._runner is not None
+        host, port = self._runner.addresses[0][:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen. OSError when the port is taken."""
+        app = web.Application(
+            client_max_size=paths.MAX_COMMAND_BYTES, middlewares=[self._answer_errors]
+        )
+        controller = self._controller
+        app.router.add_routes(
+            [
+                self._command(paths.REGISTER_BROKER, RegisterBroker, controller.register_broker),
+                self._command(paths.ALTER_PARTITION, AlterPartition, controller.alter_partition),
+                self._command(paths.CREATE_TOPIC, CreateTopic, controller.create_topic),
+                self._command(paths.DELETE_TOPIC, DeleteTopic, controller.delete_topic),
+                self._command(paths.FETCH_METADATA, FetchMetadata, self._fetch_metadata),
+                self._command(paths.HEARTBEAT, BrokerHeartbeat, self._heartbeat),
+                web.post(paths.SESSION, self._session),
+                web.get(paths.STATUS, self._status),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/", self._root),
+            ]
+        )
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_GRACE_S,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            auto_decompress=False,
+            lingering_time=0.0,
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port).start()
+        _log.info("controller listener open address=%s", self.address)
+
+    async def stop(self) -> None:
+        """Stop listening, answer what waits, close every connection."""
+        self._stopping = True
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            wait.reschedule(now)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # -- commands
+
+    def _command(
+        self, path: str, kind: type[_C], run: Callable[[_C], Awaitable[object]]
+    ) -> web.RouteDef:
+        async def handle(request: web.Request) -> web.Response:
+            self._check_sender(request)
+            answer = await run(from_json(await _body(request), kind))
+            return _json(to_json(answer))
+
+        return web.post(path, handle)
+
+    def _check_sender(self, request: web.Request) -> None:
+        cluster_id = request.headers.get(paths.CLUSTER_HEADER)
+        if cluster_id != self._cluster_id:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_CLUSTER_ID,
+                f"controller {self._node_id} belongs to cluster {self._cluster_id}, "
+                f"the header {paths.CLUSTER_HEADER} says {cluster_id}",
+            )
+        addressee = request.headers.get(paths.ADDRESSEE_HEADER, str(self._node_id))
+        if addressee != str(self._node_id):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"this is controller {self._node_id}, the request is for {addressee}",
+            )
+
+    async def _heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer:
+        return self._controller.heartbeat(command)
+
+    async def _fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
+        wait_ms = min(max(request.max_wait_ms, 0), paths.MAX_METADATA_WAIT_MS)
+        try:
+            # Normally the controller answers first; a stop brings the deadline forward.
+            async with self._wait(None):
+                request = replace(request, max_wait_ms=wait_ms)
+                return await self._controller.fetch_metadata(request)
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.METADATA_STALE_SOURCE, f"controller {self._node_id} stops; use another"
+            ) from None
+
+    def _wait(self, delay_s: float | None) -> _StoppableWait:
+        return _StoppableWait(self._waits, 0 if self._stopping else delay_s)
+
+    # -- sessions
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        """Stays open as long as the broker lives; its end is news for the controller."""
+        self._check_sender(request)
+        session = _session_of(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        response.enable_chunked_encoding()
+        self._enter(session)
+        try:
+            await response.prepare(request)
+            await self._hold(request, response)
+        except (OSError, web.RequestPayloadError) as error:
+            _log.debug("session broken broker=%d error=%r", session[0], error)
+        finally:
+            self._leave(session)
+        return response
+
+    async def _hold(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Until the body ends or breaks, or this server stops; pings meanwhile."""
+        received = 0
+        while not self._stopping and received <= MAX_SESSION_BYTES:
+            try:
+                async with self._wait(paths.SESSION_PING_MS / 1000):
+                    data = await request.content.readany()
+            except TimeoutError:
+                await response.write(b"\n")
+                continue
+            if not data:
+                return
+            received += len(data)
+
+    def _enter(self, session: Session) -> None:
+        if self._sessions[session] == 0:
+            self._controller.session_opened(*session)
+            _log.info("session opened broker=%d broker_epoch=%d", *session)
+        self._sessions[session] += 1
+
+    def _leave(self, session: Session) -> None:
+        self._sessions[session] -= 1
+        if self._sessions[session] > 0:
+            return
+        del self._sessions[session]
+        # A controller that stops has no opinion about its brokers.
+        if not self._stopping:
+            _log.info("session closed broker=%d broker_epoch=%d", *session)
+            self._controller.session_closed(*session)
+
+    # -- pages
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _json(orjson.dumps(dict(self._controller.status()), option=orjson.OPT_NON_STR_KEYS))
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="[+]node ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        leader_id = self._leader_id()
+        if self._stopping or leader_id is None:
+            reason = "stopping" if self._stopping else "no active controller known"
+            return web.Response(status=503, text=f"[+]node ok\n[-]quorum {reason}\n")
+        return web.Response(text=f"[+]node ok\n[+]quorum ok leader={leader_id}\n")
+
+    async def _root(self, request: web.Request) -> web.Response:
+        return _json(b"{}")
+
+    def _leader_id(self) -> int | None:
+        leader_id = self._controller.status().get("leader_id")
+        return leader_id if isinstance(leader_id, int) else None
+
+    # -- errors
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except KafkaError as error:
+            return self._refusal(error, 503 if error.code.retriable else 400)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            refusal = KafkaError(ErrorCode.INVALID_REQUEST, error.reason)
+            return self._refusal(refusal, error.status)
+        except Exception as error:  # noqa: BLE001 one request fails, the listener goes on
+            _log.exception("controller request failed path=%s", request.path)
+            unexpected = KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"controller {self._node_id} met {type(error).__name__}",
+                outcome=Outcome.UNKNOWN,
+            )
+            return self._refusal(unexpected, 500)
+
+    def _refusal(self, error: KafkaError, status: int) -> web.Response:
+        body = body_of(error)
+        if error.code is ErrorCode.NOT_CONTROLLER:
+            body["leader_id"] = self._leader_id()
+        return _json(orjson.dumps(body), status)
+
+
+async def _body(request: web.Request) -> bytes:
+    """The whole body, capped before and while it is read. Any failure here hands nothing on."""
+    if (request.content_length or 0) > paths.MAX_COMMAND_BYTES:
+        raise web.HTTPRequestEntityTooLarge(paths.MAX_COMMAND_BYTES)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except (TimeoutError, OSError, web.RequestPayloadError) as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"body not received: {error!r}") from error
+
+
+def _session_of(request: web.Request) -> Session:
+    try:
+        broker_id, broker_epoch = (
+            int(request.query[name]) for name in ("broker_id", "broker_epoch")
+        )
+    except (KeyError, ValueError) as error:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "a session names broker_id and broker_epoch"
+        ) from error
+    return BrokerId(broker_id), BrokerEpoch(broker_epoch)
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+class _StoppableWait:
+    """`asyncio.timeout` that the server's stop ends early. TimeoutError either way."""
+
+    __slots__ = ("_timeout", "_waits")
+
+    def __init__(self, waits: set[asyncio.Timeout], delay_s: float | None) -> None:
+        self._waits = waits
+        self._timeout = asyncio.timeout(delay_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._waits.add(self._timeout)
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._waits.discard(self._timeout)
+        await self._timeout.__aexit__(*raised)  # type: ignore[arg-type]
