@@ -118,7 +118,7 @@ async def consumer(product: Product, seconds: float) -> list[Row]:
     leader = await product.leader(TOPIC)
     url = f"{leader.url}/topics/{TOPIC}/partitions/0/records"
     # Nothing else runs on this loop meanwhile, and nothing should.
-    answer = subprocess.run(  # noqa: ASYNC221
+    answer = subprocess.run(  # noqa: ASYNC221 see above
         [sys.executable, "-m", "benchmarks.consumer_read", url, str(seconds)],
         cwd=Path(ROOT),
         stdout=subprocess.PIPE,
