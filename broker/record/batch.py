@@ -285,6 +285,33 @@ def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         at += header.size
 
 
+def verify_run(buffer: Buffer, next_offset: int, epoch: int) -> list[BatchHeader]:
+    """Check a run of batches that is to follow a log with this end and last epoch.
+
+    Raises:
+        BatchError: the bytes are not whole valid batches.
+        ValueError: they are, but leave a gap, or their leader epoch goes back.
+    """
+    headers = []
+    at = 0
+    while at < len(buffer):
+        try:
+            header = verify(buffer, at)
+        except BatchError as error:
+            msg = f"{error} at offset {next_offset}"
+            raise BatchError(msg) from None
+        if header.base_offset != next_offset or header.leader_epoch < epoch:
+            msg = (
+                f"batch at offset {header.base_offset} of epoch {header.leader_epoch} does not "
+                f"follow offset {next_offset} of epoch {epoch}"
+            )
+            raise ValueError(msg)
+        headers.append(header)
+        next_offset, epoch = header.next_offset, header.leader_epoch
+        at += header.size
+    return headers
+
+
 _SLICE = Struct("<IIqq")
 
 

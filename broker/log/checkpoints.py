@@ -1,0 +1,68 @@
+"""Small files that are replaced whole: a checksum line and a JSON line.
+
+Written beside the old one, synced, renamed, and the directory synced (rule Q6): after a crash
+there is the old file or the new one, and a damaged one is never taken for an empty one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from broker.record.batch import crc32
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from broker.log.disk import Disk
+
+_CHECK_LENGTH = 9
+
+
+def encode_checkpoint(content: object) -> bytes:
+    """The bytes of a checkpoint file."""
+    body = orjson.dumps(content)
+    return b"%08x\n%b\n" % (crc32(body), body)
+
+
+def decode_checkpoint(data: bytes, path: str) -> object:
+    """The content of a checkpoint file.
+
+    Raises:
+        CorruptionError: the file is damaged; names it.
+    """
+    body = data[_CHECK_LENGTH:-1]
+    if data[:_CHECK_LENGTH] != b"%08x\n" % crc32(body):
+        msg = f"checkpoint {path} is damaged"
+        raise CorruptionError(msg)
+    return orjson.loads(body)
+
+
+def read_checkpoint(disk: Disk, path: str) -> object | None:
+    """The content, or None where there is no such file.
+
+    Raises:
+        CorruptionError: the file is damaged.
+    """
+    data = disk.read_file(path)
+    return None if data is None else decode_checkpoint(data, path)
+
+
+def write_atomically(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    """Replace ``directory/name`` by these bytes; durable on return."""
+    place_file(disk, directory, name, data, sync=True)
+    disk.sync_directory(directory)
+
+
+def place_file(disk: Disk, directory: str, name: str, data: bytes, *, sync: bool) -> None:
+    """Write and rename; without ``sync`` the next flush of the log makes it durable."""
+    temporary = f"{directory}/{name}.tmp"
+    fd = disk.open(temporary, create=True)
+    try:
+        disk.truncate(fd, 0)
+        disk.write(fd, data, 0)
+        if sync:
+            disk.sync_file(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, f"{directory}/{name}")

@@ -1,0 +1,107 @@
+"""The file operations a log is made of, and nothing else: the one place tests put faults into.
+
+Paths are strings: ten thousand partitions hold some, and a Path costs half a kilobyte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_FILE_MODE = 0o644
+
+
+class Disk:
+    """Real files. Every method raises OSError; none retries what failed (rule Q2).
+
+    ``write`` writes everything or raises. A subclass in the tests forgets what was not synced,
+    fills up at any byte, fails any sync.
+    """
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """A descriptor for reading and writing; ``create`` makes the file if it is not there."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return os.open(path, flags, _FILE_MODE)
+
+    def open_directory(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, length: int, position: int) -> bytes:
+        """Up to ``length`` bytes; fewer at the end of the file only (below 2 GiB)."""
+        return os.pread(fd, length, position)
+
+    def write(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of it. On an OSError any part may have been written (rule R2)."""
+        written = os.pwrite(fd, data, position)
+        if written == len(data):
+            return
+        with memoryview(data) as view:
+            while written < len(view):
+                written += os.pwrite(fd, view[written:], position + written)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync_data(self, fd: int) -> None:
+        """Data, and the metadata needed to read it back."""
+        os.fdatasync(fd)
+
+    def sync_file(self, fd: int) -> None:
+        """Everything, a shrunk size included."""
+        os.fsync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        """Names made, renamed or removed in this directory (rule Q6)."""
+        fd = self.open_directory(path)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_filesystem(self, fd: int) -> None:
+        """All files of the filesystem ``fd`` lies on; errors since ``fd`` was opened are seen."""
+        if _libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def read_file(self, path: str) -> bytes | None:
+        """The whole file, or None where there is none."""
+        try:
+            return Path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """What a directory holds, sorted."""
+        return sorted(os.listdir(path))  # noqa: PTH208 names, not Paths
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def make_directory(self, path: str) -> None:
+        """Make it and its parents, unless they exist."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        Path(source).replace(target)
+
+    def unlink(self, path: str) -> None:
+        """Remove the file, if it is there."""
+        Path(path).unlink(missing_ok=True)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def lock(self, fd: int) -> None:
+        """Take the exclusive lock of a file, or raise BlockingIOError (rule Q4)."""
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

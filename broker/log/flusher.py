@@ -1,0 +1,236 @@
+"""Group commit: one thread syncs what logs have written since its last round. No linger.
+
+The sync that runs is the linger: whoever asks meanwhile shares the next one. Measured with 32
+producers: 6 times the commits of a sync per batch, and the loop stays responsive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from broker.log.checkpoints import write_atomically
+from raft_metadata.common.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from broker.log.disk import Disk
+    from broker.log.segment import Segment
+
+SYNC_FILES_MAX = 3
+"""With more dirty files one syncfs is cheaper than a sync each (64 files: 1.9 against 13 ms)."""
+_log = logging.getLogger("broker.log")
+
+
+class Flushable(Protocol):
+    """What the flusher knows of a Flushable."""
+
+    name: str
+
+    @property
+    def directory(self) -> str: ...
+
+    def request_flush(self) -> None: ...
+
+    def begin_flush(self) -> FlushToken | None:
+        """Everything written by now, or None if there is nothing to sync."""
+        ...
+
+    def end_flush(self, token: FlushToken, *, synced: bool) -> None:
+        """The round is over. Moves the durable end, if the token is still of the present."""
+        ...
+
+
+@dataclass(slots=True)
+class FlushToken:
+    """What one log wants synced: (log, truncation generation) and everything it depends on.
+
+    Syncing it proves records up to ``end_offset``, if the log is still of that generation (Q3).
+    """
+
+    log: Flushable
+    generation: int
+    end_offset: int
+    segments: list[Segment]
+    descriptors: list[int]
+    paths: list[str] = field(default_factory=list)
+    """Small files made since the last flush, to be synced by name."""
+    directories: list[str] = field(default_factory=list)
+    """Directories in which names were made, innermost first (rule Q6)."""
+    checkpoints: list[tuple[str, bytes]] = field(default_factory=list)
+    """(name, bytes) to write into the log's directory once the data is synced."""
+    recovery_point: int | None = None
+
+
+class Flusher:
+    """Owns the flusher thread; every method is called on the loop (or, without one, one thread).
+
+    Until `start` nothing runs by itself and `flush_all` does a round on the caller's thread:
+    recovery, tools and tests use that. Any failure, of a sync or of this code, poisons: nothing is
+    synced, and so nothing acknowledged, ever again, and ``on_failed`` is told (rules Q2, Q6).
+    """
+
+    def __init__(self, disk: Disk, root: str, on_failed: Callable[[BaseException], None]) -> None:
+        self._disk = disk
+        self._on_failed = on_failed
+        # Opened once and kept: syncfs reports the errors since its descriptor was opened.
+        self._filesystem = disk.open_directory(root)
+        self._wanted: dict[Flushable, None] = {}
+        self._in_flight: list[FlushToken] = []
+        self._queue: queue.SimpleQueue[list[FlushToken] | None] = queue.SimpleQueue()
+        self._finished: deque[BaseException | None] = deque()
+        self._round_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = -1
+        self.failed: BaseException | None = None
+        self.rounds = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread; results come back through an eventfd, 0.05 ms over a bare sync."""
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.add_reader(self._event, self._on_event)
+        self._loop = loop
+        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+        self._thread.start()
+        self._kick()
+
+    def close(self) -> None:
+        """Finish the round that runs, end the thread. Logs must not ask any more."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._loop is not None:
+            self._loop.remove_reader(self._event)
+            self._collect()
+            os.close(self._event)
+            self._loop = None
+        if self._filesystem >= 0:
+            self._disk.close(self._filesystem)
+            self._filesystem = -1
+
+    def request(self, log: Flushable) -> None:
+        """Sync this log soon. Its ``on_durable`` is called when its durable end has moved."""
+        self._wanted[log] = None
+        if not self._in_flight and self._thread is not None:
+            self._kick()
+
+    def drain(self, log: Flushable) -> None:
+        """Wait until the thread is done with this log's files: they may be cut or closed after.
+
+        Blocks the loop for at most one round; truncations and deletions are rare. The round's
+        result still arrives as an event, and is worth nothing if the generation has moved (Q3).
+        """
+        self._wanted.pop(log, None)
+        if any(token.log is log for token in self._in_flight):
+            self._round_over.wait()
+
+    def flush_all(self) -> None:
+        """A round on this thread: everything asked for is durable on return.
+
+        Raises:
+            StorageError: a sync failed; the flusher is poisoned.
+        """
+        if self._in_flight:
+            self._round_over.wait()
+            self._collect()
+        tokens = self._take()
+        error = self._work(tokens) if self.failed is None else self.failed
+        self._finish(tokens, error)
+        if self.failed is not None:
+            msg = f"the log directory is offline: {self.failed}"
+            raise StorageError(msg) from self.failed
+
+    # on the loop
+
+    def _take(self) -> list[FlushToken]:
+        wanted, self._wanted = self._wanted, {}
+        tokens = [log.begin_flush() for log in wanted]
+        return [token for token in tokens if token is not None]
+
+    def _kick(self) -> None:
+        if self._in_flight or self.failed is not None or self._thread is None:
+            return
+        tokens = self._take()
+        if tokens:
+            self._in_flight = tokens
+            self._round_over.clear()
+            self._queue.put(tokens)
+
+    def _on_event(self) -> None:
+        os.eventfd_read(self._event)
+        self._collect()
+        self._kick()
+
+    def _collect(self) -> None:
+        while self._finished:
+            error = self._finished.popleft()
+            tokens, self._in_flight = self._in_flight, []
+            if error is None and self._wanted:
+                self._kick()  # the disk works on while callbacks run
+            self._finish(tokens, error)
+
+    def _finish(self, tokens: Sequence[FlushToken], error: BaseException | None) -> None:
+        self.rounds += 1
+        for token in tokens:
+            try:
+                token.log.end_flush(token, synced=error is None)
+            except Exception as broken:  # noqa: BLE001 one log's bug may not hang the others (Q6)
+                _log.exception("durable callback failed log=%s", token.log.name)
+                error = error or broken
+        if error is not None:
+            self._poison(error)
+
+    def _poison(self, error: BaseException) -> None:
+        if self.failed is None:
+            self.failed = error
+            _log.error("flusher failed, nothing is acknowledged any more error=%s", error)
+            self._on_failed(error)
+
+    # on the thread
+
+    def _run(self) -> None:
+        while True:
+            tokens = self._queue.get()
+            if tokens is None:
+                return
+            self._finished.append(self._work(tokens))
+            self._round_over.set()
+            os.eventfd_write(self._event, 1)
+
+    def _work(self, tokens: Sequence[FlushToken]) -> BaseException | None:
+        """Sync everything the tokens name. Never raises: what went wrong is the result (Q6)."""
+        try:
+            files = sum(len(token.descriptors) + len(token.paths) for token in tokens)
+            files += sum(len(token.directories) for token in tokens)
+            if files > SYNC_FILES_MAX:
+                self._disk.sync_filesystem(self._filesystem)
+            else:
+                for token in tokens:
+                    self._sync_each(token)
+            for token in tokens:
+                for name, data in token.checkpoints:
+                    write_atomically(self._disk, token.log.directory, name, data)
+        except BaseException as error:  # noqa: BLE001 handed over, then reported (rule Q6)
+            return error
+        return None
+
+    def _sync_each(self, token: FlushToken) -> None:
+        for fd in token.descriptors:
+            self._disk.sync_data(fd)
+        for path in token.paths:
+            fd = self._disk.open(path)
+            try:
+                self._disk.sync_file(fd)
+            finally:
+                self._disk.close(fd)
+        for directory in token.directories:
+            self._disk.sync_directory(directory)

@@ -1,0 +1,81 @@
+"""Where each leader epoch begins in a log: how replicas find the last offset they agree on.
+
+KIP-101 and KIP-320. Truncation goes by (epoch, end offset), never by high watermark.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+
+NO_EPOCH = -1
+
+
+class LeaderEpochCache:
+    """Strictly growing (epoch, start offset) pairs of one log; owned by its PartitionLog.
+
+    An epoch that starts at the log end holds no record: `last_epoch` and `end_offset_for` pass
+    over it, because it does not survive a restart and no follower can hold a record of it.
+    """
+
+    __slots__ = ("_epochs", "_starts")
+
+    def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
+        self._epochs = array("q", [epoch for epoch, _ in entries or ()])
+        self._starts = array("q", [start for _, start in entries or ()])
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        """(epoch, start offset), oldest first."""
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Records from this offset on are of this epoch. A known epoch changes nothing.
+
+        Raises:
+            ValueError: an epoch lower than the newest one, or a start before the newest start.
+        """
+        if self._epochs:
+            if epoch == self._epochs[-1]:
+                return
+            if epoch < self._epochs[-1] or start_offset < self._starts[-1]:
+                msg = (
+                    f"epoch {epoch} at offset {start_offset} is behind epoch "
+                    f"{self._epochs[-1]} at offset {self._starts[-1]}"
+                )
+                raise ValueError(msg)
+        self.truncate_from_end(start_offset)
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+
+    def last_epoch(self, log_end_offset: int) -> int:
+        """The epoch of the last record, NO_EPOCH in an empty log."""
+        index = bisect_left(self._starts, log_end_offset) - 1
+        return self._epochs[index] if index >= 0 else NO_EPOCH
+
+    def epoch_of(self, offset: int) -> int:
+        """The epoch of the record at this offset, NO_EPOCH before the first one known."""
+        index = bisect_right(self._starts, offset) - 1
+        return self._epochs[index] if index >= 0 else NO_EPOCH
+
+    def end_offset_for(
+        self, epoch: int, log_start_offset: int, log_end_offset: int
+    ) -> tuple[int, int]:
+        """The largest epoch <= the given one that has records here, and the offset behind them.
+
+        (NO_EPOCH, log start) where there is none.
+        """
+        index = bisect_right(self._epochs, epoch) - 1
+        while index >= 0 and self._starts[index] >= log_end_offset:
+            index -= 1
+        if index < 0:
+            return NO_EPOCH, log_start_offset
+        following = index + 1
+        end = self._starts[following] if following < len(self._starts) else log_end_offset
+        return self._epochs[index], min(end, log_end_offset)
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Forget the epochs that start at or behind this offset."""
+        keep = bisect_left(self._starts, end_offset)
+        del self._epochs[keep:]
+        del self._starts[keep:]

@@ -1,0 +1,45 @@
+"""What the logs of a broker share, and what a topic's configuration says about its logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.log.flusher import Flushable, Flusher
+    from broker.log.segment import OpenFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What a topic's configuration says about its logs; one object for all of them."""
+
+    segment_bytes: int = 1_073_741_824
+    segment_ms: int = 604_800_000
+    flush_before_ack: bool = True
+    """``flush=ack``: every append asks for a sync. ``flush=os``: only the background one does."""
+    append_time: bool = False
+    """``message.timestamp.type`` is append: producers' own times are dropped."""
+
+
+class AppendInfo(NamedTuple):
+    """What a leader's append did. ``raw`` is what was written: push these bytes (rule R2)."""
+
+    base_offset: int
+    last_offset: int
+    raw: bytes
+
+
+@dataclass(slots=True)
+class LogDirectory:
+    """What all logs of a broker share. Owned by the LogManager."""
+
+    root: str
+    files: OpenFiles
+    flusher: Flusher
+    on_failed: Callable[[str | None, BaseException], None]
+    """The name of a log, or None for the whole directory, can't be trusted any more."""
+    dirty: set[Flushable]
+    """Logs with unsynced appends that nobody asked to sync: the background flush takes them."""

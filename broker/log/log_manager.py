@@ -1,0 +1,437 @@
+"""All partition logs of one broker, in one log directory: open, create, delete, checkpoint, close.
+
+<data_dir>/log/lock                     held while a process uses the directory (rule Q4)
+<data_dir>/log/clean-shutdown           last thing written on close, deleted at start
+<data_dir>/log/high-watermark           of every log, written now and then
+<data_dir>/log/damaged                  what to report until it is recorded (rule R6)
+<data_dir>/log/.deleted/…               quarantine: unlinked after a grace period (rule M5)
+<data_dir>/log/<topic>-<partition>/     partition.json, <base offset>.log|.index,
+                                        leader-epoch, recovery-point
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from typing import TYPE_CHECKING, cast
+
+from broker.log.checkpoints import (
+    decode_checkpoint,
+    encode_checkpoint,
+    read_checkpoint,
+    write_atomically,
+)
+from broker.log.disk import Disk
+from broker.log.flusher import Flusher
+from broker.log.log_directory import LogConfig, LogDirectory
+from broker.log.partition_log import PARTITION_FILE, PartitionLog
+from broker.log.recovery import holds_proof, recover_log
+from broker.log.segment import OpenFiles
+from raft_metadata.common.errors import (
+    CorruptionError,
+    ErrorCode,
+    KafkaError,
+    StorageError,
+)
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    TopicName,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+LOCK_FILE = "lock"
+CLEAN_SHUTDOWN_FILE = "clean-shutdown"
+HIGH_WATERMARK_FILE = "high-watermark"
+DAMAGED_FILE = "damaged"
+QUARANTINE = ".deleted"
+HIGH_WATERMARK_INTERVAL_MS = 5_000
+"""Kafka's replica.high.watermark.checkpoint.interval.ms."""
+_NAME_BYTES_MAX = 255
+_DIRECTORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}-\d+")
+_log = logging.getLogger("broker.log")
+
+
+class LogManager:
+    """Owns every PartitionLog, the open files, the flusher; lives on the broker's loop.
+
+    ``open`` locks the directory, recovers every log in it and syncs what it found (rule Q1);
+    nothing may be acknowledged or registered before. A partition whose durable bytes are gone is
+    in ``offline``, the others serve. After a failed sync or write the whole directory is suspect:
+    all logs fail and ``on_failed`` is told once; the broker must end (rule Q2).
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        on_failed: Callable[[BaseException], None],
+        disk: Disk | None = None,
+        max_open_segments: int = 4_096,
+        flush_interval_ms: int = 1_000,
+        default_config: LogConfig | None = None,
+    ) -> None:
+        self.root = str(data_dir / "log")
+        self._disk = disk or Disk()
+        self._on_failed = on_failed
+        self._files = OpenFiles(self._disk, max_open_segments)
+        self._flush_interval_ms = flush_interval_ms
+        self._default_config = default_config or LogConfig()
+        self._shared: LogDirectory | None = None
+        self._lock = -1
+        self._logs: dict[TopicIdPartition, PartitionLog] = {}
+        self.offline: dict[TopicIdPartition, StorageError] = {}
+        """Partitions that can't be served from this disk: out of ISR and ELR (rules Q5, R6)."""
+        self.unclean: dict[TopicIdPartition, str] = {}
+        """Partitions to report at every registration until `forget_unclean`: durable (rule R6)."""
+        self.clean_broker_epoch: BrokerEpoch | None = None
+        """The broker epoch of the last life, if it was shut down cleanly."""
+        self.failed: BaseException | None = None
+        self._keys: dict[str, TopicIdPartition] = {}
+        self._unidentified: dict[str, CorruptionError] = {}
+        self._watermarks_lock = threading.Lock()
+
+    # life
+
+    def open(self) -> None:
+        """Lock, recover, sync. Blocks: nothing else runs yet.
+
+        Raises:
+            BlockingIOError: another process uses the directory.
+            OSError, StorageError: the disk failed.
+        """
+        disk = self._disk
+        disk.make_directory(self.root)
+        self._lock = disk.open(f"{self.root}/{LOCK_FILE}", create=True)
+        try:
+            disk.lock(self._lock)
+        except OSError:
+            disk.close(self._lock)
+            self._lock = -1
+            raise
+        flusher = Flusher(disk, self.root, self._fail_all)
+        self._shared = LogDirectory(self.root, self._files, flusher, self._on_log_failed, set())
+        self.unclean = self._read_unclean()
+        clean = self._take_clean_shutdown()
+        watermarks = self._read_high_watermarks()
+        for name in disk.names(self.root):
+            if _DIRECTORY_NAME.fullmatch(name):
+                self._open_one(name, None if clean is None else clean.pop(name, None))
+        for name, (_, topic_id) in (clean or {}).items():
+            self._refuse(
+                name,
+                TopicIdPartition(TopicId(topic_id), PartitionId(int(name.rpartition("-")[2]))),
+                CorruptionError(f"the directory {self.root}/{name} is gone"),
+            )
+        for key, log in self._logs.items():
+            log.high_watermark = min(watermarks.get(_text(key), 0), log.log_end_offset)
+            log.request_flush()
+        flusher.flush_all()
+        disk.sync_directory(self.root)
+        _log.info(
+            "logs opened count=%d offline=%d clean=%s",
+            len(self._logs),
+            len(self.offline),
+            clean is not None,
+        )
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on syncs run on the flusher's thread."""
+        self._opened().flusher.start(loop)
+
+    async def run(self) -> None:
+        """The background flush of ``flush=os`` logs, and the high watermark checkpoint; endless."""
+        elapsed = 0
+        while True:
+            await asyncio.sleep(self._flush_interval_ms / 1000)
+            self.flush_dirty()
+            elapsed += self._flush_interval_ms
+            if elapsed >= HIGH_WATERMARK_INTERVAL_MS:
+                elapsed = 0
+                data = self._high_watermarks()
+                await asyncio.to_thread(self._write_high_watermarks, data)
+
+    def flush_dirty(self) -> None:
+        """Ask for a sync of every log that nobody asked to sync since it was written."""
+        dirty = self._opened().dirty
+        for log in list(dirty):
+            log.request_flush()
+        dirty.clear()
+
+    def close(self, broker_epoch: BrokerEpoch | None) -> None:
+        """Sync everything, then say so in ``clean-shutdown``, last (rule R11).
+
+        Without a broker epoch, or after any failure, no clean shutdown is claimed.
+        """
+        if self._shared is None:
+            return
+        flusher = self._shared.flusher
+        try:
+            if self.failed is None and broker_epoch is not None:
+                self._close_cleanly(flusher, broker_epoch)
+        except (OSError, StorageError) as error:
+            _log.error("shutdown is not clean error=%s", error)
+        finally:
+            for log in self._logs.values():
+                log.close()
+            flusher.close()
+            self._disk.close(self._lock)
+            self._shared = None
+
+    # partitions
+
+    def get(self, topic_id: TopicId, partition: PartitionId) -> PartitionLog | None:
+        """The log of this life of the topic, if it is open here."""
+        return self._logs.get(TopicIdPartition(topic_id, partition))
+
+    def logs(self) -> Iterable[PartitionLog]:
+        return self._logs.values()
+
+    def get_or_create(
+        self,
+        topic: TopicName,
+        partition: PartitionId,
+        topic_id: TopicId,
+        config: LogConfig | None = None,
+    ) -> PartitionLog:
+        """The partition's log; a new one touches the disk at its first append only.
+
+        Raises:
+            KafkaError: INCONSISTENT_TOPIC_ID, the directory belongs to another life of the topic
+                (`delete` that first); KAFKA_STORAGE_ERROR, the partition is offline here.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        log = self._logs.get(key)
+        if log is None:
+            self._check_creatable(topic, key)
+            log = PartitionLog(
+                self._opened(), topic, partition, topic_id, config or self._default_config
+            )
+            self._logs[key] = log
+            self._keys[log.name] = key
+        elif config is not None:
+            log.config = config
+        return log
+
+    def delete(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Close the log and move its directory into quarantine; durable on return.
+
+        Call this for a topic-deletion fact only (rule M5); `purge` unlinks later.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        log = self._logs.pop(key, None)
+        if log is not None:
+            log.close()
+            self._quarantine(log.name, key)
+        elif key in self.offline:
+            self._quarantine(self._name_of(key), key)
+        self.offline.pop(key, None)
+        self.unclean.pop(key, None)
+
+    def purge(self, names: Iterable[str]) -> None:
+        """Unlink these quarantined directories: their grace period is over."""
+        for name in names:
+            self._disk.remove_tree(f"{self.root}/{QUARANTINE}/{name}")
+
+    def quarantined(self) -> list[str]:
+        """What `purge` may take: ``<topic id>:<partition>`` of each deleted log."""
+        path = f"{self.root}/{QUARANTINE}"
+        return self._disk.names(path) if self._disk.exists(path) else []
+
+    def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Set a damaged log aside, so that an empty one can be filled from a peer.
+
+        It stays in ``unclean`` until the controller has recorded it.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        if self.offline.pop(key, None) is not None:
+            self._quarantine(self._name_of(key), key)
+
+    def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """The broker's image shows it recorded: it need not be reported again (rule R6)."""
+        key = TopicIdPartition(topic_id, partition)
+        if self.unclean.pop(key, None) is not None:
+            self._write_unclean()
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Write every log's high watermark now."""
+        self._write_high_watermarks(self._high_watermarks())
+
+    # inside
+
+    def _opened(self) -> LogDirectory:
+        assert self._shared is not None, "the log manager is not open"
+        return self._shared
+
+    def _open_one(self, name: str, clean: tuple[int, str] | None) -> None:
+        """Recover one directory; a damaged one is refused alone, the others serve (rule Q5)."""
+        directory = f"{self.root}/{name}"
+        data = self._disk.read_file(f"{directory}/{PARTITION_FILE}")
+        if not data or not data.strip(b"\0"):
+            self._set_aside_torn(name)
+            return
+        try:
+            content = decode_checkpoint(data, f"{directory}/{PARTITION_FILE}")
+        except CorruptionError as error:
+            _log.error("partition unreadable error=%s", error)
+            self._unidentified[name] = error
+            return
+        fields = cast("dict[str, object]", content)
+        topic = TopicName(str(fields["topic"]))
+        key = TopicIdPartition(
+            TopicId(str(fields["topic_id"])), PartitionId(int(str(fields["partition"])))
+        )
+        try:
+            found = recover_log(
+                self._files, directory, clean_end=None if clean is None else clean[0]
+            )
+        except CorruptionError as error:
+            self._refuse(name, key, error)
+            return
+        log = PartitionLog(self._opened(), topic, key.partition, key.topic_id, self._default_config)
+        log.restore(found)
+        self._logs[key] = log
+        self._keys[name] = key
+
+    def _refuse(self, name: str, key: TopicIdPartition, error: CorruptionError) -> None:
+        _log.error("partition offline log=%s error=%s", name, error)
+        self._keys[name] = key
+        self.offline[key] = error
+        self.unclean[key] = str(error)
+        self._write_unclean()
+
+    def _set_aside_torn(self, name: str) -> None:
+        """A crash came before this directory's first sync: nothing in it was ever durable."""
+        if holds_proof(self._disk, f"{self.root}/{name}"):
+            msg = f"{self.root}/{name}/{PARTITION_FILE} is gone"
+            self._unidentified[name] = CorruptionError(msg)
+            _log.error("partition unreadable error=%s", msg)
+            return
+        _log.warning("never synced directory set aside log=%s", name)
+        self._move(name, f"torn:{name}"[:_NAME_BYTES_MAX])
+
+    def _check_creatable(self, topic: TopicName, key: TopicIdPartition) -> None:
+        name = f"{topic}-{key.partition}"
+        if name in self._unidentified:
+            self._refuse(name, key, self._unidentified.pop(name))
+        if key in self.offline or self.failed is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"log {name} is offline: {self.offline.get(key) or self.failed}",
+            )
+        other = self._keys.get(name)
+        if other is not None and other != key:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"log {name} belongs to topic id {other.topic_id}, not {key.topic_id}",
+            )
+
+    def _name_of(self, key: TopicIdPartition) -> str:
+        return next(name for name, other in self._keys.items() if other == key)
+
+    def _quarantine(self, name: str, key: TopicIdPartition) -> None:
+        self._keys.pop(name, None)
+        if self._disk.exists(f"{self.root}/{name}"):
+            self._move(name, _text(key))
+
+    def _move(self, name: str, quarantined: str) -> None:
+        target = f"{self.root}/{QUARANTINE}"
+        self._disk.make_directory(target)
+        if self._disk.exists(f"{target}/{quarantined}"):
+            self._disk.remove_tree(f"{target}/{quarantined}")
+        self._disk.rename(f"{self.root}/{name}", f"{target}/{quarantined}")
+        self._disk.sync_directory(target)
+        self._disk.sync_directory(self.root)
+
+    def _close_cleanly(self, flusher: Flusher, broker_epoch: BrokerEpoch) -> None:
+        for log in self._logs.values():
+            log.request_flush()
+        flusher.flush_all()
+        ends = {}
+        for log in self._logs.values():
+            log.checkpoint_for_close()
+            if log.log_end_offset > log.log_start_offset:
+                ends[log.name] = (log.log_end_offset, log.topic_id)
+        fd = self._disk.open_directory(self.root)
+        try:
+            self._disk.sync_filesystem(fd)
+        finally:
+            self._disk.close(fd)
+        self.checkpoint_high_watermarks()
+        content = {"broker_epoch": broker_epoch, "logs": ends}
+        write_atomically(self._disk, self.root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(content))
+
+    def _take_clean_shutdown(self) -> dict[str, tuple[int, str]] | None:
+        """What the last clean shutdown said; it is gone before anything can change (rule R11)."""
+        path = f"{self.root}/{CLEAN_SHUTDOWN_FILE}"
+        try:
+            content = read_checkpoint(self._disk, path)
+        except CorruptionError as error:
+            _log.warning("clean shutdown not believed reason=%s", error)
+            content = None
+        self._disk.unlink(path)
+        self._disk.sync_directory(self.root)
+        if not isinstance(content, dict):
+            return None
+        self.clean_broker_epoch = BrokerEpoch(content["broker_epoch"])
+        return {name: (end, topic_id) for name, (end, topic_id) in content["logs"].items()}
+
+    def _high_watermarks(self) -> bytes:
+        return encode_checkpoint(
+            {_text(key): log.high_watermark for key, log in self._logs.items()}
+        )
+
+    def _write_high_watermarks(self, data: bytes) -> None:
+        with self._watermarks_lock:
+            write_atomically(self._disk, self.root, HIGH_WATERMARK_FILE, data)
+
+    def _read_high_watermarks(self) -> dict[str, int]:
+        """A damaged file counts as none: a high watermark may be too low, never too high."""
+        try:
+            content = read_checkpoint(self._disk, f"{self.root}/{HIGH_WATERMARK_FILE}")
+        except CorruptionError as error:
+            _log.warning("high watermarks start at 0 reason=%s", error)
+            return {}
+        return cast("dict[str, int]", content or {})
+
+    def _write_unclean(self) -> None:
+        content = [[key.topic_id, key.partition, why] for key, why in self.unclean.items()]
+        write_atomically(self._disk, self.root, DAMAGED_FILE, encode_checkpoint(content))
+
+    def _read_unclean(self) -> dict[TopicIdPartition, str]:
+        content = read_checkpoint(self._disk, f"{self.root}/{DAMAGED_FILE}")
+        rows = cast("list[tuple[str, int, str]]", content or [])
+        return {
+            TopicIdPartition(TopicId(topic_id), PartitionId(partition)): why
+            for topic_id, partition, why in rows
+        }
+
+    def _on_log_failed(self, name: str | None, error: BaseException) -> None:
+        """One log's durable bytes are gone, or (None) the disk is in doubt."""
+        if name is None:
+            self._fail_all(error)
+            return
+        key = self._keys[name]
+        self._logs.pop(key, None)
+        damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
+        self._refuse(name, key, damage)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Rule Q2: after a failed sync or write no log of this directory is believed."""
+        if self.failed is not None:
+            return
+        self.failed = error
+        for log in self._logs.values():
+            log.failed = log.failed or error
+        self._on_failed(error)
+
+
+def _text(key: TopicIdPartition) -> str:
+    return f"{key.topic_id}:{key.partition}"

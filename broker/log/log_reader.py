@@ -1,0 +1,210 @@
+"""Reading a partition's segments: what a fetch and a catching-up follower get.
+
+One `pread` from the nearest index entry, a walk over headers, slices of that one buffer. No work
+per record, but where the first or the last batch has to be cut.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from broker.log.offset_index import INDEX_INTERVAL_BYTES
+from broker.record.batch import (
+    HEADER_SIZE,
+    BatchError,
+    BatchHeader,
+    BatchSlice,
+    place_of,
+    verify,
+)
+from broker.record.render import offset_of_line, skip_lines, timestamp_of_line
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.log.segment import OpenFiles, Segment
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset
+
+
+def read(
+    files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
+) -> list[BatchSlice]:
+    """Records from ``from_offset`` (which must be in the log) up to, not with, ``up_to_offset``.
+
+    Never below the one, nor at or behind the other. At least one record; else at most
+    ``max_bytes`` of lines, cut between records, inside the first batch too. Ends at the end of a
+    segment: read on from the last slice's next_offset. Every batch's crc is checked (invariant
+    L22: rot is reported, never served).
+
+    Raises:
+        CorruptionError: names file and offset.
+    """
+    segment = _segment_of(segments, from_offset)
+    if segment is None:
+        return []
+    buffer, at = _fetch(files, segment, from_offset, max_bytes)
+    slices: list[BatchSlice] = []
+    room = max_bytes
+    view = memoryview(buffer)
+    while at + HEADER_SIZE <= len(buffer) and (room > 0 or not slices):
+        header = _whole(segment, buffer, at)
+        if header is None or header.base_offset >= up_to_offset:
+            break
+        lines_at, end = at + HEADER_SIZE, at + header.size
+        piece = view[lines_at:end]
+        at = end
+        inside = header.base_offset < from_offset or header.next_offset > up_to_offset
+        if inside or len(piece) > room:
+            cut = _cut(header, bytes(piece), (from_offset, up_to_offset), room, first=not slices)
+            if cut is not None:
+                slices.append(cut)
+                room -= len(cut.lines)
+            if cut is None or cut.next_offset < header.next_offset:
+                if cut is None and not slices:
+                    continue  # only a hole of a compacted batch lay behind from_offset
+                break
+            continue
+        slices.append(
+            BatchSlice(header, piece, header.base_offset, header.next_offset, header.count)
+        )
+        room -= len(piece)
+    return slices
+
+
+def read_raw(
+    files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
+) -> bytes:
+    """Whole batches from the one that holds ``from_offset`` on, none reaching past the end given.
+
+    At least one, else at most ``max_bytes``. Not checked here: the follower checks every crc.
+
+    Raises:
+        CorruptionError: the walk met bytes that are no batch.
+    """
+    segment = _segment_of(segments, from_offset)
+    if segment is None:
+        return b""
+    buffer, start = _fetch(files, segment, from_offset, max_bytes)
+    at = start
+    while at + HEADER_SIZE <= len(buffer):
+        size, _, following = _place(segment, buffer, at)
+        if following > up_to_offset or at + size > len(buffer):
+            break
+        if at > start and at + size - start > max_bytes:
+            break
+        at += size
+    return buffer[start:at]
+
+
+def offset_for_timestamp(
+    files: OpenFiles, segments: list[Segment], timestamp_ms: int
+) -> int | None:
+    """The first offset whose record has this timestamp or a later one; None if all are older.
+
+    Raises:
+        CorruptionError: names file and offset.
+    """
+    for segment in segments:
+        if segment.max_timestamp < timestamp_ms:
+            continue
+        fd = files.use(segment)
+        start = segment.index(files.disk, fd).position_for_time(timestamp_ms)
+        for position, header in segment.headers(files.disk, fd, start):
+            if header.max_timestamp < timestamp_ms:
+                continue
+            lines = segment.batch(files.disk, fd, position, header)[HEADER_SIZE:]
+            for line in lines.split(b"\n")[:-1]:
+                if timestamp_of_line(line, header) >= timestamp_ms:
+                    return offset_of_line(line, 0)
+    return None
+
+
+def check_range(from_offset: int, log_start_offset: int, log_end_offset: int) -> None:
+    """Refuse what is outside the log.
+
+    Raises:
+        KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
+    """
+    if not log_start_offset <= from_offset <= log_end_offset:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"offset {from_offset} is outside the log, which holds {log_start_offset} up to "
+            f"{log_end_offset}",
+        )
+
+
+def _segment_of(segments: list[Segment], offset: int) -> Segment | None:
+    if not segments or offset >= segments[-1].next_offset:
+        return None
+    return segments[max(bisect_right(segments, offset, key=_base_offset) - 1, 0)]
+
+
+def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> tuple[bytes, int]:
+    """A buffer, and where in it the batch that holds the offset begins; that one is in it whole."""
+    disk = files.disk
+    fd = files.use(segment)
+    position = segment.index(disk, fd).position_for(offset - segment.base_offset)
+    length = min(max_bytes + INDEX_INTERVAL_BYTES + HEADER_SIZE, segment.size - position)
+    buffer = disk.read(fd, length, position)
+    at = 0
+    while at + HEADER_SIZE <= len(buffer):
+        size, _, following = _place(segment, buffer, at)
+        if following > offset:
+            if at + size <= len(buffer):
+                return buffer, at
+            break
+        at += size
+    position += at
+    head = disk.read(fd, HEADER_SIZE, position)
+    size, _, _ = _place(segment, head, 0)
+    length = min(max(size, max_bytes), segment.size - position)
+    return disk.read(fd, length, position), 0
+
+
+def _place(segment: Segment, buffer: bytes, at: int) -> tuple[int, int, int]:
+    try:
+        return place_of(buffer, at)
+    except (BatchError, ValueError) as error:
+        msg = f"{error} file={segment.log_path}"
+        raise CorruptionError(msg) from None
+
+
+def _whole(segment: Segment, buffer: bytes, at: int) -> BatchHeader | None:
+    """The batch here, checked; None if the buffer ends inside it."""
+    size, base, _ = _place(segment, buffer, at)
+    if at + size > len(buffer):
+        return None
+    try:
+        return verify(buffer, at)
+    except BatchError as error:
+        msg = f"{error} file={segment.log_path} offset={base}"
+        raise CorruptionError(msg) from None
+
+
+def _cut(
+    header: BatchHeader, lines: bytes, wanted: tuple[int, int], room: int, *, first: bool
+) -> BatchSlice | None:
+    """The records of a batch inside ``wanted`` that fit; the first of an answer always fits."""
+    from_offset, up_to_offset = wanted
+    start = skip_lines(lines, header, from_offset)
+    end = len(lines)
+    following = header.next_offset
+    if up_to_offset < following:
+        end = skip_lines(lines, header, up_to_offset)
+        following = up_to_offset
+    if end - start > room:
+        end = lines.rfind(b"\n", start, start + max(room, 0)) + 1
+        if end <= start:
+            if not first:
+                return None
+            end = lines.index(b"\n", start) + 1
+        following = header.next_offset if end == len(lines) else offset_of_line(lines, end)
+    if end <= start:
+        return None
+    kept = lines[start:end]
+    return BatchSlice(
+        header, kept, offset_of_line(kept, 0), min(following, up_to_offset), kept.count(b"\n")
+    )

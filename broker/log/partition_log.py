@@ -1,0 +1,507 @@
+"""The log of one partition on one broker: append, read, truncate, and the durable end.
+
+All of it runs on the loop (reads hit the page cache; syncs are the flusher's). There is no await
+inside, so no caller ever sees half a change.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, NoReturn
+
+from broker.log import log_reader
+from broker.log.checkpoints import encode_checkpoint, place_file, write_atomically
+from broker.log.flusher import FlushToken
+from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.log_directory import AppendInfo, LogConfig, LogDirectory
+from broker.log.recovery import (
+    LEADER_EPOCH_FILE,
+    RECOVERY_POINT_FILE,
+    RecoveredLog,
+)
+from broker.log.segment import Segment
+from broker.record.batch import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchError,
+    BatchSlice,
+    RecordFormat,
+    stamp,
+    verify_run,
+)
+from broker.record.lines import encode_batches
+from raft_metadata.common.errors import (
+    CorruptionError,
+    ErrorCode,
+    KafkaError,
+    Outcome,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from broker.record.lines import ProduceRecord
+    from raft_metadata.common.ids import PartitionId, TopicId, TopicName
+
+PARTITION_FILE = "partition.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, not broken: the write is cut back and the log lives on."""
+
+
+class PartitionLog:
+    """Batches in segments, the newest one being written; about 0.7 KB while it holds nothing.
+
+    Invariants: log_start_offset <= durable_end <= log_end_offset. ``log_end_offset`` moves only
+    behind a whole write (rule R2), ``durable_end`` only behind a sync begun in the present
+    ``generation`` (rule Q3). Bytes leave a file only by a cut that is synced before anything is
+    written behind it, so an old tail never comes back to prove what is not there (ADR 0003).
+    """
+
+    __slots__ = (
+        "_epochs",
+        "_new_names",
+        "_recovery_point",
+        "_segments",
+        "_shared",
+        "config",
+        "durable_end",
+        "failed",
+        "generation",
+        "high_watermark",
+        "last_epoch",
+        "log_end_offset",
+        "log_start_offset",
+        "name",
+        "on_durable",
+        "partition",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        shared: LogDirectory,
+        topic: TopicName,
+        partition: PartitionId,
+        topic_id: TopicId,
+        config: LogConfig,
+    ) -> None:
+        """An empty log. Nothing is on the disk before the first append."""
+        self._shared = shared
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = topic_id
+        self.name = f"{topic}-{partition}"
+        self.config = config
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.durable_end = 0
+        self.high_watermark = 0
+        """The last one known here; kept by the manager's checkpoint, owned by replication."""
+        self.generation = 0
+        self.last_epoch = -1
+        self.failed: BaseException | None = None
+        self.on_durable: Callable[[], None] | None = None
+        self._segments: list[Segment] = []
+        self._epochs = LeaderEpochCache()
+        self._recovery_point = 0
+        self._new_names = False
+
+    def restore(self, found: RecoveredLog) -> None:
+        """Take what recovery found; the caller syncs before it counts as durable (rule Q1)."""
+        self._segments = found.segments
+        self._epochs = found.epochs
+        self.log_start_offset = found.log_start_offset
+        self.log_end_offset = found.log_end_offset
+        self.durable_end = found.proven_end
+        self._recovery_point = found.recovery_point
+        self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
+        self._new_names = any(segment.dirty for segment in found.segments)
+
+    @property
+    def directory(self) -> str:
+        return f"{self._shared.root}/{self.name}"
+
+    # append
+
+    def append_as_leader(
+        self,
+        records: Sequence[ProduceRecord],
+        *,
+        key_format: RecordFormat,
+        value_format: RecordFormat,
+        leader_epoch: int,
+        now_ms: int,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+    ) -> AppendInfo:
+        """Number, encode and write records: all of them or none (rule R2).
+
+        With ``flush_before_ack`` a sync is asked for; ``on_durable`` tells when it is done.
+
+        Raises:
+            KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is as before.
+            ValueError: no records, or a leader epoch older than the log's last one.
+        """
+        if leader_epoch < self.last_epoch or not records:
+            msg = f"epoch {leader_epoch} is behind {self.last_epoch}, or nothing to append"
+            raise ValueError(msg)
+        base = self.log_end_offset
+        batches = encode_batches(
+            records,
+            key_format=key_format,
+            value_format=value_format,
+            base_offset=base,
+            leader_epoch=leader_epoch,
+            append_timestamp=now_ms,
+            durable_end=self.durable_end,
+            append_time=self.config.append_time,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
+        raw = batches[0].raw if len(batches) == 1 else b"".join([b.raw for b in batches])
+        segment = self._write(raw, now_ms)
+        for batch in batches:
+            segment.note(
+                batch.base_offset, batch.next_offset, len(batch.raw), batch.max_timestamp, now_ms
+            )
+        if leader_epoch != self.last_epoch:
+            self._epochs.assign(leader_epoch, base)
+            self.last_epoch = leader_epoch
+        self.log_end_offset = batches[-1].next_offset
+        self._written()
+        return AppendInfo(base, self.log_end_offset - 1, raw)
+
+    def append_as_follower(self, batches: bytes | bytearray | memoryview) -> None:
+        """Write whole batches as the leader sent them, under this replica's own stamp (rule Q5).
+
+        Raises:
+            KafkaError: CORRUPT_MESSAGE, the bytes are not whole valid batches;
+                KAFKA_STORAGE_ERROR as in `append_as_leader`. The log is as before.
+            ValueError: a gap, or an epoch that goes back: this stream is not for this log.
+        """
+        raw = bytearray(batches)
+        try:
+            headers = verify_run(raw, self.log_end_offset, self.last_epoch)
+        except BatchError as error:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"log {self.name}: {error}") from None
+        if not headers:
+            return
+        at = 0
+        for header in headers:
+            stamp(raw, at, self.durable_end, header.crc)
+            at += header.size
+        segment = self._write(raw, headers[0].append_timestamp)
+        for header in headers:
+            segment.note_header(header)
+            if header.leader_epoch != self.last_epoch:
+                self._epochs.assign(header.leader_epoch, header.base_offset)
+                self.last_epoch = header.leader_epoch
+        self.log_end_offset = headers[-1].next_offset
+        self._written()
+
+    def _write(self, raw: bytes | bytearray, now_ms: int) -> Segment:
+        """Write at the end of the active segment, whole or not at all; the caller notes it."""
+        self._check_usable()
+        files = self._shared.files
+        try:
+            segment = self._active(len(raw), now_ms)
+            fd = files.use(segment)
+        except OSError as error:
+            self._storage_error(error, Outcome.NOT_WRITTEN)
+        segment.dirty = True
+        try:
+            files.disk.write(fd, raw, segment.size)
+        except OSError as error:
+            self._cut_back(segment, fd, error)
+        return segment
+
+    def _active(self, length: int, now_ms: int) -> Segment:
+        """The segment to write to: the last one, unless it is full or old."""
+        if not self._segments:
+            self._make_directory()
+        else:
+            active = self._segments[-1]
+            full = active.size + length > self.config.segment_bytes
+            old = now_ms - active.first_append_ms > self.config.segment_ms
+            if not active.size or not (full or old):
+                return active
+        segment = Segment(self.directory, self.log_end_offset)
+        self._shared.files.use(segment)
+        self._segments.append(segment)
+        self._new_names = True
+        return segment
+
+    def _make_directory(self) -> None:
+        disk = self._shared.files.disk
+        disk.make_directory(self.directory)
+        content = {
+            "topic_id": self.topic_id,
+            "topic": self.topic,
+            "partition": self.partition,
+        }
+        place_file(disk, self.directory, PARTITION_FILE, encode_checkpoint(content), sync=False)
+
+    def _cut_back(self, segment: Segment, fd: int, error: OSError) -> NoReturn:
+        """A write failed at some byte: put the file back as it was, or give up on it (rule R2).
+
+        The cut is synced: else these bytes could come back behind the next ones.
+        """
+        disk = self._shared.files.disk
+        try:
+            disk.truncate(fd, segment.size)
+            disk.sync_file(fd)
+        except OSError as second:
+            self._fail(second)
+            self._storage_error(second, Outcome.UNKNOWN)
+        if error.errno not in _FULL:
+            self._fail(error)
+        self._storage_error(error, Outcome.NOT_WRITTEN)
+
+    def _written(self) -> None:
+        if self.config.flush_before_ack:
+            self._shared.flusher.request(self)
+        else:
+            self._shared.dirty.add(self)
+
+    # durability
+
+    def request_flush(self) -> None:
+        """Ask the flusher; ``durable_end`` moves later, and ``on_durable`` is called then."""
+        if self.durable_end < self.log_end_offset and self.failed is None:
+            self._shared.flusher.request(self)
+
+    def begin_flush(self) -> FlushToken | None:
+        """The flusher's: what to sync so that everything written by now is durable."""
+        if self.failed is not None or self.durable_end >= self.log_end_offset:
+            return None
+        files = self._shared.files
+        dirty = [segment for segment in self._segments if segment.dirty]
+        token = FlushToken(
+            self, self.generation, self.log_end_offset, dirty, [files.use(s) for s in dirty]
+        )
+        for segment in dirty:
+            segment.dirty = False
+            segment.flushing += 1
+        if self._new_names:
+            self._new_names = False
+            token.paths = [f"{self.directory}/{PARTITION_FILE}"]
+            token.directories = [self.directory, self._shared.root]
+        active = self._segments[-1]
+        if active.base_offset > self._recovery_point:
+            self._seal(token, active.base_offset)
+        self._shared.dirty.discard(self)
+        return token
+
+    def _seal(self, token: FlushToken, active_base: int) -> None:
+        """Segments were closed by a roll: once synced, they need no scan at the next start."""
+        files = self._shared.files
+        for segment in self._segments[:-1]:
+            if segment.base_offset >= self._recovery_point:
+                name = segment.index_path.rpartition("/")[2]
+                data = segment.index_bytes(files.disk, files.use(segment))
+                token.checkpoints.append((name, data))
+        token.checkpoints += self._checkpoints(active_base)
+        token.recovery_point = active_base
+
+    def _checkpoints(self, recovery_point: int) -> list[tuple[str, bytes]]:
+        """Epochs first: a recovery point without them would hide segments from the scan."""
+        point = {
+            "recovery_point": recovery_point,
+            "log_start_offset": self.log_start_offset,
+        }
+        return [
+            (LEADER_EPOCH_FILE, encode_checkpoint(self._epochs.entries)),
+            (RECOVERY_POINT_FILE, encode_checkpoint(point)),
+        ]
+
+    def end_flush(self, token: FlushToken, *, synced: bool) -> None:
+        """The flusher's: the sync of this token is over."""
+        for segment in token.segments:
+            segment.flushing -= 1
+            if not synced:
+                segment.dirty = True
+        if not synced:
+            return
+        if token.generation != self.generation:
+            return  # rule Q3: those bytes may have been replaced since
+        if token.recovery_point is not None:
+            self._recovery_point = token.recovery_point
+        if token.end_offset > self.durable_end:
+            self.durable_end = token.end_offset
+            if self.on_durable is not None:
+                self.on_durable()
+
+    # truncation and epochs
+
+    def truncate_to(self, end_offset: int) -> None:
+        """Remove everything from this offset on. Inside a batch: from that batch's start on.
+
+        Durable on return. A crash in between leaves the longer log or the shorter one, so the old
+        tail is gone before the first new byte stands behind the cut.
+
+        Raises:
+            KafkaError: KAFKA_STORAGE_ERROR; the log has failed.
+            ValueError: below the log start.
+        """
+        if end_offset >= self.log_end_offset:
+            return
+        if end_offset < self.log_start_offset:
+            msg = f"can't truncate to {end_offset}, log start is {self.log_start_offset}"
+            raise ValueError(msg)
+        self._check_usable()
+        self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
+        self.durable_end = min(self.durable_end, end_offset)
+        self._shared.flusher.drain(self)
+        try:
+            self._truncate_files(end_offset)
+        except (OSError, CorruptionError) as error:
+            self._fail(error)
+            self._storage_error(error, Outcome.UNKNOWN)
+        self.log_end_offset = self._segments[-1].next_offset
+        self.durable_end = min(self.durable_end, self.log_end_offset)
+        self._epochs.truncate_from_end(self.log_end_offset)
+        self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
+        self.high_watermark = min(self.high_watermark, self.log_end_offset)
+        if self.durable_end < self.log_end_offset:
+            self._written()
+
+    def _truncate_files(self, end_offset: int) -> None:
+        files, disk = self._shared.files, self._shared.files.disk
+        keep = max(
+            number
+            for number, segment in enumerate(self._segments)
+            if segment.base_offset < end_offset or not number
+        )
+        last = self._segments[keep]
+        fd = files.use(last)
+        position, next_offset = 0, last.base_offset
+        if end_offset > last.base_offset:
+            position, header = last.find(disk, fd, end_offset)
+            next_offset = header.base_offset
+        if last.base_offset < self._recovery_point:
+            # These segments will be written to again: from now on a start must scan them.
+            for name, data in self._checkpoints(last.base_offset):
+                write_atomically(disk, self.directory, name, data)
+            self._recovery_point = last.base_offset
+        last.index(disk, fd)
+        disk.unlink(last.index_path)
+        for segment in reversed(self._segments[keep + 1 :]):
+            files.forget(segment)
+            disk.unlink(segment.index_path)
+            disk.unlink(segment.log_path)
+            disk.sync_directory(self.directory)
+            self._segments.pop()
+        disk.truncate(fd, position)
+        disk.sync_file(fd)
+        last.cut(position, next_offset)
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch <= the given one that has records here, and the offset behind them.
+
+        (-1, log start) where there is none (KIP-320's OffsetForLeaderEpoch).
+        """
+        return self._epochs.end_offset_for(epoch, self.log_start_offset, self.log_end_offset)
+
+    def start_epoch(self, epoch: int) -> None:
+        """This replica leads from here on in this epoch.
+
+        Raises:
+            ValueError: the log has records of a newer epoch.
+        """
+        self._epochs.assign(epoch, self.log_end_offset)
+
+    # reading
+
+    def read(self, from_offset: int, max_bytes: int, up_to_offset: int) -> list[BatchSlice]:
+        """Records from one offset up to another: see `log_reader.read`.
+
+        Raises:
+            KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
+            CorruptionError: a batch is damaged; the log has failed.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return []
+        try:
+            return log_reader.read(
+                self._shared.files, self._segments, from_offset, max_bytes, up_to_offset
+            )
+        except (CorruptionError, OSError) as error:
+            self._fail(error)
+            raise
+
+    def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
+        """Whole batches, for a follower that catches up: see `log_reader.read_raw`.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return b""
+        try:
+            return log_reader.read_raw(
+                self._shared.files, self._segments, from_offset, max_bytes, up_to_offset
+            )
+        except (CorruptionError, OSError) as error:
+            self._fail(error)
+            raise
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """The first offset whose record has this timestamp or a later one; None if all are older.
+
+        Raises:
+            CorruptionError: a batch is damaged; the log has failed.
+        """
+        try:
+            return log_reader.offset_for_timestamp(self._shared.files, self._segments, timestamp_ms)
+        except (CorruptionError, OSError) as error:
+            self._fail(error)
+            raise
+
+    # life
+
+    def close(self) -> None:
+        """Release descriptors. The manager has flushed before, or gives the log up."""
+        self.generation += 1
+        self._shared.flusher.drain(self)
+        self._shared.dirty.discard(self)
+        for segment in self._segments:
+            self._shared.files.forget(segment)
+
+    def checkpoint_for_close(self) -> None:
+        """Write index and checkpoints of a log that is synced, so that the next start is quick.
+
+        Raises:
+            OSError: one could not be written; then the shutdown is not clean.
+        """
+        if not self._segments or self.durable_end < self.log_end_offset:
+            return
+        files = self._shared.files
+        active = self._segments[-1]
+        name = active.index_path.rpartition("/")[2]
+        data = active.index_bytes(files.disk, files.use(active))
+        place_file(files.disk, self.directory, name, data, sync=False)
+        for name, data in self._checkpoints(self._recovery_point):
+            place_file(files.disk, self.directory, name, data, sync=False)
+
+    def _check_usable(self) -> None:
+        if self.failed is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is offline: {self.failed}"
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failed is None:
+            self.failed = error
+            doubtful = None if isinstance(error, OSError) else self.name
+            self._shared.on_failed(doubtful, error)
+
+    def _storage_error(self, error: BaseException, outcome: Outcome) -> NoReturn:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name}: {error}", outcome=outcome
+        ) from error

@@ -1,0 +1,348 @@
+"""What a log directory holds after a crash: torn tail or corruption, told apart (rule Q5).
+
+Unsynced pages reach the disk in any order, so a lost page in the middle with later ones present
+is no corruption. But every batch carries the durable end its writer knew: a bad batch below a
+durable end that a later batch (or the recovery point) proves was on the disk once, and is gone.
+The first is cut, with file and bytes in the log; the second is refused and nothing is touched.
+
+And open means synced (rule Q1): what is found behind the last proof may be in the page cache only,
+and after a failed sync the cache looks clean without the disk having it. So those bytes are
+written again, unchanged, and synced by the caller before anybody relies on them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.log.checkpoints import read_checkpoint
+from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
+from broker.record.batch import (
+    HEADER_SIZE,
+    MAGIC,
+    BatchError,
+    BatchHeader,
+    is_stamped,
+    parse_header,
+    verify,
+)
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from broker.log.disk import Disk
+
+LEADER_EPOCH_FILE = "leader-epoch"
+RECOVERY_POINT_FILE = "recovery-point"
+_SEGMENT_NAME = re.compile(r"(\d{20})\.log")
+_log = logging.getLogger("broker.log")
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """A log as it was found and mended. ``segments`` has at least one entry unless it is empty.
+
+    ``proven_end`` is what was surely synced before; everything is, once the caller has synced the
+    dirty segments and the directory.
+    """
+
+    log_start_offset: int
+    log_end_offset: int
+    proven_end: int
+    recovery_point: int
+    segments: list[Segment]
+    epochs: LeaderEpochCache
+    cut_bytes: int = 0
+
+
+class _Point(NamedTuple):
+    """Where the good part of a log ends."""
+
+    segment: int
+    position: int
+    offset: int
+    why: str
+
+
+@dataclass(slots=True)
+class _Scan:
+    """State of one recovery."""
+
+    disk: Disk
+    files: OpenFiles
+    directory: str
+    segments: list[Segment]
+    sizes: list[int]
+    log_start: int = 0
+    recovery_point: int = 0
+    proven_end: int = 0
+    epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
+
+
+def recover_log(files: OpenFiles, directory: str, *, clean_end: int | None = None) -> RecoveredLog:
+    """Read, check and mend one partition's directory.
+
+    Args:
+        files: the broker's open files.
+        directory: ``<topic>-<partition>`` with its path.
+        clean_end: the log end that a clean shutdown recorded. The active segment is then taken
+            from its index file, and an end below this one is corruption.
+
+    Raises:
+        CorruptionError: durable bytes are gone; names file and offset. Nothing was changed.
+        OSError: the disk failed.
+    """
+    scan = _open_scan(files, directory)
+    scan.proven_end = max(scan.recovery_point, clean_end or 0)
+    trusted = _restore_sealed(scan, clean_end)
+    bad = _scan_segments(scan, trusted)
+    cut_bytes = 0
+    if bad is not None:
+        _refuse_if_durable(scan, bad)
+        cut_bytes = _cut(scan, bad)
+    end = scan.segments[-1].next_offset if scan.segments else scan.log_start
+    if end < scan.proven_end:
+        where = scan.segments[-1].log_path if scan.segments else directory
+        msg = f"the log ends too early file={where} offset={end} durable_end={scan.proven_end}"
+        raise CorruptionError(msg)
+    _rewrite_unproven(scan)
+    return RecoveredLog(
+        log_start_offset=scan.log_start,
+        log_end_offset=end,
+        proven_end=scan.proven_end,
+        recovery_point=min(scan.recovery_point, end),
+        segments=scan.segments,
+        epochs=scan.epochs,
+        cut_bytes=cut_bytes,
+    )
+
+
+def holds_proof(disk: Disk, directory: str) -> bool:
+    """Whether any batch in the directory proves that something in it was durable once."""
+    for name in disk.names(directory):
+        if _SEGMENT_NAME.fullmatch(name):
+            fd = disk.open(f"{directory}/{name}")
+            try:
+                for header in _valid_batches(disk, fd, 0):
+                    if header.durable_end > 0:
+                        return True
+            finally:
+                disk.close(fd)
+    return False
+
+
+def _open_scan(files: OpenFiles, directory: str) -> _Scan:
+    disk = files.disk
+    segments = []
+    for name in disk.names(directory):
+        match = _SEGMENT_NAME.fullmatch(name)
+        if match:
+            segments.append(Segment(directory, int(match[1])))
+        elif name.endswith(".tmp"):
+            disk.unlink(f"{directory}/{name}")
+    sizes = [disk.size(files.use(segment)) for segment in segments]
+    scan = _Scan(disk, files, directory, segments, sizes)
+    try:
+        point = read_checkpoint(disk, f"{directory}/{RECOVERY_POINT_FILE}")
+        epochs = read_checkpoint(disk, f"{directory}/{LEADER_EPOCH_FILE}")
+    except CorruptionError as error:
+        _log.warning("checkpoint rebuilt from the log reason=%s", error)
+        return scan
+    if isinstance(point, dict):
+        scan.log_start = point["log_start_offset"]
+        if isinstance(epochs, list):
+            scan.recovery_point = point["recovery_point"]
+            scan.epochs = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
+    return scan
+
+
+def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
+    """Take segments from their index files as far as they were surely synced; count them.
+
+    All of them after a clean shutdown, else those that end at or below the recovery point.
+    """
+    expected = scan.log_start
+    trusted = 0
+    for number, segment in enumerate(scan.segments):
+        last = number == len(scan.segments) - 1
+        limit = clean_end if clean_end is not None else scan.recovery_point
+        synced = segment.base_offset == expected and (
+            clean_end is not None or (not last and scan.segments[number + 1].base_offset <= limit)
+        )
+        if not synced or not segment.restore(scan.disk, scan.sizes[number]):
+            break
+        if segment.next_offset > limit:
+            break
+        expected = segment.next_offset
+        trusted += 1
+    for segment in scan.segments[trusted:]:
+        segment.cut(0, segment.base_offset)
+    scan.epochs.truncate_from_end(expected)
+    return trusted
+
+
+def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
+    """Check every batch behind the trusted segments; where the good part ends, if it does."""
+    expected = scan.segments[trusted - 1].next_offset if trusted else scan.log_start
+    for number in range(trusted, len(scan.segments)):
+        segment = scan.segments[number]
+        if segment.base_offset != expected:
+            if number:
+                before = number - 1
+                return _Point(before, scan.segments[before].size, expected, "gap")
+            return _Point(-1, 0, expected, "the first segment is missing")
+        why = _scan_segment(scan, segment, scan.sizes[number])
+        if why is not None:
+            return _Point(number, segment.size, segment.next_offset, why)
+        expected = segment.next_offset
+    return None
+
+
+def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
+    """Note every good batch from the start on; why it stopped before the end of the file."""
+    fd = scan.files.use(segment)
+    chunk, start = b"", 0
+    segment.cut(0, segment.base_offset)
+    while segment.size < file_size:
+        at = segment.size - start
+        header, chunk, start = _next_batch(scan.disk, fd, segment.size, chunk, start)
+        at = segment.size - start
+        try:
+            if header is None:
+                return "the file ends inside a batch"
+            verify(chunk, at)
+            if not is_stamped(header):
+                return "bad durable end stamp"
+        except BatchError as error:
+            return str(error)
+        if header.base_offset != segment.next_offset:
+            return f"base offset {header.base_offset}, expected {segment.next_offset}"
+        try:
+            scan.epochs.assign(header.leader_epoch, header.base_offset)
+        except ValueError as error:
+            return str(error)
+        scan.proven_end = max(scan.proven_end, min(header.durable_end, header.base_offset))
+        segment.note_header(header)
+    return None
+
+
+def _next_batch(
+    disk: Disk, fd: int, position: int, chunk: bytes, start: int
+) -> tuple[BatchHeader | None, bytes, int]:
+    """The header at a position, and a chunk (with its position) that holds the whole batch.
+
+    The chunk ends where the file does; no header if that is inside one.
+    """
+    at = position - start
+    if at + HEADER_SIZE > len(chunk):
+        chunk, start, at = disk.read(fd, SCAN_BYTES, position), position, 0
+        if len(chunk) < HEADER_SIZE:
+            return None, chunk, start
+    header = parse_header(chunk, at)
+    if header.magic == MAGIC and at + header.size > len(chunk):
+        length = min(header.size, max(disk.size(fd) - position, 0))
+        if length > len(chunk) - at:
+            chunk, start = disk.read(fd, max(length, SCAN_BYTES), position), position
+    return header, chunk, start
+
+
+def _refuse_if_durable(scan: _Scan, bad: _Point) -> None:
+    """Raise CorruptionError if anything proves that the bad batch was durable once (rule Q5)."""
+    proof = scan.proven_end
+    for number in range(max(bad.segment, 0), len(scan.segments)):
+        fd = scan.files.use(scan.segments[number])
+        position = bad.position if number == bad.segment else 0
+        for header in _valid_batches(scan.disk, fd, position):
+            if header.base_offset >= bad.offset:
+                proof = max(proof, header.durable_end)
+    if proof > bad.offset:
+        segment = scan.segments[bad.segment] if bad.segment >= 0 else scan.segments[0]
+        msg = (
+            f"{bad.why} file={segment.log_path} position={bad.position} offset={bad.offset}: "
+            f"it was durable up to {proof}"
+        )
+        raise CorruptionError(msg)
+
+
+def _valid_batches(disk: Disk, fd: int, position: int) -> Iterator[BatchHeader]:
+    """Every whole and stamped batch from this position on, wherever it starts."""
+    size = disk.size(fd)
+    while position < size:
+        chunk = disk.read(fd, SCAN_BYTES, position)
+        at = chunk.find(MAGIC)
+        if at < 0:
+            if position + len(chunk) >= size:
+                return
+            position += len(chunk) - len(MAGIC) + 1
+            continue
+        position += at
+        header = _valid_batch(disk, fd, position, size)
+        if header is None:
+            position += 1
+            continue
+        yield header
+        position += header.size
+
+
+def _valid_batch(disk: Disk, fd: int, position: int, file_size: int) -> BatchHeader | None:
+    head = disk.read(fd, HEADER_SIZE, position)
+    try:
+        header = parse_header(head)
+        if position + header.size > file_size:
+            return None
+        verify(disk.read(fd, header.size, position))
+    except BatchError:
+        return None
+    return header if is_stamped(header) else None
+
+
+def _cut(scan: _Scan, bad: _Point) -> int:
+    """Remove everything behind the good part, durably and from the end on (rule Q3).
+
+    Whatever a crash leaves of this is a longer log, never one with a hole.
+    """
+    removed = 0
+    for number in range(len(scan.segments) - 1, bad.segment, -1):
+        segment = scan.segments.pop()
+        removed += scan.sizes[number]
+        scan.files.forget(segment)
+        scan.disk.unlink(segment.index_path)
+        scan.disk.unlink(segment.log_path)
+        scan.disk.sync_directory(scan.directory)
+        _log.warning("segment removed file=%s reason=%s", segment.log_path, bad.why)
+    if bad.segment < 0:
+        return removed
+    segment = scan.segments[bad.segment]
+    fd = scan.files.use(segment)
+    tail = scan.disk.size(fd) - segment.size
+    if tail:
+        scan.disk.truncate(fd, segment.size)
+        scan.disk.sync_file(fd)
+        _log.warning(
+            "torn tail cut file=%s bytes=%d offset=%d reason=%s",
+            segment.log_path,
+            tail,
+            segment.next_offset,
+            bad.why,
+        )
+    return removed + tail
+
+
+def _rewrite_unproven(scan: _Scan) -> None:
+    """Write the bytes behind the last proof again, so that a sync says something (rule Q1)."""
+    for segment in reversed(scan.segments):
+        if segment.next_offset <= scan.proven_end:
+            break
+        fd = scan.files.use(segment)
+        position = 0
+        if segment.base_offset < scan.proven_end:
+            position, _ = segment.find(scan.disk, fd, scan.proven_end)
+        segment.dirty = True
+        while position < segment.size:
+            data = scan.disk.read(fd, min(SCAN_BYTES, segment.size - position), position)
+            scan.disk.write(fd, data, position)
+            position += len(data)

@@ -1,0 +1,264 @@
+"""One append-only file of batches, its sparse index, and the cache of open files."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from broker.log.offset_index import (
+    NO_TIMESTAMP,
+    IndexFileHead,
+    OffsetIndex,
+    decode_index,
+    encode_index,
+)
+from broker.record.batch import (
+    HEADER_SIZE,
+    MAGIC,
+    BatchError,
+    BatchHeader,
+    parse_header,
+    verify,
+)
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from broker.log.disk import Disk
+
+SCAN_BYTES = 1_048_576
+"""Bytes read at once where a segment is walked through."""
+CLOSED = -1
+
+
+class Segment:
+    """Batches from ``base_offset`` up to ``next_offset``, in ``size`` bytes.
+
+    Owned by one PartitionLog, used on the loop only; the flusher thread gets bare descriptors.
+    ``flushing`` counts syncs in flight. A segment that is neither ``dirty`` nor ``flushing`` is
+    synced up to ``size``; only such a one may lose its descriptor to the cache (rule Q6). ``size``
+    moves only behind a whole write (rule R2).
+    """
+
+    __slots__ = (
+        "_index",
+        "base_offset",
+        "dirty",
+        "fd",
+        "first_append_ms",
+        "flushing",
+        "max_timestamp",
+        "next_offset",
+        "path",
+        "size",
+    )
+
+    def __init__(self, directory: str, base_offset: int) -> None:
+        self.path = f"{directory}/{base_offset:020d}"
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size = 0
+        self.max_timestamp = NO_TIMESTAMP
+        self.first_append_ms = NO_TIMESTAMP
+        self.fd = CLOSED
+        self.dirty = False
+        self.flushing = 0
+        self._index: OffsetIndex | None = OffsetIndex()
+
+    @property
+    def log_path(self) -> str:
+        return self.path + ".log"
+
+    @property
+    def index_path(self) -> str:
+        return self.path + ".index"
+
+    def note(
+        self,
+        base_offset: int,
+        next_offset: int,
+        size: int,
+        max_timestamp: int,
+        append_timestamp: int,
+    ) -> None:
+        """A batch now stands whole at the end of the file."""
+        if self._index is not None:
+            self._index.add(base_offset - self.base_offset, self.size, self.max_timestamp)
+        if not self.size:
+            self.first_append_ms = append_timestamp
+        self.size += size
+        self.next_offset = next_offset
+        self.max_timestamp = max(self.max_timestamp, max_timestamp)
+
+    def note_header(self, header: BatchHeader) -> None:
+        """`note`, from the batch's header."""
+        self.note(
+            header.base_offset,
+            header.next_offset,
+            header.size,
+            header.max_timestamp,
+            header.append_timestamp,
+        )
+
+    def cut(self, position: int, next_offset: int) -> None:
+        """The file was cut at this batch boundary.
+
+        ``max_timestamp`` may stay too new: a search by time then looks here in vain and goes on.
+        """
+        self.size = position
+        self.next_offset = next_offset
+        if self._index is not None:
+            self._index.truncate(position)
+
+    # reading; ``fd`` is this segment's own, from the cache of open files
+
+    def index(self, disk: Disk, fd: int) -> OffsetIndex:
+        """The index: in memory, from its file, or rebuilt by walking the headers."""
+        if self._index is None:
+            loaded = self._load_index(disk)
+            self._index = loaded if loaded is not None else self._rebuild_index(disk, fd)
+        return self._index
+
+    def find(self, disk: Disk, fd: int, offset: int) -> tuple[int, BatchHeader]:
+        """(position, header) of the batch that holds the offset, or of the next one behind a hole.
+
+        Raises:
+            CorruptionError: the walk met bytes that are no batch.
+        """
+        start = self.index(disk, fd).position_for(offset - self.base_offset)
+        for position, header in self.headers(disk, fd, start):
+            if header.next_offset > offset:
+                return position, header
+        msg = f"no batch holds the offset file={self.log_path} offset={offset}"
+        raise CorruptionError(msg)
+
+    def headers(self, disk: Disk, fd: int, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        """Each (position, header) from a batch boundary on; payloads are skipped, not checked.
+
+        Raises:
+            CorruptionError: these bytes are no batch.
+        """
+        chunk, start = b"", position
+        while position < self.size:
+            at = position - start
+            if at + HEADER_SIZE > len(chunk):
+                chunk = disk.read(fd, min(SCAN_BYTES, self.size - position), position)
+                start, at = position, 0
+            try:
+                header = parse_header(chunk, at)
+                if header.magic != MAGIC:
+                    msg = "bad magic"
+                    raise BatchError(msg)
+            except BatchError as error:
+                msg = f"{error} file={self.log_path} position={position}"
+                raise CorruptionError(msg) from None
+            yield position, header
+            position += header.size
+
+    def batch(self, disk: Disk, fd: int, position: int, header: BatchHeader) -> bytes:
+        """One whole batch, its crc checked.
+
+        Raises:
+            CorruptionError: names file and offset.
+        """
+        raw = disk.read(fd, header.size, position)
+        try:
+            verify(raw)
+        except BatchError as error:
+            msg = f"{error} file={self.log_path} offset={header.base_offset}"
+            raise CorruptionError(msg) from None
+        return raw
+
+    # the index file
+
+    def index_bytes(self, disk: Disk, fd: int) -> bytes:
+        """The index file of this segment as it is now."""
+        head = IndexFileHead(
+            self.base_offset,
+            self.next_offset,
+            self.size,
+            self.max_timestamp,
+            self.first_append_ms,
+        )
+        return encode_index(head, self.index(disk, fd))
+
+    def restore(self, disk: Disk, log_size: int) -> bool:
+        """Take everything from the index file, if it is whole and speaks of a log of this size."""
+        head = self._load_head(disk)
+        if head is None or head.base_offset != self.base_offset or head.log_size != log_size:
+            return False
+        self.next_offset = head.next_offset
+        self.size = head.log_size
+        self.max_timestamp = head.max_timestamp
+        self.first_append_ms = head.first_append_ms
+        self._index = None
+        return True
+
+    def _load_head(self, disk: Disk) -> IndexFileHead | None:
+        data = disk.read_file(self.index_path)
+        try:
+            return None if data is None else decode_index(data, self.index_path)[0]
+        except CorruptionError:
+            return None
+
+    def _load_index(self, disk: Disk) -> OffsetIndex | None:
+        data = disk.read_file(self.index_path)
+        try:
+            if data is not None:
+                head, index = decode_index(data, self.index_path)
+                if head.log_size == self.size and head.base_offset == self.base_offset:
+                    return index
+        except CorruptionError:
+            pass
+        return None
+
+    def _rebuild_index(self, disk: Disk, fd: int) -> OffsetIndex:
+        index = OffsetIndex()
+        newest = NO_TIMESTAMP
+        for position, header in self.headers(disk, fd):
+            index.add(header.base_offset - self.base_offset, position, newest)
+            newest = max(newest, header.max_timestamp)
+        return index
+
+
+class OpenFiles:
+    """Descriptors of segments, the least recently used one closed first; of the whole broker.
+
+    A dirty segment, or one whose sync is in flight, keeps its descriptor: a failed write-back is
+    reported to descriptors that were open, so closing one would lose the error (rule Q6). The
+    limit is exceeded rather than that.
+    """
+
+    def __init__(self, disk: Disk, limit: int) -> None:
+        self.disk = disk
+        self._limit = limit
+        self._open: OrderedDict[Segment, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def use(self, segment: Segment) -> int:
+        """The segment's descriptor, opened (and the file created) if need be."""
+        if segment.fd >= 0:
+            self._open.move_to_end(segment)
+            return segment.fd
+        segment.fd = self.disk.open(segment.log_path, create=True)
+        self._open[segment] = None
+        if len(self._open) > self._limit:
+            self._evict()
+        return segment.fd
+
+    def forget(self, segment: Segment) -> None:
+        """Close it: the segment goes, or the log is closed."""
+        if segment.fd >= 0:
+            del self._open[segment]
+            self.disk.close(segment.fd)
+            segment.fd = CLOSED
+
+    def _evict(self) -> None:
+        newest = next(reversed(self._open))
+        for segment in self._open:
+            if not (segment.dirty or segment.flushing or segment is newest):
+                self.forget(segment)
+                return
