@@ -31,16 +31,11 @@ def too_large(limit: int) -> RestError:
     )
 
 
-def refuse_large(request: web.Request, limit: int) -> None:
-    """Refuse by Content-Length, before a byte of the body is read."""
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The whole body; refused by its Content-Length before a byte is read, or where it grows over."""
     length = request.content_length
     if length is not None and length > limit:
         raise too_large(limit)
-
-
-async def read_body(request: web.Request, limit: int) -> bytes:
-    """The whole body, never more than ``limit`` bytes of it in memory."""
-    refuse_large(request, limit)
     try:
         if request.content.is_eof():  # arrived with its headers: nothing to wait for
             return await request.read()

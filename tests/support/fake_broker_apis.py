@@ -35,6 +35,7 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
+    ConfigKey,
     MetadataImage,
     PartitionRegistration,
     TopicImage,
@@ -43,6 +44,9 @@ from raft_metadata.records.commands import TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from broker.record.lines import ProduceRecord
     from raft_metadata.records.commands import CreateTopic, DeleteTopic
 
 CLUSTER_ID = ClusterId("QuorumlogTestCluster01")
@@ -101,6 +105,7 @@ class FakeBrokerApis:
         self.create_error: KafkaError | None = None
         self.caught_up: list[str] = []
         self.max_message_bytes = 1_048_576
+        self.fetching = asyncio.Event()
 
     # ------------------------------------------------------------ set-up
 
@@ -135,7 +140,9 @@ class FakeBrokerApis:
 
     def set_config(self, name: str, key: str, value: str) -> None:
         topic_id = self.image.topic_ids[TopicName(name)]
-        configs = {(ResourceType.TOPIC, topic_id): MappingProxyType({key: value})}
+        configs: dict[ConfigKey, Mapping[str, str]] = {
+            (ResourceType.TOPIC, topic_id): MappingProxyType({key: value})
+        }
         self.image = replace(self.image, configs=MappingProxyType(configs))
 
     def _set_topics(self, topics: dict[TopicId, TopicImage]) -> None:
@@ -180,7 +187,11 @@ class FakeBrokerApis:
         return results
 
     def _append(
-        self, log: FakePartition, records: list, key: RecordFormat, value: RecordFormat
+        self,
+        log: FakePartition,
+        records: Sequence[ProduceRecord],
+        key: RecordFormat,
+        value: RecordFormat,
     ) -> None:
         for batch in encode_batches(
             records,
@@ -207,6 +218,7 @@ class FakeBrokerApis:
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
         self.requests.append(request)
+        self.fetching.set()
         if self.fetch_error is not None:
             raise self.fetch_error
         log = self.logs[request.topic, request.partition]

@@ -28,7 +28,6 @@ from http_api.contract.media_types import (
 from http_api.server.bodies import (
     not_acceptable,
     read_body,
-    refuse_large,
     unsupported_media_type,
 )
 from http_api.server.context import reply
@@ -92,7 +91,6 @@ class ProduceRoutes:
             raise unsupported_media_type(content_type, V2_JSON)
         if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
             raise not_acceptable(request, V2)
-        refuse_large(request, self._limits.max_body_bytes)
         acks, timeout_ms = self._acks_and_timeout(request)
         stored_as = _STORED_FORMATS.get(embedded)
         if stored_as is None:

@@ -1,0 +1,81 @@
+"""The one table from error codes to HTTP."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+
+import pytest
+
+from http_api.contract import errors
+from http_api.contract.errors import (
+    REST_STATUS,
+    RestCode,
+    envelope,
+    failure_envelope,
+    record_error_code,
+    record_error_name,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+
+
+def test_every_error_code_is_mapped() -> None:
+    assert set(REST_STATUS) == set(ErrorCode)
+
+
+def test_every_error_code_is_mapped_once() -> None:
+    tree = ast.parse(inspect.getsource(errors))
+    table = next(
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id == "REST_STATUS"
+    )
+    assert isinstance(table, ast.Dict)
+    assert len(table.keys) == len(REST_STATUS)
+
+
+def test_every_rest_code_has_one_number() -> None:
+    assert len({code.value for code in RestCode}) == len(RestCode.__members__)
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_the_status_is_the_front_of_the_rest_code(code: ErrorCode) -> None:
+    status, rest = REST_STATUS[code]
+    assert status == (rest // 100 if rest > 599 else rest)
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_503_is_worth_a_retry(code: ErrorCode) -> None:
+    if REST_STATUS[code].status == 503 and code is not ErrorCode.BROKER_NOT_AVAILABLE:
+        assert code.retriable
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+@pytest.mark.parametrize("outcome", Outcome)
+def test_what_may_be_retried_is_50003_per_record(code: ErrorCode, outcome: Outcome) -> None:
+    rest = record_error_code(KafkaError(code, outcome=outcome))
+    if REST_STATUS[code].status < 500:
+        assert rest == REST_STATUS[code].code
+    else:
+        assert rest == (50003 if code.retriable else 50002)
+
+
+def test_record_errors_never_say_written_for_unknown() -> None:
+    for code in ErrorCode:
+        unknown = record_error_name(KafkaError(code, outcome=Outcome.UNKNOWN))
+        if code is not ErrorCode.LEADER_NOT_AVAILABLE:
+            assert unknown != "LEADER_NOT_AVAILABLE"
+
+
+def test_envelopes() -> None:
+    assert envelope(RestCode.TOPIC_NOT_FOUND, "x") == b'{"error_code":40401,"message":"x"}'
+    body = failure_envelope(50302, "x", retriable=True, outcome=Outcome.UNKNOWN)
+    assert json.loads(body) == {
+        "error_code": 50302,
+        "message": "x",
+        "retriable": True,
+        "outcome": "unknown",
+    }

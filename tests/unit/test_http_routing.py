@@ -1,0 +1,62 @@
+"""From a path to a handler."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from http_api.contract.errors import RestError
+from http_api.server.routing import Router
+
+
+async def topic(request: web.Request) -> web.Response:
+    raise NotImplementedError
+
+
+async def partition(request: web.Request) -> web.Response:
+    raise NotImplementedError
+
+
+@pytest.fixture
+def router() -> Router:
+    router = Router()
+    router.add("GET", "/topics/{topic}", topic, "a/b")
+    router.add("POST", "/topics/{topic}", topic, "a/b")
+    router.add("GET", "/topics/{topic}/partitions/{partition}", partition, "a/b")
+    return router
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("/topics/a", ["a"]),
+        ("//topics//a//", ["a"]),
+        ("/topics/a%20b", ["a b"]),
+        ("/topics/a%2Fb", ["a/b"]),
+        ("/topics/partitions", ["partitions"]),
+        ("/topics/%ff", ["\ufffd"]),
+        ("/topics/..", [".."]),
+    ],
+)
+def test_a_path_is_its_segments(router: Router, path: str, parameters: list[str]) -> None:
+    route, found = router.resolve("GET", path)
+    assert (route.handler, found) == (topic, parameters)
+
+
+def test_parameters_come_in_order(router: Router) -> None:
+    route, found = router.resolve("HEAD", "/topics/a/partitions/3/")
+    assert (route.handler, found) == (partition, ["a", "3"])
+
+
+@pytest.mark.parametrize("path", ["/", "/nope", "/topics", "/topics/a/b", "/topics/a/partitions"])
+def test_what_nobody_serves_is_404(router: Router, path: str) -> None:
+    with pytest.raises(RestError) as error:
+        router.resolve("GET", path)
+    assert (error.value.status, error.value.code) == (404, 404)
+
+
+def test_another_method_is_405_and_says_which(router: Router) -> None:
+    with pytest.raises(RestError) as error:
+        router.resolve("DELETE", "/topics/a")
+    assert error.value.status == 405
+    assert error.value.headers == {"Allow": "GET, HEAD, POST"}

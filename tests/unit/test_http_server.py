@@ -1,0 +1,157 @@
+"""The listener: where it binds, how it ends, what it refuses before a handler runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.config import BrokerLimits
+from http_api.server.app import (
+    HttpServer,
+    InsecureBindError,
+    build_app,
+    is_loopback,
+    split_bind,
+)
+from tests.support.fake_broker_apis import FakeBrokerApis
+from tests.support.http_door import Door, open_door, read_answer
+
+V2 = "application/vnd.kafka.v2+json"
+
+
+def server(*, insecure: bool = False, grace_s: float = 1.0) -> tuple[FakeBrokerApis, HttpServer]:
+    apis = FakeBrokerApis()
+    apis.add_topic("t")
+    limits = BrokerLimits()
+    app = build_app(apis, limits, "http://127.0.0.1:1")
+    return apis, HttpServer(app, limits, insecure=insecure, shutdown_grace_s=grace_s)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", ":0", "[::]:0", "192.0.2.1:0", "example.org:0"])
+async def test_a_bind_that_is_not_loopback_is_refused(bind: str) -> None:
+    _, listener = server()
+    with pytest.raises(InsecureBindError) as error:
+        await listener.start(bind)
+    assert bind in str(error.value)
+    assert "--insecure" in str(error.value)
+
+
+async def test_a_public_bind_can_be_insisted_on() -> None:
+    _, listener = server(insecure=True)
+    address = await listener.start("0.0.0.0:0")
+    assert address.startswith("0.0.0.0:")
+    await listener.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("", False),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:x", ""])
+def test_a_bind_address_needs_host_and_port(bind: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port"):
+        split_bind(bind)
+
+
+def test_a_v6_bind_address() -> None:
+    assert split_bind("[::1]:80") == ("::1", 80)
+
+
+async def test_a_port_in_use_is_an_os_error_and_leaves_nothing_behind() -> None:
+    _, first = server()
+    address = await first.start("127.0.0.1:0")
+    _, second = server()
+    with pytest.raises(OSError, match="address already in use"):
+        await second.start(address)
+    await first.stop()
+
+
+async def test_stop_lets_a_request_in_flight_finish() -> None:
+    apis, listener = server(grace_s=5.0)
+    door = Door(apis, listener, await listener.start("127.0.0.1:0"))
+    async with asyncio.TaskGroup() as tasks:
+        read = tasks.create_task(door.get("/topics/t/partitions/0/records?offset=0&timeout=300"))
+        await apis.fetching.wait()
+        await listener.stop()
+    assert (read.result().status, read.result().body) == (200, b"[]")
+
+
+async def test_stop_ends_a_request_that_takes_longer_than_the_grace() -> None:
+    apis, listener = server(grace_s=0.1)
+    door = Door(apis, listener, await listener.start("127.0.0.1:0"))
+    read = asyncio.get_running_loop().create_task(
+        door.get("/topics/t/partitions/0/records?offset=0&timeout=60000")
+    )
+    await apis.fetching.wait()
+    async with asyncio.timeout(5):
+        await listener.stop()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await read
+
+
+async def test_a_header_over_the_limit_is_431() -> None:
+    async with open_door(limits=BrokerLimits(max_header_bytes=1000)) as door:
+        answer = await door.call("GET", "/topics", headers={"X": "a" * 1001})
+        line = await door.call("GET", "/topics?" + "a" * 1001)
+    message = "the request line or a header is over max_header_bytes=1000"
+    expected = (431, V2, {"error_code": 431, "message": message})
+    assert (answer.golden, line.golden) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"\x16\x03\x01 tls hello\r\n\r\n", b"nonsense\r\n\r\n"],
+)
+async def test_what_is_not_http_is_400_in_our_envelope(request_bytes: bytes) -> None:
+    async with open_door() as door:
+        answer = await door.raw(request_bytes)
+    assert (answer.status, answer.type) == (400, V2)
+    assert answer.json.keys() == {"error_code", "message"}
+    assert answer.json["error_code"] == 400
+
+
+async def test_requests_on_one_connection_are_answered_in_order() -> None:
+    produce = b'{"records":[{"value":%d}]}'
+    async with open_door() as door:
+        host, _, port = door.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for number in range(20):
+            body = produce % number
+            writer.write(
+                b"POST /topics/flights HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            )
+        offsets = [(await read_answer(reader)).json["offsets"][0]["offset"] for _ in range(20)]
+        writer.close()
+    assert offsets == list(range(20))
+
+
+async def test_a_client_that_leaves_while_it_waits_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    apis, listener = server()
+    door = Door(apis, listener, await listener.start("127.0.0.1:0"))
+    host, _, port = door.address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"GET /topics/t/partitions/0/records?offset=0&timeout=200 HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    await apis.fetching.wait()
+    writer.close()
+    await writer.wait_closed()
+    await listener.stop()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
