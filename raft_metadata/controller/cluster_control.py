@@ -198,11 +198,6 @@ class ShutdownProgress:
     example: str
     """Why, for the first of them; empty when nothing holds it."""
 
-    @property
-    def is_free(self) -> bool:
-        """Whether no partition holds the broker back."""
-        return self.led == 0 and self.waiting == 0
-
 
 def shutdown_progress(
     image: MetadataImage, broker_id: BrokerId, default_min_isr: int

@@ -1,0 +1,314 @@
+"""The deciding core of a controller: commands in, facts out, and what it wants to do unasked.
+
+`Controller` holds the soft state that stands in no log (sessions, which topics to look at, whose
+shutdown waits); everything it decides is a pure function of an image. The shell around it,
+``quorum.active_controller``, owns the speculative image, the quorum, and the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, MetadataOffset, TopicId
+from raft_metadata.controller.cluster_control import (
+    ShutdownProgress,
+    check_broker_epoch,
+    decide_controlled_shutdown,
+    decide_fence,
+    decide_register_broker,
+    decide_settled,
+    decide_unfence,
+    shutdown_progress,
+)
+from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
+from raft_metadata.controller.replication_control import decide_alter_partition, decide_consequences
+from raft_metadata.controller.topics import (
+    TopicDefaults,
+    decide_create_topic,
+    decide_delete_topic,
+    decide_growth,
+)
+from raft_metadata.image.metadata_delta import SUPPORTED_FEATURE_LEVEL, MetadataDelta
+from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+from raft_metadata.records.commands import (
+    AlterPartition,
+    BrokerHeartbeat,
+    BrokerRegistered,
+    CreateTopic,
+    DeleteTopic,
+    HeartbeatAnswer,
+    PartitionAltered,
+    RegisterBroker,
+    TopicCreated,
+    TopicDeleted,
+)
+from raft_metadata.records.records import BrokerState, FeatureLevelRecord, MetadataRecord
+
+Records = tuple[MetadataRecord, ...]
+RandomSource = Callable[[int], bytes]
+"""``os.urandom`` or a seeded stand-in: n random bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """What one controller is told; the same on all of them. Times in milliseconds."""
+
+    cluster_id: ClusterId
+    defaults: TopicDefaults = field(default_factory=TopicDefaults)
+    broker_session_timeout_ms: int = 1_200
+    broker_disconnect_grace_ms: int = 300
+    election_timeout_ms: int = 1_000
+    """A source that has not heard of its leader for this long says so (rule M6)."""
+    tick_ms: int = 50
+    fetch_wait_max_ms: int = 5_000
+    fetch_bytes_max: int = 1_048_576
+    """One page of fetch-metadata, at least one batch."""
+    fetch_waiting_max: int = 1_000
+    changes_per_batch_max: int = 2_000
+    batch_bytes_max: int = 458_752
+    """Below the quorum's 512 KiB per entry, with room for the batch's head."""
+    bulk_in_flight_max: int = 4
+    """Batches of consequences and growth that wait for the quorum at once: a fence that comes up
+    meanwhile waits for no more than these (rule M4)."""
+    commands_in_flight_max: int = 4_096
+
+
+class Urgency(Enum):
+    """Which limit a batch stands under. Fences stand under none (rule M4)."""
+
+    FENCE = "fence"
+    CHANGE = "change"
+    BULK = "bulk"
+
+
+class Wish(NamedTuple):
+    """A batch the controller wants to append unasked."""
+
+    records: Records
+    urgency: Urgency
+
+
+class Controller:
+    """One controller's decisions and soft state. Owned by its loop; not thread-safe.
+
+    Standby or active alike it keeps sessions; only the active one is asked for decisions. ``image``
+    is always the newest image, its own batches in flight included (rule M2).
+    """
+
+    def __init__(self, config: ControllerConfig, random_source: RandomSource, now_ms: int) -> None:
+        self.config = config
+        self.sessions = HeartbeatTracker(
+            session_timeout_ms=config.broker_session_timeout_ms,
+            disconnect_grace_ms=config.broker_disconnect_grace_ms,
+            now_ms=now_ms,
+        )
+        self._random_source = random_source
+        self._unseen: dict[TopicId, None] = {}
+        """Topics that may owe changes, in the order they became so."""
+        self._growing: dict[TopicId, int] = {}
+        """Topics whose creation is under way, and the start of their stripe."""
+        self._free_since: dict[BrokerEpoch, MetadataOffset] = {}
+        """Next offset when nothing held a leaving broker back any more (rule R11)."""
+        self._progress: dict[BrokerId, tuple[MetadataImage, ShutdownProgress]] = {}
+
+    # ---- commands
+
+    def register_broker(
+        self, image: MetadataImage, command: RegisterBroker
+    ) -> tuple[Records, BrokerRegistered]:
+        """See `decide_register_broker`."""
+        present = image.brokers.get(command.broker_id)
+        valid = present is not None and self.sessions.is_valid(
+            command.broker_id, present.broker_epoch
+        )
+        return decide_register_broker(
+            image, command, cluster_id=self.config.cluster_id, session_is_valid=valid
+        )
+
+    def alter_partition(
+        self, image: MetadataImage, command: AlterPartition
+    ) -> tuple[Records, PartitionAltered]:
+        """See `decide_alter_partition`."""
+        return decide_alter_partition(
+            image, command, default_min_isr=self.config.defaults.min_insync_replicas
+        )
+
+    def create_topic(
+        self, image: MetadataImage, command: CreateTopic
+    ) -> tuple[Records, TopicCreated]:
+        """See `decide_create_topic`."""
+        start = self._chance()
+        decision = decide_create_topic(image, command, defaults=self.config.defaults, start=start)
+        if decision[0]:
+            self._growing[command.topic_id] = start
+        return decision
+
+    def delete_topic(
+        self, image: MetadataImage, command: DeleteTopic
+    ) -> tuple[Records, TopicDeleted]:
+        """See `decide_delete_topic`."""
+        return decide_delete_topic(image, command)
+
+    # ---- what follows from the image
+
+    def activate(self, image: MetadataImage) -> None:
+        """Begin anew from a committed image: every topic is looked at (rule M4)."""
+        self._unseen = dict.fromkeys(image.topics)
+        self._growing = {
+            topic_id: self._chance()
+            for topic_id, topic in image.topics.items()
+            if not topic.is_complete
+        }
+        self._free_since.clear()
+        self._progress.clear()
+
+    def appended(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """``image`` is the newest image now, ``delta`` what changed: look at that again."""
+        if delta.changed_brokers:
+            self._unseen.update(dict.fromkeys(image.topics))
+        self._unseen.update(dict.fromkeys(delta.changed_topics))
+        for topic_id in delta.deleted_topics:
+            self._unseen.pop(topic_id, None)
+            self._growing.pop(topic_id, None)
+        for topic_id in delta.changed_topics:
+            if image.topics[topic_id].is_complete:
+                self._growing.pop(topic_id, None)
+
+    def next_wish(self, image: MetadataImage, *, bulk_allowed: bool) -> Wish | None:
+        """The most urgent batch to append; ask again with the image it leads to."""
+        if image.next_offset == 0:
+            level = FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL)
+            return Wish((level,), Urgency.CHANGE)
+        for broker in image.brokers.values():
+            if self.sessions.has_expired(broker.broker_id, broker.broker_epoch):
+                fence = decide_fence(image, broker.broker_id, broker.broker_epoch)
+                if fence:
+                    return Wish(fence, Urgency.FENCE)
+        if self._unseen and not bulk_allowed:
+            return None
+        consequences = self._consequences(image)
+        if consequences:
+            return Wish(consequences, Urgency.BULK)
+        for records in self._changes(image):
+            return Wish(records, Urgency.CHANGE)
+        if bulk_allowed:
+            for topic_id, start in tuple(self._growing.items()):
+                if topic_id not in image.topics:
+                    del self._growing[topic_id]  # its first batch was refused
+                    continue
+                more = decide_growth(image, topic_id, defaults=self.config.defaults, start=start)
+                if more:
+                    return Wish(more, Urgency.BULK)
+        return None
+
+    def _consequences(self, image: MetadataImage) -> Records:
+        found = decide_consequences(
+            image,
+            tuple(self._unseen),
+            default_min_isr=self.config.defaults.min_insync_replicas,
+            changes_max=self.config.changes_per_batch_max,
+        )
+        for topic_id in found.well:
+            del self._unseen[topic_id]
+        return found.records
+
+    def _changes(self, image: MetadataImage) -> Iterator[Records]:
+        """Changes of brokers' states, once no partition owes anything to the present ones."""
+        min_isr = self.config.defaults.min_insync_replicas
+        for broker_id, broker in image.brokers.items():
+            if not broker.settled:
+                records = decide_settled(image, broker_id, default_min_isr=min_isr)
+                if records:
+                    yield records
+            session = self.sessions.session(broker_id, broker.broker_epoch)
+            if session is None:
+                continue
+            if session.want_shutdown:
+                records = decide_controlled_shutdown(image, broker_id)
+            else:
+                records = decide_unfence(
+                    image,
+                    broker_id,
+                    metadata_offset=session.metadata_offset,
+                    default_min_isr=min_isr,
+                )
+            if records:
+                yield records
+
+    def _chance(self) -> int:
+        return int.from_bytes(self._random_source(4), "big")
+
+    # ---- heartbeats
+
+    def heartbeat(
+        self, image: MetadataImage, command: BrokerHeartbeat, now_ms: int, *, is_active: bool
+    ) -> HeartbeatAnswer:
+        """Note that the broker lives and say where it stands in the committed ``image``.
+
+        A heartbeat of another registration is refused and changes nothing (invariant C7); a
+        standby may not have seen the newest registration yet and notes it.
+        """
+        present = image.brokers.get(command.broker_id)
+        if is_active or (present is not None and present.broker_epoch > command.broker_epoch):
+            present = check_broker_epoch(image, command.broker_id, command.broker_epoch)
+        self.sessions.heard(
+            command.broker_id,
+            command.broker_epoch,
+            command.metadata_offset,
+            now_ms,
+            want_shutdown=command.want_shutdown,
+        )
+        state = BrokerState.STARTING
+        if present is not None and present.broker_epoch == command.broker_epoch:
+            state = present.state
+        granted, reason = False, ""
+        if is_active and present is not None and command.want_shutdown:
+            granted, reason = self._shutdown(image, present)
+        return HeartbeatAnswer(
+            is_active=is_active,
+            state=state,
+            should_shut_down=granted,
+            committed_offset=image.next_offset,
+            shutdown_blocked_by=reason,
+        )
+
+    def _shutdown(self, image: MetadataImage, broker: BrokerRegistration) -> tuple[bool, str]:
+        """(granted, else why not): it leads nothing, and everyone who lives knows (rule R11)."""
+        broker_id = broker.broker_id
+        if broker.state is BrokerState.UNFENCED:
+            return False, "the change to controlled shutdown is not committed yet"
+        progress = self._shutdown_progress(image, broker_id)
+        # A broker that is not unfenced gives up no ISR places: it waits for no joiner.
+        leaving = broker.state is BrokerState.CONTROLLED_SHUTDOWN
+        if progress.led > 0 or (leaving and progress.waiting > 0):
+            self._free_since.pop(broker.broker_epoch, None)
+            return False, (
+                f"leads {progress.led} partitions, {progress.waiting} wait for a replica to join; "
+                f"{progress.example}"
+            )
+        free_since = self._free_since.setdefault(broker.broker_epoch, image.next_offset)
+        behind = [
+            other.broker_id
+            for other in image.brokers.values()
+            if other.broker_id != broker_id
+            and other.state is BrokerState.UNFENCED
+            and self._metadata_offset(other) < free_since
+        ]
+        if behind:
+            return False, f"brokers {behind} have not reached metadata offset {free_since}"
+        return True, ""
+
+    def _shutdown_progress(self, image: MetadataImage, broker_id: BrokerId) -> ShutdownProgress:
+        known = self._progress.get(broker_id)
+        if known is not None and known[0] is image:
+            return known[1]
+        progress = shutdown_progress(image, broker_id, self.config.defaults.min_insync_replicas)
+        self._progress[broker_id] = (image, progress)
+        return progress
+
+    def _metadata_offset(self, broker: BrokerRegistration) -> int:
+        session = self.sessions.session(broker.broker_id, broker.broker_epoch)
+        return 0 if session is None else session.metadata_offset

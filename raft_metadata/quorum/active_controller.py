@@ -1,0 +1,389 @@
+"""A controller of the quorum: answers brokers, and while it is the active one, decides.
+
+The shell around ``controller.Controller``: it owns the speculative image (the committed one and its
+own batches in flight), hands batches to the quorum, and gives no answer that was not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from typing_extensions import override
+
+from raft_metadata.common.clock import Clock
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, NodeId
+from raft_metadata.controller.controller import (
+    Controller,
+    ControllerConfig,
+    RandomSource,
+    Records,
+    Urgency,
+)
+from raft_metadata.image.metadata_delta import MetadataDelta
+from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+from raft_metadata.image.metadata_state_machine import MetadataStateMachine
+from raft_metadata.image.publisher import MetadataPublisher
+from raft_metadata.quorum.metadata_feed import MetadataFeed
+from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
+from raft_metadata.records.commands import (
+    AlterPartition,
+    BrokerHeartbeat,
+    BrokerRegistered,
+    CreateTopic,
+    DeleteTopic,
+    FetchMetadata,
+    FetchMetadataAnswer,
+    HeartbeatAnswer,
+    PartitionAltered,
+    RegisterBroker,
+    TopicCreated,
+    TopicDeleted,
+)
+from raft_metadata.records.serde import encode_batch
+
+T = TypeVar("T")
+
+_log = logging.getLogger("raft_metadata.controller")
+
+
+class Reign(Protocol):
+    """A leadership that may be acted on; ``metadata_quorum.Leadership``."""
+
+    @property
+    def term(self) -> int: ...
+
+
+class Quorum(Protocol):
+    """What a controller needs of ``metadata_quorum.MetadataQuorum``."""
+
+    def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
+        """Append in exactly this term; see `MetadataQuorum.submit` for how it may fail."""
+        ...
+
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def leader_id(self) -> NodeId | None: ...
+    @property
+    def commit_index(self) -> int: ...
+    @property
+    def applied_index(self) -> int: ...
+    @property
+    def leader_contact_age_ms(self) -> int: ...
+
+
+class ActiveController(MetadataPublisher):
+    """One controller process's answers. Owned by its loop; single-threaded; lives as long as `run`.
+
+    Wire it up before the quorum starts: its three ``on_…`` methods are the quorum's callbacks, and
+    `attach` gives it the quorum. ``is_active`` holds between an activation and the first doubt: a
+    rejected batch, a refused one, a lost leadership. After a doubt inside a reign it goes on from
+    the committed image, once a barrier has come through behind everything it had appended.
+    """
+
+    def __init__(
+        self,
+        state_machine: MetadataStateMachine,
+        config: ControllerConfig,
+        *,
+        clock: Clock,
+        random_source: RandomSource,
+        faults: FaultHandler,
+    ) -> None:
+        self._machine = state_machine
+        self._config = config
+        self._clock = clock
+        self._faults = faults
+        self._core = Controller(config, random_source, clock.monotonic_ms())
+        self._quorum_or_none: Quorum | None = None
+        self._speculation: Speculation | None = None
+        self._doubted_term: int | None = None
+        self._barrier: asyncio.Future[object] | None = None
+        self._feed = MetadataFeed(state_machine, config)
+        self._wake = asyncio.Event()
+        self._stopping = False
+        state_machine.add_publisher(self)
+
+    def attach(self, quorum: Quorum) -> None:
+        """The quorum whose callbacks this controller is; once, before either is used."""
+        self._quorum_or_none = quorum
+
+    @property
+    def _quorum(self) -> Quorum:
+        assert self._quorum_or_none is not None, "attach() comes first"
+        return self._quorum_or_none
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this is the active controller, as far as it knows."""
+        return self._speculation is not None
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Tick until `stop`: judge sessions, and append what follows from the image."""
+        while not self._stopping:
+            self._wake.clear()
+            self._guarded(self._tick)
+            try:
+                async with asyncio.timeout(self._config.tick_ms / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        """End `run` and every waiting fetch; commands are answered by the quorum's own stop."""
+        self._stopping = True
+        self._wake.set()
+        self._feed.stop()
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 decided on an image that can't be trusted
+            self._faults.fatal("controller step failed", error)
+
+    # ---- callbacks of the quorum and the state machine
+
+    def on_activated(self, leadership: Reign) -> None:
+        """This voter leads, and everything before its reign is applied: decide from here on."""
+        self._activate(leadership.term)
+
+    def on_deactivated(self) -> None:
+        """The reign is over. Whoever waits is answered by the quorum (rule M3)."""
+        if self._speculation is not None:
+            _log.info("controller deactivated term=%d", self._speculation.term)
+        self._doubted_term = self._barrier = None
+        self._drop_speculation()
+
+    def on_applied(self) -> None:
+        """Entries were applied; there may be something to decide."""
+        self._wake.set()
+
+    @override
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """See `MetadataPublisher`: wakes whoever waits for a newer image."""
+        self._feed.announce()
+
+    def _activate(self, term: int) -> None:
+        image = self._machine.image
+        _log.info("controller activated term=%d next_offset=%d", term, image.next_offset)
+        self._doubted_term = None
+        self._barrier = None
+        self._speculation = Speculation(
+            term,
+            image,
+            batch_bytes_max=self._config.batch_bytes_max,
+            on_answered=self._wake.set,
+            on_failed=self._on_failed,
+        )
+        self._core.activate(image)
+        self._wake.set()
+
+    def _drop_speculation(self) -> None:
+        self._speculation = None
+        self._feed.announce()
+
+    # ---- appending (rule M2)
+
+    def _append(self, records: Records, urgency: Urgency) -> list[Batch]:
+        """See `Speculation.append`."""
+        assert self._speculation is not None
+        return self._speculation.append(records, urgency, self._quorum.submit, self._core.appended)
+
+    def _on_failed(self, speculation: Speculation, error: KafkaError) -> None:
+        """A batch is not in the log: nothing that was decided on top of it may enter."""
+        if speculation is self._speculation:
+            _log.warning("speculation dropped term=%d why=%s", speculation.term, error)
+            self._doubted_term = speculation.term
+            self._drop_speculation()
+        self._wake.set()
+
+    def _reassure(self) -> None:
+        """After a doubt in a reign that goes on: a barrier behind all that was appended."""
+        term = self._doubted_term
+        if term is None or not (self._quorum.is_leader and self._quorum.term == term):
+            return
+        if self._barrier is not None:
+            if not self._barrier.done():
+                return
+            barrier, self._barrier = self._barrier, None
+            if not barrier.cancelled() and barrier.exception() is None:
+                self._activate(term)
+                return
+        self._barrier = self._quorum.submit(encode_batch(-1, term, ()), term)
+        self._barrier.add_done_callback(lambda _: self._wake.set())
+
+    # ---- the tick
+
+    def _tick(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        registered = self._machine.image.brokers.values()
+        self._core.sessions.expect(
+            ((broker.broker_id, broker.broker_epoch) for broker in registered), now_ms
+        )
+        self._core.sessions.judge(now_ms)
+        if self._speculation is None:
+            self._reassure()
+        else:
+            self._append_wishes(self._speculation)
+
+    def _append_wishes(self, speculation: Speculation) -> None:
+        """Fences first; bulk only as far as it leaves room for the next fence (rule M4)."""
+        while speculation is self._speculation:
+            bulk_allowed = speculation.bulk_in_flight() < self._config.bulk_in_flight_max
+            wish = self._core.next_wish(speculation.image, bulk_allowed=bulk_allowed)
+            if wish is None:
+                return
+            try:
+                self._append(wish.records, wish.urgency)
+            except KafkaError as refusal:
+                _log.warning("append refused urgency=%s why=%s", wish.urgency.value, refusal)
+                return
+
+    # ---- commands: only the active controller
+
+    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
+        """See `decide_register_broker`."""
+        return await self._command(lambda image: self._core.register_broker(image, command))
+
+    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
+        """See `decide_alter_partition`."""
+        return await self._command(lambda image: self._core.alter_partition(image, command))
+
+    async def create_topic(self, command: CreateTopic) -> TopicCreated:
+        """See `decide_create_topic`; answers once every partition is recorded.
+
+        When the reign ends in between, OUTCOME_UNKNOWN: the next controller goes on, and a repeat
+        with the same topic id finds the topic.
+        """
+        answer = await self._command(lambda image: self._core.create_topic(image, command))
+        if command.validate_only:
+            return answer
+        topic = await self._completed(command)
+        return replace(
+            answer,
+            replication_factor=len(topic.partitions[0].replicas),
+            next_offset=self._machine.image.next_offset,
+        )
+
+    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
+        """See `decide_delete_topic`."""
+        return await self._command(lambda image: self._core.delete_topic(image, command))
+
+    async def _command(self, decide: Callable[[MetadataImage], tuple[Records, T]]) -> T:
+        """Decide on the newest image, append, and answer when it is committed (rule M3).
+
+        Between reading the image and appending there is no await. A decision without records, a
+        refusal too, may rest on batches in flight, so it is answered when those are committed.
+        """
+        speculation = self._speculation
+        if speculation is None:
+            raise self._not_controller()
+        if len(speculation.in_flight) >= self._config.commands_in_flight_max:
+            message = f"{len(speculation.in_flight)} metadata batches wait; nothing was appended"
+            raise KafkaError(ErrorCode.QUEUE_FULL, message)
+        try:
+            records, answer = decide(speculation.image)
+        except KafkaError:
+            await self._commit_of_newest(speculation)
+            raise
+        if not records:
+            await self._commit_of_newest(speculation)
+            return answer
+        batches = self._append(records, Urgency.CHANGE)
+        await asyncio.wait([batch.future for batch in batches])
+        check_committed(batches)
+        return answer
+
+    async def _commit_of_newest(self, speculation: Speculation) -> None:
+        """Wait until what a decision without records rests on is committed."""
+        if not speculation.in_flight:
+            return
+        newest = speculation.in_flight[-1]
+        await asyncio.wait([newest.future])
+        if failure(newest.future) is not None:
+            raise self._not_controller()
+
+    async def _completed(self, command: CreateTopic) -> TopicImage:
+        while True:
+            topic = self._machine.image.topics.get(command.topic_id)
+            if topic is None:
+                message = f"topic {command.name} was deleted while it was created"
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+            if topic.is_complete:
+                return topic
+            if self._speculation is None:
+                message = f"{len(topic.partitions)} of {topic.partitions_count} partitions made"
+                raise KafkaError(ErrorCode.OUTCOME_UNKNOWN, message)
+            await self._feed.changed()
+
+    def _not_controller(self) -> KafkaError:
+        leader = self._quorum.leader_id
+        hint = "nobody is known to be" if leader is None else f"controller {leader} may be"
+        message = f"this is not the active controller, {hint}; nothing was appended"
+        return KafkaError(ErrorCode.NOT_CONTROLLER, message, outcome=Outcome.NOT_WRITTEN)
+
+    # ---- sessions: every controller (rule M7)
+
+    def heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer:
+        """Note that a broker lives. STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED."""
+        now_ms = self._clock.monotonic_ms()
+        answer = self._core.heartbeat(
+            self._machine.image, command, now_ms, is_active=self.is_active
+        )
+        if self.is_active:
+            self._wake.set()
+        return answer
+
+    def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
+        """The connection that carries a broker's heartbeats came up."""
+        now_ms = self._clock.monotonic_ms()
+        self._core.sessions.connection_opened(broker_id, broker_epoch, now_ms)
+
+    def session_closed(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
+        """It closed: not opened again within the grace, the session has expired."""
+        now_ms = self._clock.monotonic_ms()
+        self._core.sessions.connection_closed(broker_id, broker_epoch, now_ms)
+
+    async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
+        """Answered by every controller; see `MetadataFeed.fetch`."""
+        return await self._feed.fetch(request, self._quorum)
+
+    # ---- operators
+
+    def status(self) -> Mapping[str, object]:
+        """Facts for operators, metrics and checkers; plain values only."""
+        image, speculation = self._machine.image, self._speculation
+        brokers = {
+            str(broker.broker_id): {
+                "broker_epoch": broker.broker_epoch,
+                "state": broker.state.value,
+                "settled": broker.settled,
+                "age_ms": self._core.sessions.age_ms(broker.broker_id),
+            }
+            for broker in image.brokers.values()
+        }
+        return {
+            "is_active": self.is_active,
+            "leader_id": self._quorum.leader_id,
+            "term": self._quorum.term,
+            "leader_contact_age_ms": self._quorum.leader_contact_age_ms,
+            "commit_index": self._quorum.commit_index,
+            "applied_index": self._quorum.applied_index,
+            "next_offset": image.next_offset,
+            "controller_epoch": image.epoch,
+            "batches_in_flight": 0 if speculation is None else len(speculation.in_flight),
+            "fetches_waiting": self._feed.waiting,
+            "topics": len(image.topics),
+            "partitions": sum(len(topic.partitions) for topic in image.topics.values()),
+            "brokers": brokers,
+        }

@@ -1,0 +1,116 @@
+"""Fetch-metadata: how brokers follow the metadata log, from any controller (decision D3)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Protocol
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import ControllerEpoch, NodeId
+from raft_metadata.controller.controller import ControllerConfig
+from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.image.metadata_state_machine import MetadataStateMachine
+from raft_metadata.image.snapshot import snapshot_of
+from raft_metadata.records.commands import FetchMetadata, FetchMetadataAnswer, MetadataSnapshot
+from raft_metadata.records.serde import encode_snapshot
+
+
+class LeaderKnowledge(Protocol):
+    """What a voter knows of its leader; ``metadata_quorum.MetadataQuorum`` is one."""
+
+    @property
+    def leader_id(self) -> NodeId | None: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def leader_contact_age_ms(self) -> int: ...
+
+
+class MetadataFeed:
+    """Serves applied records only, so a broker never has to take anything back.
+
+    Owned by the controller; single-threaded on its loop. `announce` wakes whoever waits.
+    """
+
+    def __init__(self, machine: MetadataStateMachine, config: ControllerConfig) -> None:
+        self._machine = machine
+        self._config = config
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._snapshot: MetadataSnapshot | None = None
+        self.waiting = 0
+        """Fetches that wait for a newer image."""
+
+    def announce(self) -> None:
+        """Something changed: the image, or who may answer."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Until the next `announce`."""
+        await self._changed.wait()
+
+    def stop(self) -> None:
+        """Answer whoever waits; from now on brokers ask another controller."""
+        self._stopping = True
+        self.announce()
+
+    async def fetch(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
+        """Records from an offset on; waits for the next one up to ``max_wait_ms``.
+
+        INCONSISTENT_CLUSTER_ID; METADATA_STALE_SOURCE when this controller has lost its leader;
+        METADATA_BEHIND when the broker is ahead of it, never a snapshot then (rules M5, M6).
+        """
+        if request.cluster_id != self._config.cluster_id:
+            message = f"this is cluster {self._config.cluster_id}, not {request.cluster_id}"
+            raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, message)
+        self._check_source(request, quorum)
+        if self._machine.image.next_offset == request.from_offset:
+            await self._newer_image(request)
+            self._check_source(request, quorum)
+        return self._page(request, quorum)
+
+    def _check_source(self, request: FetchMetadata, quorum: LeaderKnowledge) -> None:
+        """Rule M6: a stale source says so, and one that is behind too."""
+        age_ms = quorum.leader_contact_age_ms
+        if age_ms > self._config.election_timeout_ms or self._stopping:
+            message = f"this controller heard of its leader {age_ms} ms ago; ask another"
+            raise KafkaError(ErrorCode.METADATA_STALE_SOURCE, message)
+        end = self._machine.image.next_offset
+        if request.from_offset > end:
+            message = f"metadata offset {request.from_offset} is beyond this controller's {end}"
+            raise KafkaError(ErrorCode.METADATA_BEHIND, message)
+
+    async def _newer_image(self, request: FetchMetadata) -> None:
+        if self.waiting >= self._config.fetch_waiting_max:
+            raise KafkaError(ErrorCode.QUEUE_FULL, f"{self.waiting} fetches wait already")
+        wait_ms = min(max(request.max_wait_ms, 0), self._config.fetch_wait_max_ms)
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                while self._machine.image.next_offset == request.from_offset and not self._stopping:
+                    await self.changed()
+        except TimeoutError:
+            return
+        finally:
+            self.waiting -= 1
+
+    def _page(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
+        image = self._machine.image
+        batches = self._machine.batches_from(request.from_offset, self._config.fetch_bytes_max)
+        return FetchMetadataAnswer(
+            leader_id=quorum.leader_id,
+            epoch=ControllerEpoch(quorum.term),
+            leader_contact_age_ms=quorum.leader_contact_age_ms,
+            end_offset=image.next_offset,
+            batches=batches or (),
+            snapshot=self._snapshot_of(image) if batches is None else None,
+        )
+
+    def _snapshot_of(self, image: MetadataImage) -> MetadataSnapshot:
+        """Encoded once for all brokers that need it."""
+        if self._snapshot is None or self._snapshot.next_offset != image.next_offset:
+            snapshot = snapshot_of(image)
+            self._snapshot = replace(snapshot, encoded=encode_snapshot(snapshot))
+        return self._snapshot
