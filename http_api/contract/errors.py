@@ -24,6 +24,10 @@ RETRY_AFTER_S = 1
 """What ``Retry-After`` says on a 503: leaders move within a second."""
 
 
+SHOWN_CHARS_MAX = 300
+"""Longer than any legal name, shorter than an answer that only repeats the request."""
+
+
 class RestCode(IntEnum):
     """``error_code`` of an answer. One number, one meaning."""
 
@@ -136,6 +140,12 @@ class RestError(Exception):
         self.code = code
         self.message = message
         self.headers = headers or {}
+
+
+def shown(value: str) -> str:
+    """What a message repeats of a client's value: its start, and only what UTF-8 can say."""
+    start = value[:SHOWN_CHARS_MAX].encode(errors="replace").decode()
+    return start if len(value) <= SHOWN_CHARS_MAX else start + "…"
 
 
 def envelope(code: int, message: str) -> bytes:

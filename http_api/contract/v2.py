@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from http_api.contract.errors import RestCode, RestError, record_error_code, record_error_name
+from http_api.contract.errors import (
+    RestCode,
+    RestError,
+    record_error_code,
+    record_error_name,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,12 +51,14 @@ def check_name(parameter: str, name: str) -> str:
     if NAME.fullmatch(name) and name not in {".", ".."}:
         return name
     if _CONTROL.search(name):
-        shown = name.translate(_PICTURES)
-        raise RestError(400, RestCode.BAD_REQUEST, f"Invalid parameter '{parameter}' got '{shown}'")
+        pictures = shown(name).translate(_PICTURES)
+        raise RestError(
+            400, RestCode.BAD_REQUEST, f"Invalid parameter '{parameter}' got '{pictures}'"
+        )
     raise RestError(
         400,
         RestCode.KAFKA_BAD_REQUEST,
-        f"Invalid {parameter} '{name}': expected 1 to 249 characters of A-Z a-z 0-9 . _ - "
+        f"Invalid {parameter} '{shown(name)}': expected 1 to 249 characters of A-Z a-z 0-9 . _ - "
         "and neither '.' nor '..'",
     )
 

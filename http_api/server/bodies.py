@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import hdrs, web
 
-from http_api.contract.errors import RestCode, RestError, envelope
+from http_api.contract.errors import RestCode, RestError, envelope, shown
 from http_api.contract.media_types import JSON, essence
 from http_api.server.context import reply
 from http_api.server.error_middleware import error_type
@@ -32,7 +32,7 @@ def too_large(limit: int) -> RestError:
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
-    """The whole body; refused by its Content-Length before a byte is read, or where it grows over."""
+    """The whole body; refused by its Content-Length before a byte is read, else as it grows."""
     length = request.content_length
     if length is not None and length > limit:
         raise too_large(limit)
@@ -43,6 +43,9 @@ async def read_body(request: web.Request, limit: int) -> bytes:
             return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise too_large(limit) from None
+    except web.RequestPayloadError as error:
+        text = f"the request body can't be read: {shown(' '.join(str(error).split()))}"
+        raise RestError(400, RestCode.BAD_REQUEST, text) from None
     except TimeoutError:
         raise RestError(
             408,
@@ -58,7 +61,8 @@ def continue_unless_too_large(
 
     async def expect(request: web.Request) -> web.StreamResponse | None:
         if request.headers[hdrs.EXPECT].lower() != "100-continue":
-            text = f"Expect '{request.headers[hdrs.EXPECT]}' is unknown: expected 100-continue"
+            got = shown(request.headers[hdrs.EXPECT])
+            text = f"Expect '{got}' is unknown: expected 100-continue"
             return reply(envelope(RestCode.EXPECTATION_FAILED, text), error_type(request), 417)
         if request.content_length is not None and request.content_length > limit:
             error = too_large(limit)
@@ -95,7 +99,11 @@ async def read_json_object(request: web.Request, limit: int) -> dict[str, Any]:
 
 def unsupported_media_type(content_type: str | None, send: str) -> RestError:
     """415, naming the header to send."""
-    got = f"Content-Type '{content_type}'" if content_type else "a request without Content-Type"
+    got = (
+        f"Content-Type '{shown(content_type)}'"
+        if content_type
+        else "a request without Content-Type"
+    )
     return RestError(
         415,
         RestCode.UNSUPPORTED_MEDIA_TYPE,
@@ -105,7 +113,7 @@ def unsupported_media_type(content_type: str | None, send: str) -> RestError:
 
 def not_acceptable(request: web.BaseRequest, *taken: str) -> RestError:
     """406, naming what could be asked for."""
-    accept = request.headers.get(hdrs.ACCEPT)
+    accept = shown(request.headers.get(hdrs.ACCEPT, ""))
     return RestError(
         406,
         RestCode.NOT_ACCEPTABLE,

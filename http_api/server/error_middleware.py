@@ -7,7 +7,7 @@ envelope here, in the type the endpoint's answer would have had.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from typing_extensions import override
@@ -127,6 +127,11 @@ class EnvelopeRequestHandler(web.RequestHandler):
             response = reply(body, V2, status)
         response.force_close()
         return response
+
+    @override
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A connection's trouble is its client's doing; handlers log their own failures."""
+        _log.debug(*args, **kw)
 
 
 def _refusal(status: int, message: str) -> web.Response:

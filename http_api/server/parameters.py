@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from http_api.contract.errors import RestCode, RestError
+from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.v2 import check_name
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
 
@@ -34,13 +34,15 @@ def broker_id(raw: str) -> BrokerId:
 
 def _path_integer(raw: str) -> int:
     if not _INTEGER.fullmatch(raw):
-        raise RestError(404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: '{raw}' is not a number")
+        raise RestError(
+            404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: '{shown(raw)}' is not a number"
+        )
     return int(raw)
 
 
 def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
     """The refusal of a query parameter."""
-    got = "is missing" if value is None else f"is '{value}'"
+    got = "is missing" if value is None else f"is '{shown(value)}'"
     return RestError(
         400, RestCode.KAFKA_BAD_REQUEST, f"Parameter '{name}' {got}: expected {expected}"
     )

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from http_api.contract.errors import RestCode, RestError
+from http_api.contract.errors import RestCode, RestError, shown
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 """``async handler(request, *parameters)``: parameters are the path's variable segments, decoded."""
@@ -91,4 +91,6 @@ class Router:
 
 
 def _not_found(raw_path: str) -> RestError:
-    return RestError(404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: no resource at {raw_path}")
+    return RestError(
+        404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: no resource at {shown(raw_path)}"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
 
@@ -155,3 +156,35 @@ async def test_a_client_that_leaves_while_it_waits_is_no_error(
     await writer.wait_closed()
     await listener.stop()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /topics/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /topics HTTP/1.1\r\nHost: x\r\nAccept: \xff\r\n\r\n",
+        b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: \xff\r\n\r\n",
+        b"GET /v3/clusters/%ff%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /topics/flights/partitions/0/records?offset=%ff%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_bytes_that_are_no_text_are_the_clients_error(request_bytes: bytes) -> None:
+    async with open_door() as door:
+        answer = await door.raw(request_bytes)
+    assert 400 <= answer.status < 500
+    assert answer.json.keys() == {"error_code", "message"}
+    assert len(answer.body) < 1000
+
+
+async def test_a_gzipped_body_is_taken_and_its_limit_counts_what_it_unpacks_to() -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    fine = gzip.compress(b'{"records":[{"value":1}]}')
+    bomb = gzip.compress(b'{"records":[{"value":"' + b"x" * 1_000_000 + b'"}]}')
+    async with open_door(limits=BrokerLimits(max_body_bytes=10_000)) as door:
+        assert (await door.call("POST", "/topics/flights", fine, headers)).status == 200
+        assert (await door.call("POST", "/topics/flights", bomb, headers)).status == 413
+        assert len(bomb) < 10_000
+        broken = await door.call("POST", "/topics/flights", b"no gzip", headers)
+    assert (broken.status, broken.type) == (400, V2)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs
 
-from http_api.contract.errors import RestCode, RestError
+from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
 from http_api.contract.v3 import Links
 from http_api.server.bodies import not_acceptable
@@ -27,7 +27,7 @@ class ClusterPath:
     def enter(self, request: web.Request, cluster: str) -> Links:
         """The links of this cluster, or 404 for another one, 406 for another Accept."""
         if cluster != self._apis.cluster_id:
-            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {cluster} cannot be found.")
+            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {shown(cluster)} cannot be found.")
         if choose_reply(request.headers.get(hdrs.ACCEPT), V3_REPLIES) is None:
             raise not_acceptable(request, JSON)
         return self._links

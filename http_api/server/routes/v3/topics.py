@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from http_api.contract import v3
-from http_api.contract.errors import RestCode, RestError
+from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
 from http_api.contract.v2 import check_name
 from http_api.server.bodies import read_json_object
@@ -109,7 +109,7 @@ def create_topic(fields: dict[str, Any]) -> CreateTopic:
         raise RestError(
             400,
             RestCode.BAD_REQUEST,
-            f"unknown field '{unknown[0]}': expected {', '.join(_FIELDS)}",
+            f"unknown field '{shown(unknown[0])}': expected {', '.join(_FIELDS)}",
         )
     name = fields.get("topic_name")
     if not isinstance(name, str):
@@ -182,7 +182,8 @@ def _configs(value: Any) -> dict[str, str | None]:
 
 
 def _wrong_kind(field: str, value: object, expected: str) -> RestError:
-    shown = repr(value)[:80]
     return RestError(
-        400, RestCode.BAD_REQUEST, f"Bad Request: '{field}' is {shown}, expected {expected}"
+        400,
+        RestCode.BAD_REQUEST,
+        f"Bad Request: '{field}' is {shown(repr(value))}, expected {expected}",
     )
