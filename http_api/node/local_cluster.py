@@ -41,9 +41,9 @@ from raft_metadata.common.clock import Clock
 
 READY_WITHIN_S = 60.0
 READY_LOOK_S = 0.1
-BROKERS_STOP_WITHIN_S = 11.0
+BROKERS_STOP_WITHIN_S = 12.5
 """A broker's controlled shutdown gives up after ``controlled_shutdown_ms``, 10 s."""
-STOP_WITHIN_S = 14.0
+STOP_WITHIN_S = 14.5
 """Of the 15 s that were promised; the rest is for the kernel and for this process."""
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

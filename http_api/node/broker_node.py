@@ -1,0 +1,125 @@
+"""A broker process, put together: the one place that knows every part of it (interfaces.md §1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker.server.broker_server import BrokerServer
+from http_api.node.config import NodeConfig
+from http_api.node.node_start import (
+    OpenedNode,
+    binding,
+    opened_node,
+    or_die,
+    stop_signal,
+    until_stopped,
+)
+from http_api.node.process_setup import calm_collector, keep_freed_memory, run_loop
+from http_api.peer.controller_channel import HttpControllerChannel
+from http_api.peer.peer_channel import TcpPeerChannel
+from http_api.peer.peer_server import PeerServer
+from http_api.server.app import HttpServer, build_app
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.faults import ProcessFaultHandler
+from raft_metadata.common.ids import BrokerId, NodeId
+
+HTTP_SHUTDOWN_GRACE_S = 1.0
+"""Long polls end with the broker; leaderships have moved by then."""
+
+
+def run_broker(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
+    """Run the broker of this configuration until it is told to stop; the exit code."""
+    with opened_node(path, overrides, "broker", insecure=insecure, json_log=json_log) as node:
+        keep_freed_memory()
+        run_loop(_serve(node))
+    return 0
+
+
+async def _serve(node: OpenedNode) -> None:
+    """Logs first (rule Q1), then the listeners, then the way into the cluster; stop in reverse."""
+    config = node.config
+    broker_id = BrokerId(config.node_id)
+    faults = ProcessFaultHandler()
+    async with contextlib.AsyncExitStack() as stack:
+        asked = await stack.enter_async_context(stop_signal())
+        controllers = HttpControllerChannel(
+            controllers={NodeId(i): str(each.http) for i, each in config.controllers.items()},
+            cluster_id=config.cluster_id,
+            dial=controller_dial(config, "http"),
+            heartbeat_interval_ms=config.timeouts.broker_heartbeat_interval_ms,
+        )
+        await controllers.start()
+        stack.push_async_callback(controllers.stop)
+        peers = TcpPeerChannel(
+            broker_id=broker_id, cluster_id=config.cluster_id, dial=_peer_dial(config)
+        )
+        stack.push_async_callback(peers.stop)
+        server = BrokerServer(
+            config.broker_config(node.meta.directory_id),
+            controllers,
+            peers,
+            SystemClock(),
+            faults,
+            os.urandom,
+        )
+        await server.start()
+        stack.push_async_callback(server.stop)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(or_die(server.run(), faults), name="broker")
+            try:
+                async with contextlib.AsyncExitStack() as listeners:
+                    await _listen(node, server, listeners)
+                    calm_collector()
+                    if not asked.is_set():
+                        await until_stopped(asked, running)
+                        await server.controlled_shutdown()
+            finally:
+                running.cancel()
+
+
+async def _listen(
+    node: OpenedNode, server: BrokerServer, listeners: contextlib.AsyncExitStack
+) -> None:
+    config = node.config
+    peer_server = PeerServer(
+        str(config.listen_inner),
+        broker_id=BrokerId(config.node_id),
+        cluster_id=config.cluster_id,
+        services=server.peer_services,
+    )
+    with binding(config.listen_inner, config.name):
+        await peer_server.start()
+    listeners.push_async_callback(peer_server.stop)
+    http = HttpServer(
+        build_app(server.apis, config.limits, f"http://{config.advertised_http}"),
+        config.limits,
+        insecure=node.insecure,
+        shutdown_grace_s=HTTP_SHUTDOWN_GRACE_S,
+    )
+    with binding(config.listen_http, config.name):
+        await http.start(str(config.listen_http))
+    listeners.push_async_callback(http.stop)
+
+
+def controller_dial(config: NodeConfig, kind: str) -> dict[NodeId, str]:
+    """This node's own ways to controllers, from ``[dial]``."""
+    found = {}
+    for controller_id in config.controllers:
+        address = config.dial.get(f"controller-{controller_id}.{kind}")
+        if address is not None:
+            found[NodeId(controller_id)] = str(address)
+    return found
+
+
+def _peer_dial(config: NodeConfig) -> dict[BrokerId, str]:
+    found = {}
+    for target, address in config.dial.items():
+        name, _, kind = target.partition(".")
+        role, _, node_id = name.partition("-")
+        if role == "broker" and kind == "peer":
+            found[BrokerId(int(node_id))] = str(address)
+    return found

@@ -1,0 +1,234 @@
+"""config.toml, environment and --set (interfaces.md §2)."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.config import BrokerDefaults, BrokerLimits, BrokerTimeouts
+from http_api.node.config import (
+    Address,
+    NodeConfig,
+    load_node_config,
+    parse_address,
+    read_config_file,
+    render_config,
+)
+from http_api.node.exits import EXIT_USAGE, ConfigError
+from http_api.node.formatting import defaults_for_size
+from http_api.node.settings import BY_NAME, SETTINGS, RaftTimeouts
+from raft_metadata.common.ids import DirectoryId
+
+BROKER = """
+[node]
+id = 1
+role = "broker"
+cluster_id = "AAAAAAAAAAAAAAAAAAAAAA"
+data_dir = "."
+[listeners]
+http = "127.0.0.1:8082"
+peer = "127.0.0.1:9082"
+[advertised]
+http = "broker-1.example:80"
+peer = "127.0.0.1:9999"
+[controllers]
+101 = {http = "127.0.0.1:10082", raft = "127.0.0.1:11082"}
+102 = {http = "127.0.0.1:10083", raft = "127.0.0.1:11083"}
+"""
+
+
+def write(tmp_path: Path, text: str = BROKER) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def load(
+    path: Path, environment: dict[str, str] | None = None, *overrides: str, **more: Any
+) -> NodeConfig:
+    return load_node_config(path, environment or {}, overrides, **more)
+
+
+def refused(path: Path, environment: dict[str, str] | None = None, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, environment, *overrides)
+    assert caught.value.code == EXIT_USAGE
+    return caught.value.message
+
+
+def test_a_file_becomes_a_broker_configuration(tmp_path: Path) -> None:
+    config = load(write(tmp_path))
+
+    assert (config.node_id, config.role, config.name) == (1, "broker", "broker-1")
+    assert config.data_dir == tmp_path
+    assert config.listen_http == Address("127.0.0.1", 8082)
+    assert sorted(config.controllers) == [101, 102]
+    broker = config.broker_config(DirectoryId("d"))
+    assert broker.advertised_http == "broker-1.example:80"
+    assert broker.advertised_peer == "127.0.0.1:9999"
+    assert broker.timeouts == BrokerTimeouts()
+
+
+def test_advertised_is_where_it_listens_unless_said(tmp_path: Path) -> None:
+    text = BROKER.replace('http = "broker-1.example:80"\n', "")
+    assert load(write(tmp_path, text)).advertised_http == Address("127.0.0.1", 8082)
+
+
+def test_file_then_environment_then_set(tmp_path: Path) -> None:
+    path = write(tmp_path, BROKER + "[timeouts]\nbroker_session_timeout_ms = 2000\n")
+    name = "QUORUMLOG_TIMEOUTS__BROKER_SESSION_TIMEOUT_MS"
+
+    assert load(path).timeouts.broker_session_timeout_ms == 2000
+    assert load(path, {name: "3000"}).timeouts.broker_session_timeout_ms == 3000
+    override = "broker_session_timeout_ms=4000"
+    assert load(path, {name: "3000"}, override).timeouts.broker_session_timeout_ms == 4000
+
+
+def test_environment_reaches_every_section(tmp_path: Path) -> None:
+    config = load(
+        write(tmp_path),
+        {
+            "QUORUMLOG_URL": "http://ignored",
+            "QUORUMLOG_SUPERVISOR_PID": "1",
+            "QUORUMLOG_NODE__RACK": "r1",
+            "QUORUMLOG_LISTENERS__HTTP": "127.0.0.1:1",
+            "QUORUMLOG_DIAL__BROKER_2_PEER": "127.0.0.1:2",
+            "QUORUMLOG_CONTROLLERS__103": '{http = "127.0.0.1:3", raft = "127.0.0.1:4"}',
+            "QUORUMLOG_DEFAULTS__AUTO_CREATE_TOPICS_ENABLE": "false",
+        },
+    )
+    assert config.rack == "r1"
+    assert config.listen_http.port == 1
+    assert config.way_to("broker-2", "peer", Address("x", 9)) == Address("127.0.0.1", 2)
+    assert config.way_to("broker-3", "peer", Address("x", 9)) == Address("x", 9)
+    assert config.controllers[103].raft.port == 4
+    assert config.defaults.auto_create_topics_enable is False
+
+
+def test_dial_keys_may_stand_without_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path, BROKER + '[dial]\nbroker-2.http = "127.0.0.1:7"\n')
+    assert load(path).dial == {"broker-2.http": Address("127.0.0.1", 7)}
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("[timeouts]\nbroker_sesion_timeout_ms = 1", "broker_session_timeout_ms"),
+        ("[timeout]\nx = 1", "timeouts"),
+        ("[limits]\nmax_body_byte = 1", "max_body_bytes"),
+        ("[dial]\n'broker-2.htp' = 'x:1'", "broker-2.http"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> None:
+    assert nearest in refused(write(tmp_path, BROKER + text))
+
+
+def test_an_unknown_key_from_outside_names_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert "'flush'" in refused(path, {"QUORUMLOG_DEFAULTS__FLUSHH": "os"})
+    assert "'defaults'" in refused(path, {"QUORUMLOG_DEFAULT__FLUSH": "os"})
+    assert "'flush'" in refused(path, None, "flusch=os")
+    assert "expected key=value" in refused(path, None, "flush")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "num_partitions=0",
+        "num_partitions=many",
+        "flush=never",
+        "auto_create_topics_enable=maybe",
+        "listeners.http=nowhere",
+        "listeners.http=host:70000",
+        "node.role=king",
+        "node.id=0",
+        "node.log_level=loud",
+    ],
+)
+def test_a_bad_value_is_named_with_what_was_expected(tmp_path: Path, override: str) -> None:
+    message = refused(write(tmp_path), None, override)
+    assert "expected" in message
+    assert override.partition("=")[2] in message
+
+
+def test_a_public_bind_needs_insecure(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert "--insecure" in refused(path, None, "listeners.http=0.0.0.0:8082")
+    assert "listeners.peer" in refused(path, None, "listeners.peer=10.1.2.3:8082")
+    config = load(path, {}, "listeners.http=0.0.0.0:8082", insecure=True)
+    assert config.listen_http.host == "0.0.0.0"
+    assert load(path, {}, "listeners.http=[::1]:8082").listen_http == Address("::1", 8082)
+
+
+def test_times_that_hang_on_the_session_follow_it(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    short = load(path, {}, "broker_session_timeout_ms=800").timeouts
+    assert (short.replica_lag_time_max_ms, short.broker_heartbeat_interval_ms) == (2000, 200)
+    longer = load(path, {}, "broker_session_timeout_ms=3000").timeouts
+    assert (longer.replica_lag_time_max_ms, longer.broker_heartbeat_interval_ms) == (3000, 250)
+
+
+def test_rule_r9_lag_beyond_two_and_a_half_sessions_is_refused(tmp_path: Path) -> None:
+    message = refused(write(tmp_path), None, "replica_lag_time_max_ms=3001")
+    assert "at most 3000" in message
+
+
+def test_rule_m8_min_isr_above_the_replication_factor_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert "min_insync_replicas = 2" in refused(path, None, "min_insync_replicas=2")
+    both = load(path, {}, "min_insync_replicas=2", "default_replication_factor=2")
+    assert both.defaults.min_insync_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("brokers", "replicas", "min_isr"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (5, 3, 2)]
+)
+def test_rule_m8_defaults_follow_the_size_the_cluster_is_made_with(
+    brokers: int, replicas: int, min_isr: int
+) -> None:
+    settings = defaults_for_size(brokers)
+    assert settings["default_replication_factor"] == replicas
+    assert settings["min_insync_replicas"] == min_isr
+    assert settings["auto_create_topics_enable"] is True
+
+
+def test_missing_sections_and_roles_are_named(tmp_path: Path) -> None:
+    assert "controllers" in refused(write(tmp_path, BROKER.partition("[controllers]")[0]))
+    without_peer = BROKER.replace('peer = "127.0.0.1:9082"\n', "")
+    assert "listeners.peer" in refused(write(tmp_path, without_peer))
+    as_controller = BROKER.replace('"broker"', '"controller"').replace("peer =", "raft =")
+    assert "one of [controllers]" in refused(write(tmp_path, as_controller))
+    assert "no configuration file" in refused(tmp_path / "none.toml")
+
+
+def test_every_setting_is_a_field_and_every_field_a_setting() -> None:
+    homes = {
+        "defaults": {field.name for field in fields(BrokerDefaults)},
+        "limits": {field.name for field in fields(BrokerLimits)},
+        "timeouts": {
+            field.name for kind in (BrokerTimeouts, RaftTimeouts) for field in fields(kind)
+        },
+    }
+    for section, names in homes.items():
+        assert {row.name for row in SETTINGS if row.section == section} == names
+    for row in SETTINGS:
+        assert row.check(row.default, "default") == row.default
+        assert row.meaning
+    assert len(BY_NAME) == len(SETTINGS), "--set finds the section by key: keys are unique"
+
+
+def test_what_is_rendered_is_read_back(tmp_path: Path) -> None:
+    table = read_config_file(write(tmp_path, BROKER + '[dial]\n"broker-2.peer" = "a:1"\n'))
+    table["node"]["rack"] = 'r"1\\'
+    again = read_config_file(write(tmp_path, render_config(table)))
+    assert again == table
+
+
+def test_addresses() -> None:
+    assert str(parse_address("[::1]:80", "x")) == "[::1]:80"
+    for text in ("", "host", "host:", ":80", "host:0", "host:65536", "host:8O"):
+        with pytest.raises(ConfigError):
+            parse_address(text, "x")

@@ -1,0 +1,67 @@
+"""The port scheme of interfaces.md §1, free ports, ports in use."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from http_api.node.cluster_plan import UpOptions, check_ports, plan_added, plan_new
+from http_api.node.exits import EXIT_PORT_IN_USE, ConfigError, NodeExit
+from http_api.node.ports import NodeAddresses
+
+
+def ports(nodes: list[NodeAddresses]) -> list[tuple[str, int, int]]:
+    return [(node.name, node.http.port, node.inner.port) for node in nodes]
+
+
+def test_ports_follow_the_scheme() -> None:
+    controllers, brokers = plan_new(UpOptions(data_dir=Path("x")))
+    assert ports(brokers) == [
+        ("broker-1", 8082, 9082),
+        ("broker-2", 8083, 9083),
+        ("broker-3", 8084, 9084),
+    ]
+    assert ports(controllers) == [
+        ("controller-101", 10082, 11082),
+        ("controller-102", 10083, 11083),
+        ("controller-103", 10084, 11084),
+    ]
+
+
+def test_a_port_too_high_is_refused_with_what_it_would_need() -> None:
+    with pytest.raises(ConfigError, match="65536"):
+        plan_new(UpOptions(data_dir=Path("x"), port=62_536, controllers=1, brokers=1))
+
+
+def test_port_zero_picks_distinct_free_ports_outside_the_ephemeral_range() -> None:
+    controllers, brokers = plan_new(UpOptions(data_dir=Path("x"), port=0))
+    chosen = [a.port for node in (*controllers, *brokers) for a in (node.http, node.inner)]
+    assert len(set(chosen)) == 12
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 < port < ephemeral for port in chosen)
+
+
+def test_added_brokers_follow_the_scheme_of_the_cluster() -> None:
+    controllers, brokers = plan_new(UpOptions(data_dir=Path("x"), port=20_000, brokers=2))
+    added = plan_added(4, [*controllers, *brokers])
+    assert ports(added) == [("broker-3", 20_002, 21_002), ("broker-4", 20_003, 21_003)]
+
+
+def test_brokers_added_to_a_cluster_on_free_ports_get_free_ones() -> None:
+    controllers, brokers = plan_new(UpOptions(data_dir=Path("x"), port=0, controllers=1, brokers=1))
+    added = plan_added(2, [*controllers, *brokers])
+    taken = {a.port for node in (*controllers, *brokers) for a in (node.http, node.inner)}
+    assert added[0].name == "broker-2"
+    assert not {added[0].http.port, added[0].inner.port} & taken
+
+
+async def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        _, brokers = plan_new(UpOptions(data_dir=Path("x"), port=port, controllers=1, brokers=1))
+        with pytest.raises(NodeExit, match=f"port {port} is in use, broker-1") as caught:
+            await check_ports(brokers, wait_s=0.0)
+    assert caught.value.code == EXIT_PORT_IN_USE
+    await check_ports(brokers, wait_s=0.0)
