@@ -102,6 +102,7 @@ BANNED_CALLS = {
 ALLOWED_CALLS = {
     ("raft_metadata/common/faults.py", "os._exit"),  # the FaultHandler itself
     ("http_api/node/local_cluster.py", "os._exit"),  # a second signal kills at once
+    ("http_api/node/node_start.py", "os._exit"),  # the same
 }
 # PySyncObj pickles its messages; one module may face that (ADR 0001).
 ALLOWED_PICKLE_FOLDER = "raft_metadata/quorum/"
