@@ -14,7 +14,13 @@ from aiohttp import hdrs, web
 from broker.record.batch import RecordFormat
 from broker.record.lines import check_formats, decode_records
 from broker.record.values import UnprocessableRecordsError
-from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProduceRequest
+from broker.server.requests import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    ACKS_NONE,
+    ProduceRequest,
+    RecordResult,
+)
 from http_api.contract import v2
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import (
@@ -45,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from broker.record.lines import ProduceRecord
-    from broker.server.requests import RecordResult
     from http_api.server.context import ApiContext
     from http_api.server.routing import Router
     from raft_metadata.common.ids import PartitionId, TopicName
@@ -138,33 +143,31 @@ class ProduceRoutes:
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
         if REST_STATUS[error.code].status != 503:
             raise error
-        return _answer_with_failures([v2.failed_row(error)] * len(produce.records), [error])
+        return answer([RecordResult(None, None, error)] * len(produce.records))
 
 
 def answer(results: Sequence[RecordResult]) -> web.Response:
     """One row per record, in request order."""
+    row = v2.OFFSET_ROW
+    try:
+        rows = [row % (result.partition, result.offset) for result in results]
+    except TypeError:  # a record that failed has no offset: looked for only now, as it is rare
+        return _answer_with_failures(results)
+    return reply(v2.produce_reply(rows), V2)
+
+
+def _answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
+    """Some records failed. If nothing was stored: 503 if that is certain and a retry may help."""
     failures = [result.error for result in results if result.error is not None]
-    if not failures:
-        row = v2.OFFSET_ROW
-        return reply(
-            v2.produce_reply([row % (result.partition, result.offset) for result in results]), V2
-        )
     rows = [
         v2.OFFSET_ROW % (result.partition, result.offset)
         if result.error is None
         else v2.failed_row(result.error)
         for result in results
     ]
-    if len(failures) < len(results):
-        return reply(v2.produce_reply(rows), V2)
-    return _answer_with_failures(rows, failures)
-
-
-def _answer_with_failures(rows: list[bytes], failures: Sequence[KafkaError]) -> web.Response:
-    """Nothing was stored: 503 if that is certain and a retry may mend it, else 200."""
     certain = all(error.outcome is Outcome.NOT_WRITTEN for error in failures)
     mendable = any(REST_STATUS[error.code].status == 503 for error in failures)
-    if certain and mendable:
+    if len(failures) == len(results) and certain and mendable:
         return reply(v2.produce_reply(rows), V2, 503, RETRY_LATER)
     return reply(v2.produce_reply(rows), V2)
 
