@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from raft_metadata.common.errors import StorageError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
-from raft_metadata.quorum.data_dir import DataDir, Identity
-from raft_metadata.quorum.files import DiskFiles, Files, storage_errors
-from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal
+from raft_metadata.quorum.files import DiskFiles, Files
 from raft_metadata.quorum.pysyncobj_internals import LoopPoller, library_now, verify_library
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
-from raft_metadata.quorum.snapshots import SnapshotStore
+from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
 
 TICKS_PER_HEARTBEAT = 4
 NEVER_HEARD_MS = 2**31 - 1
@@ -90,13 +87,6 @@ class _Events:
             self.faults.fatal("quorum event handler failed", error)
 
 
-@dataclass(slots=True)
-class _Opened:
-    home: DataDir
-    journal: DurableJournal
-    snapshots: SnapshotStore
-
-
 class MetadataQuorum:
     """One voter of the metadata quorum, for the life of a controller process.
 
@@ -121,12 +111,12 @@ class MetadataQuorum:
         self._faults = faults
         self._events = _Events(on_activated, on_deactivated, on_applied, faults)
         self._files = files or DiskFiles(sync=config.fsync)
-        self._opened: _Opened | None = None
+        self._disk: VoterDisk | None = None
         self._node: RaftNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tick_asked = False
-        self._tick_errors = 0
+        self._errors = 0
 
     # -- life
 
@@ -138,11 +128,11 @@ class MetadataQuorum:
         """
         verify_library()
         self._loop = asyncio.get_running_loop()
-        self._opened = self._open()
+        self._disk = open_voter_disk(self._config, self._machine, self._faults, self._files)
         try:
-            self._node = RaftNode(self._parts(self._opened, self._loop))
+            self._node = RaftNode(self._parts(self._disk, self._loop))
         except BaseException:
-            self._close_files()
+            self._close_disk()
             raise
         self._on_timer()
         _log.info(
@@ -150,55 +140,16 @@ class MetadataQuorum:
             *(self._config.node_id, self.term, self.last_index, self._snapshot_index()),
         )
 
-    def _open(self) -> _Opened:
-        config = self._config
-        identity = Identity(
-            cluster_id=config.cluster_id, node_id=config.node_id, directory_id=config.directory_id
-        )
-        home = DataDir(self._files, config.raft_dir, identity, self._faults)
-        try:
-            if set(home.meta.voters) != set(config.voters):
-                msg = f"formatted for voters {sorted(home.meta.voters)}, configured for"
-                raise StorageError(f"{msg} {sorted(config.voters)} directory={config.raft_dir}")
-            with storage_errors("open", config.raft_dir):
-                return self._open_log(home)
-        except BaseException:
-            home.close()
-            raise
-
-    def _open_log(self, home: DataDir) -> _Opened:
-        raft_dir = self._config.raft_dir
-        if home.meta.used and not self._files.exists(raft_dir / JOURNAL_FILE):
-            msg = f"the journal is gone directory={raft_dir}: if its disk was lost, rejoin"
-            raise StorageError(msg)
-        journal = DurableJournal(self._files, raft_dir, self._faults)
-        try:
-            if not home.meta.used:
-                home.mark_used()
-            snapshots = SnapshotStore(
-                self._files, raft_dir, self._config.cluster_id, self._machine, self._faults
-            )
-            header = snapshots.open()
-            if header is not None:
-                journal.align(header.previous, header.last)
-            elif journal.entries and journal.entries[0][1] != 1:
-                msg = f"the journal was compacted but its snapshot is gone directory={raft_dir}"
-                raise StorageError(msg)
-        except BaseException:
-            journal.close()
-            raise
-        return _Opened(home, journal, snapshots)
-
-    def _parts(self, opened: _Opened, loop: asyncio.AbstractEventLoop) -> RaftParts:
+    def _parts(self, disk: VoterDisk, loop: asyncio.AbstractEventLoop) -> RaftParts:
         return RaftParts(
             config=self._config,
-            home=opened.home,
-            journal=opened.journal,
-            snapshots=opened.snapshots,
+            home=disk.home,
+            journal=disk.journal,
+            snapshots=disk.snapshots,
             machine=self._machine,
             events=self._events,
             faults=self._faults,
-            poller=LoopPoller(loop, self._request_tick),
+            poller=LoopPoller(loop, self._request_tick, self._event_failed),
             request_tick=self._request_tick,
             now=library_now,
             rng=random.Random(),
@@ -213,26 +164,24 @@ class MetadataQuorum:
                 self._timer.cancel()
             self._node = None
             node.close()
-        opened = self._opened
-        thread = opened.snapshots.close() if opened is not None else None
+        thread = None if self._disk is None else self._disk.snapshots.close()
         if thread is not None:
             # The directory's lock may go only when nobody writes there any more.
             await asyncio.to_thread(thread.join)
-        self._close_files()
+        self._close_disk()
 
     async def _hand_over(self, node: RaftNode) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + HAND_OVER_TIMEOUT_S
-        node.transferLeadership()
+        # Asked again with every tick: only a follower that holds everything is told to stand.
         while node.role == "leader" and node.otherNodes and loop.time() < give_up_at:
-            await asyncio.sleep(self._tick_s)  # noqa: ASYNC110 each round is one tick
+            node.transferLeadership()
+            await asyncio.sleep(self._tick_s)
 
-    def _close_files(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.snapshots.close()
-            opened.journal.close()
-            opened.home.close()
+    def _close_disk(self) -> None:
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.close()
 
     # -- ticking
 
@@ -250,18 +199,23 @@ class MetadataQuorum:
             self._tick_asked = True
             self._loop.call_soon(self._tick)
 
+    def _event_failed(self, error: Exception) -> None:
+        if isinstance(error, OSError):
+            # A socket's trouble (no descriptors, no route): tried again with the next tick.
+            self._errors += 1
+            _log.warning("raft event failed count=%d error=%r", self._errors, error)
+        else:
+            # Half of something has happened, and nobody can say which half.
+            self._faults.fatal("raft event failed", error)
+
     def _tick(self) -> None:
         self._tick_asked = False
         if self._node is None:
             return
         try:
             self._node.doTick(0.0)
-        except OSError as error:
-            # A socket's trouble (no descriptors, no route): tried again with the next tick.
-            self._tick_errors += 1
-            _log.warning("raft tick failed count=%d error=%r", self._tick_errors, error)
-        except Exception as error:  # noqa: BLE001 half a tick has happened
-            self._faults.fatal("raft tick failed", error)
+        except Exception as error:  # noqa: BLE001 sorted there
+            self._event_failed(error)
 
     # -- use
 
@@ -336,7 +290,7 @@ class MetadataQuorum:
         return int(min(silence_ms, NEVER_HEARD_MS))
 
     def _snapshot_index(self) -> int:
-        header = None if self._opened is None else self._opened.snapshots.header
+        header = None if self._disk is None else self._disk.snapshots.header
         return 0 if header is None else header.last[1]
 
     def status(self) -> Mapping[str, object]:
@@ -362,6 +316,6 @@ class MetadataQuorum:
             "journal_bytes": node.journal.size_bytes,
             "journal_syncs": node.journal.sync_count,
             "fence": node.home.meta.fence,
-            "tick_errors": self._tick_errors,
+            "errors": self._errors,
             "voters": voters,
         }

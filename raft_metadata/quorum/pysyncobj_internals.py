@@ -110,9 +110,15 @@ class LoopPoller(pysyncobj.poller.Poller):  # type: ignore[misc]  # untyped libr
     Every event is followed by `on_event`, which asks for a tick. Owned by the loop's thread.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_event: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_event: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
         self._loop = loop
         self._on_event = on_event
+        self._on_error = on_error
         self._watched: dict[int, _Watch] = {}
 
     def subscribe(self, descr: int, callback: Callable[[int, int], None], mask: int) -> None:
@@ -134,8 +140,9 @@ class LoopPoller(pysyncobj.poller.Poller):  # type: ignore[misc]  # untyped libr
             return
         try:
             watch.callback(descr, event)
-        finally:
-            self._on_event()
+        except Exception as error:  # noqa: BLE001 asyncio would only log it
+            self._on_error(error)
+        self._on_event()
 
     def _remove(self, descr: int, mask: int) -> None:
         for bit, remove in (
@@ -227,6 +234,31 @@ class CappedConnection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[
         return {} if message is None else message
 
 
+class LastingServer(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc]  # untyped library
+    """A listener that comes back. Stock closes it for good when one accept() fails (EMFILE)."""
+
+    lost = False
+    _closed = False
+
+    def unbind(self) -> None:
+        """Called by the library after a failed accept; `close` is for good."""
+        if self._closed:
+            return
+        _log.warning("listener lost")
+        super().unbind()
+        self.lost = True
+
+    def close(self) -> None:
+        """Stop listening."""
+        super().unbind()
+        self._closed = True
+
+    def bind(self) -> None:
+        """Listen, again if need be."""
+        super().bind()
+        self.lost = self._closed = False
+
+
 # -- a voter's address
 
 
@@ -277,15 +309,30 @@ class PinnedTransport(pysyncobj.transport.TCPTransport):  # type: ignore[misc]  
     def _maybeBind(self) -> None:  # noqa: N802 the library's name
         # Stock swallows the error and tries again in a busy loop, for ever; the caller of start()
         # must hear at once that its port is taken.
-        if self._ready:
+        if self._ready and not self._server.lost:
             return
-        self._server.bind()
+        try:
+            self._server.bind()
+        except OSError as error:
+            self._server.close()
+            if not self._ready:
+                raise
+            _log.warning("listener not back yet error=%r", error)
+            return
         self._ready = True
         self._bindOverEvent.set()
 
-    def close_listener(self) -> None:
-        """After a failed bind: nobody else closes the socket."""
-        self._server.unbind()
+    def _createServer(self) -> None:  # noqa: N802 the library's name
+        try:
+            super()._createServer()
+        except Exception as error:
+            msg = f"no such address to bind: {self._syncObj.conf.bindAddress}"
+            raise OSError(msg) from error
+
+    def destroy(self) -> None:
+        """Stop listening, let go of every connection."""
+        self._server.close()
+        super().destroy()
 
     def connection_of(self, node: VoterNode) -> CappedConnection | None:
         """The present connection to a voter."""
@@ -406,6 +453,11 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
     def applied_index(self, index: int) -> None:
         self._SyncObj__raftLastApplied = index
 
+    # Stock leaves the commit index behind after it installed a snapshot.
+    def raise_commit_index(self, index: int) -> None:
+        """What a snapshot holds is committed."""
+        self._SyncObj__raftCommitIndex = max(self.raftCommitIndex, index)
+
     # Stock loads the snapshot at the first tick and swallows every error, which leaves an empty
     # state machine. The file was verified before; here only the journal's head is compared.
     def load_snapshot(self, *, present: bool) -> None:
@@ -434,3 +486,4 @@ pysyncobj.syncobj.createPoller = lambda poller: poller
 # Both ends of a connection.
 pysyncobj.transport.TcpConnection = CappedConnection
 pysyncobj.tcp_server.TcpConnection = CappedConnection
+pysyncobj.transport.TcpServer = LastingServer

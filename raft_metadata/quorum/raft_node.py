@@ -111,7 +111,9 @@ def library_conf(config: QuorumConfig, journal: object, snapshots: object, polle
     election_s = config.election_timeout_ms / 1000
     return SyncObjConf(
         autoTick=False,
-        bindAddress=config.bind,  # stock binds 0.0.0.0, whatever the node's own address is
+        bindAddress=config.bind.replace("[", "").replace(
+            "]", ""
+        ),  # stock binds 0.0.0.0, whatever the node's own address is
         dynamicMembershipChange=False,
         raftMinTimeout=election_s,
         raftMaxTimeout=2 * election_s,
@@ -377,6 +379,14 @@ class RaftNode(PinnedSyncObj):
         self.transport.drop(node)
 
     # -- snapshots
+
+    def on_snapshot_part_ended(self) -> None:
+        """The last part of the leader's snapshot was handed to the library."""
+        header = self.snapshots.header
+        if header is not None and header.last[1] > self.raftCommitIndex:
+            self.raise_commit_index(header.last[1])
+            self.journal.set_commit_index(header.last[1])
+            self.parts.events.applied()
 
     def _force_snapshot_when_large(self) -> None:
         due = self.journal.size_bytes > self.parts.config.snapshot_max_journal_bytes

@@ -75,7 +75,8 @@ class _Outgoing:
     offset: int = 0
 
 
-def _start_thread(write: Callable[[], None]) -> threading.Thread:
+def start_thread(write: Callable[[], None]) -> threading.Thread:
+    """Write a snapshot beside the loop."""
     # Daemon: it must die with the process, unlike pysyncobj's forked child, which renames its
     # file after its parent was killed.
     thread = threading.Thread(target=write, name="snapshot", daemon=True)
@@ -97,7 +98,7 @@ class SnapshotStore:
         machine: Snapshotted,
         faults: FaultHandler,
         *,
-        run: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread,
+        run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,
     ) -> None:
         self._files = files
         self._path = directory / SNAPSHOT_FILE

@@ -241,6 +241,8 @@ class FilteredTransport(PinnedTransport):
         if part is not None:
             raft.snapshots.abort()
         self.deliver(node, message)
+        if part is not None and part[2]:
+            raft.on_snapshot_part_ended()
 
     def _already_have(self, node: VoterNode, message: Message) -> bool:
         """Defect 7: stock truncates all behind the previous entry, conflict or not.

@@ -44,7 +44,7 @@ class Codec:
         """Decode; MalformedMessageError for anything else than MessagePack."""
         try:
             return _decoder.decode(data)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MalformedMessageError(str(error)) from error
 
 

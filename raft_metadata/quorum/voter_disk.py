@@ -1,0 +1,84 @@
+"""One voter's directory, opened: lock and identity first, then journal and vote, then snapshot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raft_metadata.common.errors import StorageError
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.data_dir import DataDir, Identity
+from raft_metadata.quorum.files import Files, storage_errors
+from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal
+from raft_metadata.quorum.snapshots import SnapshotStore, Snapshotted, start_thread
+
+
+@dataclass(frozen=True, slots=True)
+class VoterDisk:
+    """What a voter has on disk. Owned by the loop; holds the directory's lock until closed."""
+
+    home: DataDir
+    journal: DurableJournal
+    snapshots: SnapshotStore
+
+    def close(self) -> None:
+        """Give it all up; the snapshot's thread must have ended before."""
+        self.snapshots.close()
+        self.journal.close()
+        self.home.close()
+
+
+def open_voter_disk(
+    config: QuorumConfig,
+    machine: Snapshotted,
+    faults: FaultHandler,
+    files: Files,
+    *,
+    run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,
+) -> VoterDisk:
+    """Open everything, and hand the snapshot to the state machine.
+
+    Raises StorageError or CorruptionError (exit 74): not formatted, not this voter's, in use,
+    emptied, or damaged. Never goes on with less than was there (rules Q1, Q4, Q5).
+    """
+    identity = Identity(
+        cluster_id=config.cluster_id, node_id=config.node_id, directory_id=config.directory_id
+    )
+    home = DataDir(files, config.raft_dir, identity, faults)
+    try:
+        if set(home.meta.voters) != set(config.voters):
+            msg = (
+                f"formatted for voters {sorted(home.meta.voters)}, configured for "
+                f"{sorted(config.voters)} directory={config.raft_dir}"
+            )
+            raise StorageError(msg)
+        if home.meta.used and not files.exists(config.raft_dir / JOURNAL_FILE):
+            msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
+            raise StorageError(msg)
+        with storage_errors("open", config.raft_dir):
+            journal = DurableJournal(files, config.raft_dir, faults)
+    except BaseException:
+        home.close()
+        raise
+    snapshots = SnapshotStore(files, config.raft_dir, config.cluster_id, machine, faults, run=run)
+    disk = VoterDisk(home, journal, snapshots)
+    try:
+        with storage_errors("open", config.raft_dir):
+            _align(disk, config)
+    except BaseException:
+        disk.close()
+        raise
+    return disk
+
+
+def _align(disk: VoterDisk, config: QuorumConfig) -> None:
+    if not disk.home.meta.used:
+        disk.home.mark_used()
+    header = disk.snapshots.open()
+    if header is not None:
+        disk.journal.align(header.previous, header.last)
+    elif disk.journal.entries and disk.journal.entries[0][1] != 1:
+        msg = f"the journal was compacted but its snapshot is gone directory={config.raft_dir}"
+        raise StorageError(msg)

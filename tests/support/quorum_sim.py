@@ -1,0 +1,359 @@
+"""A cluster of real `RaftNode`s in one process: virtual clock, in-memory network and disk.
+
+The library, our filters, journal, snapshots and elections are the real ones; only sockets, time
+and the platter are stood in for. Use inside the fixture `quorum_world`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pysyncobj.syncobj
+import pysyncobj.transport
+import pytest
+from pysyncobj.poller import Poller as _LibraryPoller
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
+from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.data_dir import Identity, format_raft_dir, format_rejoining_raft_dir
+from raft_metadata.quorum.pysyncobj_internals import PinnedTransport, voter_address
+from raft_metadata.quorum.raft_node import RaftNode, RaftParts
+from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
+from raft_metadata.quorum.wire import Codec
+from tests.support.power_loss_disk import Killed, PowerLossDisk, RaisingFaults
+
+CLUSTER = ClusterId("cluster-of-the-test")
+STEP_S = 0.01
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        if self.calls > 300:  # the library's send loop spins until the clock says stop
+            self.time += 0.001
+        return self.time
+
+
+CLOCK = VirtualClock()
+
+
+class Answer:
+    """A future without a loop."""
+
+    def __init__(self) -> None:
+        self.result: object = None
+        self.error: KafkaError | None = None
+        self.is_done = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, result: object) -> None:
+        self.result, self.is_done = result, True
+
+    def set_exception(self, error: KafkaError) -> None:
+        self.error, self.is_done = error, True
+
+    @property
+    def code(self) -> ErrorCode | None:
+        return None if self.error is None else self.error.code
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.is_done and self.error is None
+
+
+class Machine:
+    """Remembers every payload with its index and term."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[int, int, bytes]] = []
+
+    def apply(self, index: int, term: int, payload: bytes) -> object:
+        self.applied.append((index, term, payload))
+        return len(self.applied)
+
+    def freeze(self) -> object:
+        return tuple(self.applied)
+
+    def chunks(self, frozen: object) -> Iterator[bytes]:
+        yield b"state"
+        yield msgspec.json.encode(frozen)
+
+    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+        assert chunks[0] == b"state"
+        decoded = msgspec.json.decode(chunks[1], type=list[tuple[int, int, bytes]])
+        assert not decoded or decoded[-1][0] <= index
+        self.applied = decoded
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for _, _, payload in self.applied]
+
+
+class Poller(_LibraryPoller):  # type: ignore[misc]  # untyped library
+    """Nothing to poll: the network is the sim's."""
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+
+class Voter:
+    """One life of one voter process."""
+
+    def __init__(self, sim: Sim, node: NodeId, run: Callable[[Callable[[], None]], None]) -> None:
+        self.sim, self.node_id = sim, node
+        self.machine, self.faults = Machine(), RaisingFaults()
+        self.activations: list[tuple[int, int]] = []
+        self.events: list[str] = []
+        config = sim.config(node)
+        self.disk: VoterDisk = open_voter_disk(config, self.machine, self.faults, sim.disk, run=run)
+        self.raft: Any = RaftNode(
+            RaftParts(
+                config=config,
+                home=self.disk.home,
+                journal=self.disk.journal,
+                snapshots=self.disk.snapshots,
+                machine=self.machine,
+                events=self,
+                faults=self.faults,
+                poller=Poller(),
+                request_tick=lambda: None,
+                now=CLOCK,
+                rng=random.Random(sim.seed * 1000 + node),
+            )
+        )
+        self.raft.voter = self
+
+    # RaftEvents
+    def activated(self, term: int, index: int) -> None:
+        self.activations.append((term, index))
+        self.events.append(f"activated {term}")
+
+    def deactivated(self) -> None:
+        self.activations.clear()
+        self.events.append("deactivated")
+
+    def applied(self) -> None:
+        pass
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.raft.role == "leader")
+
+    @property
+    def term(self) -> int:
+        return int(self.raft.raftCurrentTerm)
+
+    def hear(self, sender: NodeId, message: dict[str, Any]) -> None:
+        """A message as it comes from the wire."""
+        peer = self.raft.transport.voter(voter_address(sender))
+        self.raft.transport._onMessageReceived(peer, Codec.loads(Codec.dumps(message)))
+
+    def submit(self, payload: bytes, term: int | None = None) -> Answer:
+        answer = Answer()
+        self.raft.submit(payload, self.term if term is None else term, answer)
+        return answer
+
+
+class Sim:
+    """Voters 1..n. `cut` holds pairs that hear nothing of each other; `drop` may swallow."""
+
+    def __init__(self, voters: int = 3, seed: int = 1, **config: Any) -> None:
+        random.seed(seed)  # the library draws its election time-outs there
+        self.seed, self.settings = seed, config
+        self.disk = PowerLossDisk()
+        self.ids = [NodeId(node) for node in range(1, voters + 1)]
+        self.directory_ids = {node: DirectoryId(f"disk-{node}") for node in self.ids}
+        self.up: dict[NodeId, Voter] = {}
+        self.queue: deque[tuple[NodeId, NodeId, bytes]] = deque()
+        self.cut: set[frozenset[NodeId]] = set()
+        self.drop: Callable[[NodeId, NodeId, dict[str, Any]], bool] = lambda *_: False
+        self.said: list[tuple[NodeId, NodeId, dict[str, Any]]] = []
+        self.run_snapshot: Callable[[Callable[[], None]], None] = lambda write: write()
+        for node in self.ids:
+            self.format(node)
+
+    def directory(self, node: NodeId) -> Path:
+        return Path(f"/node-{node}")
+
+    def config(self, node: NodeId) -> QuorumConfig:
+        settings: dict[str, Any] = {
+            "snapshot_min_entries": 10**9,
+            "snapshot_max_interval_ms": 10**12,
+            **self.settings,
+        }
+        return QuorumConfig(
+            node_id=node,
+            cluster_id=CLUSTER,
+            directory_id=self.directory_ids[node],
+            raft_dir=self.directory(node),
+            bind="127.0.0.1:1",
+            voters={voter: f"127.0.0.1:{voter}" for voter in self.ids},
+            **settings,
+        )
+
+    def format(self, node: NodeId, *, rejoin: bool = False) -> None:
+        identity = Identity(cluster_id=CLUSTER, node_id=node, directory_id=self.directory_ids[node])
+        if rejoin:
+            others = {v: d for v, d in self.directory_ids.items() if v != node}
+            format_rejoining_raft_dir(self.directory(node), identity, others, files=self.disk)
+        else:
+            format_raft_dir(self.directory(node), identity, self.directory_ids, files=self.disk)
+
+    def write_log(self, node: NodeId, term: int, terms: Sequence[int]) -> None:
+        """A log written in an earlier life: the terms of entries 2, 3, …"""
+        faults, machine = RaisingFaults(), Machine()
+        disk = open_voter_disk(self.config(node), machine, faults, self.disk)
+        disk.journal.set_vote(term, None)
+        disk.journal.add(b"\1", 1, 0)
+        for index, entry_term in enumerate(terms, 2):
+            disk.journal.add(b"\0x", index, entry_term)
+        disk.journal.sync()
+        disk.close()
+
+    # -- life and death
+
+    def start(self, *nodes: NodeId) -> None:
+        for node in nodes or self.ids:
+            voter = Voter(self, node, self._snapshot)
+            for other, its in self.up.items():
+                self._link(its, node, up=True)
+                self._link(voter, other, up=True)
+            self.up[node] = voter
+
+    def _snapshot(self, write: Callable[[], None]) -> None:
+        self.run_snapshot(write)
+
+    def stamp(self, sender: int, to: int) -> list[str]:
+        """What a message from one to the other carries."""
+        ids = {int(node): str(directory) for node, directory in self.directory_ids.items()}
+        return [CLUSTER, ids[sender], ids[to]]
+
+    def _link(self, voter: Voter, other: NodeId, *, up: bool) -> None:
+        transport = voter.raft.transport
+        peer = transport.voter(voter_address(other))
+        (transport._onNodeConnected if up else transport._onNodeDisconnected)(peer)
+
+    def kill(self, *nodes: NodeId) -> None:
+        for node in nodes or list(self.up):
+            self.up.pop(node)
+            self.disk.kill(self.directory(node))
+            for its in self.up.values():
+                self._link(its, node, up=False)
+
+    def lose_disk(self, node: NodeId, directory_id: str) -> None:
+        """Kill it, give it an empty disk, formatted to rejoin."""
+        if node in self.up:
+            self.kill(node)
+        self.disk.wipe(self.directory(node))
+        self.directory_ids[node] = DirectoryId(directory_id)
+        self.format(node, rejoin=True)
+
+    def accept(self, node: NodeId, *by: NodeId) -> None:
+        for other in by or [other for other in self.up if other != node]:
+            self.up[other].raft.accept_voter(node, self.directory_ids[node])
+
+    # -- the network
+
+    def post(self, sender: NodeId, to: NodeId, message: dict[str, Any]) -> bool:
+        if self.drop(sender, to, message):
+            return True
+        self.said.append((sender, to, message))
+        if to not in self.up or frozenset((sender, to)) in self.cut:
+            return False
+        self.queue.append((sender, to, Codec.dumps(message)))
+        return True
+
+    def _deliver(self) -> None:
+        while self.queue:
+            sender, to, data = self.queue.popleft()
+            if to in self.up:
+                transport = self.up[to].raft.transport
+                peer = transport.voter(voter_address(sender))
+                self._guard(to, partial(transport._onMessageReceived, peer, Codec.loads(data)))
+
+    def _guard(self, node: NodeId, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Killed:
+            self.kill(node)
+
+    # -- time
+
+    def step(self) -> None:
+        CLOCK.time += STEP_S
+        CLOCK.calls = 0
+        for node, voter in list(self.up.items()):
+            self._guard(node, partial(voter.raft.doTick, 0.0))
+        self._deliver()
+
+    def until(self, condition: Callable[[], object], seconds: float) -> bool:
+        end = CLOCK.time + seconds
+        while CLOCK.time < end:
+            if condition():
+                return True
+            self.step()
+        return bool(condition())
+
+    def pass_time(self, seconds: float) -> None:
+        self.until(lambda: False, seconds)
+
+    @property
+    def leaders(self) -> list[NodeId]:
+        return [node for node, voter in self.up.items() if voter.leads]
+
+    def active_leader(self, seconds: float = 10.0) -> Voter | None:
+        """The leader of the highest term, once some leader is active."""
+
+        def active() -> list[Voter]:
+            return [voter for voter in self.up.values() if voter.leads and voter.activations]
+
+        if not self.until(active, seconds):
+            return None
+        return max(active(), key=lambda voter: voter.term)
+
+    def lead(self, node: NodeId) -> Voter:
+        """Make it the one active leader."""
+        for other, voter in self.up.items():
+            voter.raft.election_deadline = CLOCK.time + (0 if other == node else 2)
+        voter = self.up[node]
+        assert self.until(lambda: self.leaders == [node] and voter.activations, 20), "no leader"
+        return voter
+
+    def commit(self, node: NodeId, payload: bytes, seconds: float = 3.0) -> Answer:
+        answer = self.up[node].submit(payload)
+        self.until(answer.done, seconds)
+        return answer
+
+
+@pytest.fixture
+def quorum_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library without sockets, under the virtual clock."""
+    transport = pysyncobj.transport.TCPTransport
+
+    def send(self: Any, node: Any, message: dict[str, Any]) -> bool:
+        voter = self._syncObj.voter
+        return bool(voter.sim.post(voter.node_id, node.node_id, message))
+
+    monkeypatch.setattr(CLOCK, "time", 1000.0)
+    monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", CLOCK)
+    monkeypatch.setattr(pysyncobj.transport, "monotonicTime", CLOCK)
+    monkeypatch.setattr(PinnedTransport, "_createServer", lambda self: None)
+    monkeypatch.setattr(PinnedTransport, "_maybeBind", lambda self: setattr(self, "_ready", True))
+    monkeypatch.setattr(transport, "_connectIfNecessary", lambda self: None)
+    monkeypatch.setattr(transport, "send", send)

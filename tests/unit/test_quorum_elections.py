@@ -1,0 +1,190 @@
+"""Rule Q7 (pre-vote), terms and votes, on real nodes under a virtual clock."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raft_metadata.quorum.files import read_checked
+from raft_metadata.quorum.journal import Vote
+from raft_metadata.quorum.pysyncobj_internals import voter_address
+from tests.support.quorum_sim import CLOCK, Sim, quorum_world
+
+__all__ = ["quorum_world"]
+pytestmark = pytest.mark.usefixtures("quorum_world")
+
+
+def test_three_voters_elect_and_commit() -> None:
+    sim = Sim()
+    sim.start()
+    leader = sim.active_leader()
+    assert leader is not None
+    assert sim.commit(leader.node_id, b"x").result == 1
+    sim.pass_time(0.3)
+    assert [voter.machine.payloads for voter in sim.up.values()] == [[b"x"]] * 3
+
+
+def test_one_voter_alone_leads_at_once() -> None:
+    sim = Sim(voters=1)
+    sim.start()
+    assert sim.active_leader(0.1) is not None
+    assert sim.commit(sim.ids[0], b"x", 0.1).acknowledged
+
+
+def test_rule_q7_longer_log_in_a_lower_term_is_elected() -> None:
+    sim = Sim(seed=7)
+    a, b, _ = sim.ids
+    sim.write_log(a, 5, [1, 2, 5, 5])
+    sim.write_log(b, 6, [1, 2])
+    sim.start(a, b)
+    leader = sim.active_leader(20)
+    assert leader is not None
+    assert leader.node_id == a
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(min_value=0, max_value=10**6))
+def test_rule_q7_any_connected_majority_elects(seed: int) -> None:
+    rng = random.Random(seed)
+    sim = Sim(voters=rng.choice((3, 5)), seed=seed)
+    for node in sim.ids:
+        terms = sorted(rng.randint(1, 6) for _ in range(rng.randint(0, 6)))
+        sim.write_log(node, max(terms, default=0) + rng.randint(0, 4), terms)
+    sim.start(*rng.sample(sim.ids, len(sim.ids) // 2 + 1))
+    assert sim.active_leader(20) is not None
+
+
+def test_rule_q7_a_higher_term_is_durable_and_no_leader_contact() -> None:
+    sim = Sim(seed=8)
+    a, b, c = sim.ids
+    sim.start()
+    term = sim.lead(a).term
+    sim.cut = {frozenset((a, b)), frozenset((a, c))}
+    sim.pass_time(0.2)
+    voter = sim.up[b].raft
+    before = (voter.contact.when, voter.election_deadline)
+    voter.transport.adopt(voter.transport.voter(voter_address(c)), term + 3)
+    assert (voter.contact.when, voter.election_deadline) == before
+    assert voter.raftCurrentTerm == term + 3
+    body = read_checked(sim.disk, sim.directory(b) / "vote.json")
+    assert msgspec.json.decode(body or b"", type=Vote) == Vote(term + 3, None)
+
+
+def test_rule_q7_questions_alone_depose_nobody() -> None:
+    sim = Sim(seed=8)
+    a, _, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(1)
+    term = leader.term
+    sim.cut = {frozenset((a, c))}  # c hears no leader, and asks b again and again
+    sim.pass_time(8)
+    assert sim.leaders == [a]
+    assert leader.term == term
+    sim.cut = set()
+    sim.pass_time(2)
+    assert sim.leaders == [a]
+    assert leader.term == term
+
+
+def test_a_cut_off_leader_steps_down_within_a_second() -> None:
+    sim = Sim(seed=3)
+    a, b, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(1)
+    sim.cut = {frozenset((a, b)), frozenset((a, c))}
+    start = CLOCK.time
+    assert sim.until(lambda: not leader.leads, 1.0), "still believes after one second"
+    assert leader.events[-1] == "deactivated"
+    assert sim.until(lambda: [n for n in sim.leaders if n != a], 2.0)
+    assert CLOCK.time - start < 2.0
+
+
+def test_defect_10_a_vote_sent_twice_counts_once() -> None:
+    sim = Sim(voters=5, seed=4)
+    a, b, *_ = sim.ids
+    sim.start(a)
+    voter = sim.up[a]
+    peer = voter.raft.transport.voter(voter_address(b))
+    voter.raft.transport._onNodeConnected(peer)
+    voter.raft._pre_vote.may_stand_in = voter.term + 1
+    voter.raft.election_deadline = 0
+    sim.step()
+    assert voter.raft.role == "candidate"
+    vote = {"type": "response_vote", "term": voter.term, "stamp": sim.stamp(b, a)}
+    for _ in range(4):
+        voter.hear(b, vote)
+    assert voter.raft.role == "candidate"
+
+
+def test_defect_9_an_answer_of_an_earlier_reign_does_not_count() -> None:
+    sim = Sim(seed=5)
+    a, b, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.cut = {frozenset((a, b)), frozenset((a, c))}
+    answer = leader.submit(b"x")
+    sim.step()
+    old = {
+        "type": "next_node_idx",
+        "term": leader.term - 1,
+        "next_node_idx": leader.raft.journal.last[1] + 1,
+        "reset": False,
+        "success": True,
+        "stamp": sim.stamp(b, a),
+    }
+    leader.hear(b, old)
+    sim.step()
+    assert not answer.done()
+    leader.hear(b, {**old, "term": leader.term})
+    sim.step()
+    assert answer.acknowledged  # the same answer, of this reign
+
+
+def test_defect_9_a_higher_term_in_an_answer_deposes() -> None:
+    sim = Sim(seed=6)
+    a, b, _ = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    message = {
+        "type": "next_node_idx",
+        "term": leader.term + 4,
+        "next_node_idx": 1,
+        "reset": False,
+        "success": False,
+        "stamp": sim.stamp(b, a),
+    }
+    term = leader.term
+    leader.hear(b, message)
+    assert not leader.leads
+    assert leader.term == term + 4
+
+
+def test_defect_9_an_old_leader_is_told() -> None:
+    sim = Sim(seed=6)
+    a, b, c = sim.ids
+    sim.start()
+    sim.lead(a)
+    sim.cut = {frozenset((a, b)), frozenset((a, c))}
+    assert sim.until(lambda: [n for n in sim.leaders if n != a], 5)
+    follower = sim.up[c if b in sim.leaders else b]
+    sim.said.clear()
+    message = {
+        "type": "append_entries",
+        "term": 1,
+        "commit_index": 1,
+        "entries": [],
+        "prevLogIdx": 1,
+        "prevLogTerm": 0,
+        "stamp": sim.stamp(a, follower.node_id),
+    }
+    follower.hear(a, message)
+    answers = [m for s, to, m in sim.said if (s, to) == (follower.node_id, a)]
+    assert [(m["type"], m["term"], m["success"]) for m in answers] == [
+        ("next_node_idx", follower.term, False)
+    ]
