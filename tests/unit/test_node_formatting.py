@@ -1,4 +1,4 @@
-"""Making, finding again and repairing the folders of a local cluster; rule Q4's lock and identity."""
+"""Making, finding and repairing the folders of a local cluster; lock and identity (rule Q4)."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_rule_q4_the_lock_is_exclusive_names_its_holder_and_dies_with_it(tmp_pat
     )
     path = tmp_path / "lock"
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=os.getcwd()
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=Path.cwd()
     ) as holder:
         assert holder.stdout is not None
         # the object above is dropped at once: the lock must outlive it, or it is none

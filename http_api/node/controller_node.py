@@ -1,0 +1,141 @@
+"""A controller process, put together: the one place that knows every part of it.
+
+Controllers never carry partition data, so that data traffic can't starve an election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from http_api.node.config import NodeConfig
+from http_api.node.formatting import RAFT_FOLDER
+from http_api.node.node_start import (
+    OpenedNode,
+    binding,
+    opened_node,
+    or_die,
+    stop_signal,
+    until_stopped,
+)
+from http_api.node.process_setup import calm_collector, run_loop
+from http_api.peer.controller_server import ControllerServer
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.faults import ProcessFaultHandler
+from raft_metadata.common.ids import NodeId
+from raft_metadata.controller.controller import ControllerConfig
+from raft_metadata.controller.topics import TopicDefaults
+from raft_metadata.image.metadata_state_machine import MetadataStateMachine
+from raft_metadata.quorum.active_controller import ActiveController
+from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+
+
+def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
+    """Run the controller of this configuration until it is told to stop; the exit code."""
+    with opened_node(path, overrides, "controller", insecure=insecure, json_log=json_log) as node:
+        run_loop(_serve(node))
+    return 0
+
+
+class NodeController(ActiveController):
+    """The active controller's answers, with the quorum's own facts for operators beside them."""
+
+    _voter: MetadataQuorum
+
+    def attach_voter(self, voter: MetadataQuorum) -> None:
+        """Give it the quorum; once, before the quorum starts."""
+        self._voter = voter
+        self.attach(voter)
+
+    @override
+    def status(self) -> Mapping[str, object]:
+        return {**super().status(), **self._voter.status()}
+
+
+async def _serve(node: OpenedNode) -> None:
+    """Quorum first (rule Q1: it syncs what it opens), then the listener; stop in reverse."""
+    config = node.config
+    faults = ProcessFaultHandler()
+    async with contextlib.AsyncExitStack() as stack:
+        asked = await stack.enter_async_context(stop_signal())
+        machine = MetadataStateMachine()
+        controller = NodeController(
+            machine,
+            controller_config(config),
+            clock=SystemClock(),
+            random_source=os.urandom,
+            faults=faults,
+        )
+        quorum = MetadataQuorum(
+            quorum_config(node),
+            machine,
+            faults,
+            on_activated=controller.on_activated,
+            on_deactivated=controller.on_deactivated,
+            on_applied=controller.on_applied,
+        )
+        controller.attach_voter(quorum)
+        with binding(config.listen_inner, config.name):
+            await quorum.start()
+        stack.push_async_callback(quorum.stop)
+        server = ControllerServer(
+            str(config.listen_http),
+            node_id=config.node_id,
+            cluster_id=config.cluster_id,
+            controller=controller,
+        )
+        with binding(config.listen_http, config.name):
+            await server.start()
+        stack.push_async_callback(server.stop)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(or_die(controller.run(), faults), name="controller")
+            calm_collector()
+            try:
+                await until_stopped(asked, running)
+            finally:
+                controller.stop()
+
+
+def controller_config(config: NodeConfig) -> ControllerConfig:
+    """What the deciding part is told."""
+    return ControllerConfig(
+        cluster_id=config.cluster_id,
+        defaults=TopicDefaults(
+            num_partitions=config.defaults.num_partitions,
+            default_replication_factor=config.defaults.default_replication_factor,
+            min_insync_replicas=config.defaults.min_insync_replicas,
+            partitions_per_topic_max=config.limits.max_partitions_per_topic,
+        ),
+        broker_session_timeout_ms=config.timeouts.broker_session_timeout_ms,
+        broker_disconnect_grace_ms=config.timeouts.broker_disconnect_grace_ms,
+        # the longest time-out a voter draws: a source that is silent longer has lost its leader
+        election_timeout_ms=2 * config.raft.election_timeout_ms,
+    )
+
+
+def quorum_config(node: OpenedNode) -> QuorumConfig:
+    """What the voter is told. The directories of the others stand in ``raft/meta.json``."""
+    config = node.config
+    dial = {}
+    for voter in config.controllers:
+        address = config.dial.get(f"controller-{voter}.raft")
+        if address is not None:
+            dial[NodeId(voter)] = str(address)
+    return QuorumConfig(
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        directory_id=node.meta.directory_id,
+        raft_dir=config.data_dir / RAFT_FOLDER,
+        bind=str(config.listen_inner),
+        voters={NodeId(voter): str(each.raft) for voter, each in config.controllers.items()},
+        dial=dial,
+        election_timeout_ms=config.raft.election_timeout_ms,
+        heartbeat_ms=config.raft.raft_heartbeat_ms,
+        leader_fallback_ms=config.raft.raft_step_down_ms,
+    )
