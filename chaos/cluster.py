@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+from chaos.deadline import within
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -185,7 +187,7 @@ class LocalCluster:
 
     async def wait_restarted(self, node: Node, deadline_s: float) -> Node:
         """Until the supervisor has started the node again under another pid."""
-        async with asyncio.timeout(deadline_s):
+        async with within(deadline_s, f"{node.kind} {node.id} is started again"):
             while True:
                 now = self.read().node(node.id)
                 if now.pid is not None and now.pid != node.pid:

@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import orjson
 
+from chaos.deadline import within
 from chaos.history import Line
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Http:
                     raise CallError(msg, answer.status)
                 return text
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            msg = f"{method} {url}: {error!r}"
+            msg = f"{method} {url}: {str(error) or type(error).__name__}"
             raise CallError(msg) from error
 
     async def read_partition(
@@ -211,7 +212,7 @@ class Http:
                         raise CallError(msg, answer.status)
                     high_watermark = int(answer.headers["Quorumlog-High-Watermark"])
             except (aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
-                msg = f"GET {target}: {error!r}"
+                msg = f"GET {target}: {str(error) or type(error).__name__}"
                 raise CallError(msg) from error
             page = lines_of_ndjson(body) if accept == NDJSON else lines_of_array(body)
             if not page and offset < high_watermark:
@@ -224,7 +225,7 @@ class Http:
 
     async def wait_ready(self, url: str, deadline_s: float) -> None:
         """Until the broker's ``/readyz`` answers 200."""
-        async with asyncio.timeout(deadline_s):
+        async with within(deadline_s, f"{url}/readyz answers 200"):
             while True:
                 try:
                     await self._call("GET", f"{url}/readyz", None, 2.0)
