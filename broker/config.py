@@ -10,7 +10,7 @@ from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDefaults:
-    """The ``[defaults]`` section: cluster-wide defaults written by ``up`` for its size (rule M8)."""
+    """The ``[defaults]`` section: cluster-wide, written by ``up`` for its size (rule M8)."""
 
     num_partitions: int = 1
     default_replication_factor: int = 1
@@ -69,6 +69,8 @@ class BrokerTimeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
+    """Everything one broker process is told."""
+
     broker_id: BrokerId
     cluster_id: ClusterId
     directory_id: DirectoryId

@@ -66,7 +66,6 @@ class FlushToken:
     """Directories in which names were made, innermost first (rule Q6)."""
     checkpoints: list[tuple[str, bytes]] = field(default_factory=list)
     """(name, bytes) to write into the log's directory once the data is synced."""
-    recovery_point: int | None = None
 
 
 class Flusher:

@@ -220,6 +220,11 @@ class LogManager:
             log.config = config
         return log
 
+    def holder(self, topic: TopicName, partition: PartitionId) -> TopicId | None:
+        """The topic id whose log has this name's directory, or None."""
+        key = self._keys.get(f"{topic}-{partition}")
+        return None if key is None else key.topic_id
+
     def delete(self, topic_id: TopicId, partition: PartitionId) -> None:
         """Close the log and move its directory into quarantine; durable on return.
 

@@ -305,7 +305,8 @@ class PartitionLog:
                 data = segment.index_bytes(files.disk, files.use(segment))
                 token.checkpoints.append((name, data))
         token.checkpoints += self._checkpoints(active_base)
-        token.recovery_point = active_base
+        # From now on it may be on the disk, whatever becomes of the token: see `_truncate_files`.
+        self._recovery_point = active_base
 
     def _checkpoints(self, recovery_point: int) -> list[tuple[str, bytes]]:
         """Epochs first: a recovery point without them would hide segments from the scan."""
@@ -328,8 +329,6 @@ class PartitionLog:
             return
         if token.generation != self.generation:
             return  # rule Q3: those bytes may have been replaced since
-        if token.recovery_point is not None:
-            self._recovery_point = token.recovery_point
         if token.end_offset > self.durable_end:
             self.durable_end = token.end_offset
             if self.on_durable is not None:
@@ -379,7 +378,9 @@ class PartitionLog:
         last = self._segments[keep]
         fd = files.use(last)
         position, next_offset = 0, last.base_offset
-        if end_offset > last.base_offset:
+        if end_offset >= last.next_offset:
+            position, next_offset = last.size, last.next_offset
+        elif end_offset > last.base_offset:
             position, header = last.find(disk, fd, end_offset)
             next_offset = header.base_offset
         if last.base_offset < self._recovery_point:
@@ -405,6 +406,10 @@ class PartitionLog:
         (-1, log start) where there is none (KIP-320's OffsetForLeaderEpoch).
         """
         return self._epochs.end_offset_for(epoch, self.log_start_offset, self.log_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of the record at this offset, -1 where there is none (rule R5)."""
+        return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
 
     def start_epoch(self, epoch: int) -> None:
         """This replica leads from here on in this epoch.

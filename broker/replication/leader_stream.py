@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from typing_extensions import override
 
+from broker.record.batch import walk
 from broker.replication import frames
 from broker.replication.frames import Ack, FrameError, Key, Open, Push, Valid
 from broker.replication.partition_state import FollowerState, LeaderState
@@ -25,6 +26,14 @@ _log = logging.getLogger("broker.replication")
 
 MAX_CONTROL_FRAME_BYTES = 1024
 """A follower sends only OPEN, ACK and PING: far below this."""
+
+
+def end_of_batches(raw: bytes) -> int:
+    """The offset behind a run of whole batches."""
+    end = -1
+    for _, header in walk(raw):
+        end = header.next_offset
+    return end
 
 
 class LeaderHost(Protocol):
@@ -78,6 +87,10 @@ class PushSession:
             self.next = next_offset
         stream.mark(self)
 
+    def forget(self) -> None:
+        """The role that gave this session is over."""
+        self.stream.sessions.pop(self.replica.key, None)
+
     def drop_pending(self) -> None:
         """The connection is full: what was not written is read from the log later."""
         if self._pending:
@@ -94,9 +107,9 @@ class PushSession:
             self._pending_bytes = 0
             self._write(state, self._pending_from, self.next, pieces, size)
         elif self.next < log_end:
-            raw, next_offset = replica.log.read_raw(self.next, self.stream.host.push_bytes, log_end)
-            start, self.next = self.next, next_offset
-            self._write(state, start, next_offset, [raw], len(raw))
+            raw = replica.log.read_raw(self.next, self.stream.host.push_bytes, log_end)
+            start, self.next = self.next, end_of_batches(raw)
+            self._write(state, start, self.next, [raw], len(raw))
         if self.next < log_end:
             self.stream.mark(self)
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from broker.replication.frames import Key, key_of
 
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
-    from broker.replication.leader_stream import PushSession
     from broker.replication.partition import Partition
     from raft_metadata.common.ids import BrokerId, TopicName
 
 WAKE_SLICE = 200
 """Parked fetches woken per loop turn: 5,000 at once would starve producers (hot-path, 7)."""
+
+
+class FollowerSession(Protocol):
+    """A follower that is pushed to (``leader_stream.PushSession``)."""
+
+    number: int
+
+    def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None: ...
+    def announce(self) -> None: ...
+    def forget(self) -> None: ...
 
 
 class Replica:
@@ -29,7 +38,7 @@ class Replica:
         self.partition = partition
         self.log = log
         self.key: Key = key_of(partition.id.topic_id, partition.id.partition)
-        self.sessions: dict[BrokerId, PushSession] = {}
+        self.sessions: dict[BrokerId, FollowerSession] = {}
         """Followers that are pushed to, as leader."""
         self.fetch_waiters: list[asyncio.Future[None]] = []
         self.high_watermark_dirty = False

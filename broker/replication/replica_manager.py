@@ -11,6 +11,7 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
+from broker.log.log_directory import LogConfig
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import (
     Ack,
@@ -37,7 +38,15 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.common.topic_config import FLUSH, choice_value, effective_min_isr
+from raft_metadata.common.topic_config import (
+    FLUSH,
+    MESSAGE_TIMESTAMP_TYPE,
+    SEGMENT_BYTES,
+    SEGMENT_MS,
+    choice_value,
+    effective_min_isr,
+    integer_value,
+)
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 if TYPE_CHECKING:
@@ -54,8 +63,6 @@ _log = logging.getLogger("broker.replication")
 TICK_MS = 50
 ISR_CHECK_MS = 500
 """How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
-CHECKPOINT_MS = 5_000
-"""High watermarks are written to disk this often, as Kafka does; a start may begin lower."""
 STALL_MS = 4 * TICK_MS
 """A tick this late means that this process stood still: nobody else is blamed (rule M7)."""
 
@@ -90,7 +97,7 @@ class ReplicaManager:
         self._dirty: set[Replica] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
-        self._isr_checked_ms = self._pinged_ms = self._checkpointed_ms = self._ticked_ms
+        self._isr_checked_ms = self._pinged_ms = self._ticked_ms
 
     # what others ask
 
@@ -122,6 +129,7 @@ class ReplicaManager:
     def on_metadata_update(self, image: MetadataImage) -> None:
         """Follow the image: open, close and change the role of replicas. Called in order."""
         before, self.image = self.image, image
+        self._forget_recorded_damage()
         everything = before.brokers is not image.brokers
         for topic_id, topic in image.topics.items():
             if everything or before.topics.get(topic_id) is not topic:
@@ -164,22 +172,63 @@ class ReplicaManager:
             self._role_changed(replica)
 
     def _open(self, topic: TopicImage, number: PartitionId) -> Replica | None:
-        log = self._logs.get_or_create(topic.name, topic.topic_id, number)
-        if log is None:
-            return None  # offline: reported unclean at registration, never served (rule Q5)
+        """The replica of an assigned partition; None while its log is offline (rule Q5)."""
         partition_id = TopicIdPartition(topic.topic_id, number)
+        if partition_id in self._logs.offline and not self._set_damaged_aside(partition_id):
+            return None
+        holder = self._logs.holder(topic.name, number)
+        if holder is not None and holder != topic.topic_id:
+            # A name has one topic id at a time: this one says that the other was deleted (M5).
+            self._logs.delete(holder, number)
+        settings = self._settings(topic)
+        log = self._logs.get_or_create(
+            topic.name, number, topic.topic_id, self._log_config(topic, settings)
+        )
         partition = Partition(
             partition_id,
             self._config.broker_id,
             log,
-            self._settings(topic),
-            high_watermark=self._logs.high_watermark(topic.topic_id, number),
+            settings,
+            high_watermark=log.high_watermark,
         )
         replica = Replica(topic.name, partition, log)
         partition.on_high_watermark = lambda _: self._high_watermark_moved(replica)
         log.on_durable = lambda: self._durable_end_moved(replica)
         self._replicas[replica.key] = replica
         return replica
+
+    def _set_damaged_aside(self, partition_id: TopicIdPartition) -> bool:
+        """Start empty and fill from the leader, once the controller knows of the damage (Q5, R6).
+
+        Never where nobody else leads: these bytes may be the last copy.
+        """
+        registration = self.image.partition(*partition_id)
+        recorded = partition_id not in self._logs.unclean
+        if registration is None or not registration.has_leader or not recorded:
+            return False
+        if registration.leader == self._config.broker_id:
+            return False
+        self._logs.reset_damaged(*partition_id)
+        return True
+
+    def _forget_recorded_damage(self) -> None:
+        """Rule R6: the mark goes once a registration that reported it is settled."""
+        mine = self.image.brokers.get(self._config.broker_id)
+        if mine is None or not mine.settled or mine.incarnation_id != self._incarnation_id:
+            return
+        for partition_id in mine.unclean_partitions:
+            if partition_id in self._logs.unclean:
+                self._logs.forget_unclean(*partition_id)
+
+    def _log_config(self, topic: TopicImage, settings: Settings) -> LogConfig:
+        configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
+        times = choice_value(configs, MESSAGE_TIMESTAMP_TYPE, defaults.message_timestamp_type)
+        return LogConfig(
+            segment_bytes=integer_value(configs, SEGMENT_BYTES, defaults.segment_bytes),
+            segment_ms=integer_value(configs, SEGMENT_MS, defaults.segment_ms),
+            flush_before_ack=settings.by_durable,
+            append_time=times == "append",
+        )
 
     def _settings(self, topic: TopicImage) -> Settings:
         configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
@@ -191,7 +240,7 @@ class ReplicaManager:
 
     def _role_changed(self, replica: Replica) -> None:
         for session in list(replica.sessions.values()):
-            session.stream.sessions.pop(replica.key, None)
+            session.forget()
         replica.sessions.clear()
         for link in self._links.values():
             link.replicas.discard(replica)
@@ -223,13 +272,13 @@ class ReplicaManager:
             replica = self._replicas.get(key_of(topic.topic_id, PartitionId(number)))
             if replica is not None:
                 self._drop(replica)
-                self._logs.quarantine(topic.topic_id, PartitionId(number))
+                self._logs.delete(topic.topic_id, PartitionId(number))
 
     def _drop(self, replica: Replica) -> None:
         """No replica here any more. Its data stays until a deletion fact is old enough (M5)."""
         del self._replicas[replica.key]
         for session in list(replica.sessions.values()):
-            session.stream.sessions.pop(replica.key, None)
+            session.forget()
         replica.sessions.clear()
         for link in self._links.values():
             link.replicas.discard(replica)
@@ -252,6 +301,7 @@ class ReplicaManager:
             link.stream.queue_ack(replica)
 
     def _high_watermark_moved(self, replica: Replica) -> None:
+        replica.log.high_watermark = replica.partition.high_watermark
         if isinstance(replica.partition.role, LeaderState):
             self._dirty.add(replica)
         if replica.fetch_waiters:
@@ -374,6 +424,9 @@ class ReplicaManager:
                 replica.partition.role.forgive(stalled_ms)
             if len(replica.partition.parked):
                 replica.partition.parked.expire(now_ms)
+            if replica.log.failed is not None:
+                # Reported unclean at the registration of the next life; the other replicas serve.
+                self._faults.fatal(f"log {replica.log.name} failed", replica.log.failed)
         dirty, self._dirty = self._dirty, set()
         for replica in dirty:
             for session in replica.sessions.values():
@@ -386,9 +439,6 @@ class ReplicaManager:
             for replica in self._replicas.values():
                 if isinstance(replica.partition.role, LeaderState):
                     self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)
-        if now_ms - self._checkpointed_ms >= CHECKPOINT_MS:
-            self._checkpointed_ms = now_ms
-            self.checkpoint()
 
     def _keep_streams(self, now_ms: int, stalled_ms: int) -> None:
         """Rule R9: heartbeats both ways; three missed and the connection is closed."""
@@ -418,11 +468,3 @@ class ReplicaManager:
         if proposal is not None:
             attempt = self._isr.attempt(replica.partition, proposal, epoch)
             self._tasks.create_task(attempt, name="alter-partition")
-
-    def checkpoint(self) -> None:
-        """Write the high watermarks down."""
-        marks = {
-            (replica.topic, replica.partition.id.partition): replica.partition.high_watermark
-            for replica in self._replicas.values()
-        }
-        self._logs.checkpoint_high_watermarks(marks)

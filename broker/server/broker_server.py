@@ -7,7 +7,6 @@ on one asyncio loop, in the TaskGroup that ``run`` owns; the flusher is the only
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -46,13 +45,18 @@ class BrokerServer:
         self._config = config
         self._faults = faults
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
-        self.logs = LogManager(config, clock, faults)
+        self.logs = LogManager(
+            config.data_dir,
+            on_failed=lambda error: faults.fatal("log directory failed", error),
+            max_open_segments=config.limits.max_open_segments,
+            flush_interval_ms=config.timeouts.log_flush_interval_ms,
+        )
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
         self._loader = MetadataLoader(config, controllers, clock, self._publish)
         self._lifecycle = Lifecycle(
-            config, incarnation_id, controllers, self._loader, self.logs.unclean_partitions
+            config, incarnation_id, controllers, self._loader, lambda: tuple(self.logs.unclean)
         )
         local = LocalPartitions(config, self.manager, clock)
         self.apis = RoutedBrokerApis(
@@ -70,12 +74,18 @@ class BrokerServer:
                 self.apis.on_leader_changed(partition, new.leader_epoch)
 
     async def start(self) -> None:
-        """Open and sync every log (rule Q1). StorageError when the directory can't be trusted."""
-        await self.logs.start()
+        """Open and sync every log (rule Q1).
+
+        StorageError or OSError when the directory can't be trusted, BlockingIOError when another
+        process uses it.
+        """
+        await asyncio.to_thread(self.logs.open)
+        self.logs.start(asyncio.get_running_loop())
 
     async def run(self) -> None:
         """Follow, register, replicate, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.logs.run(), name="log-manager")
             tasks.create_task(self.manager.run(), name="replica-manager")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
@@ -98,6 +108,4 @@ class BrokerServer:
         for replica in list(self.manager.replicas()):
             replica.partition.parked.give_up()
             replica.wake_fetches()
-        with contextlib.suppress(OSError):
-            self.manager.checkpoint()
-        await self.logs.stop(self._lifecycle.broker_epoch)
+        self.logs.close(self._lifecycle.broker_epoch)

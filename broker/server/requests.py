@@ -6,7 +6,7 @@ Any broker answers any request (decision D7): what is led elsewhere is forwarded
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
@@ -51,9 +51,8 @@ class ProduceRequest:
     timeout_ms: int = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class RecordResult:
-    """One per record, in request order. ``offset`` is -1 for acks=0; ``error`` excludes both."""
+class RecordResult(NamedTuple):
+    """One per record, in request order. ``offset`` is -1 for acks=0; None with an ``error``."""
 
     partition: PartitionId | None
     offset: int | None
