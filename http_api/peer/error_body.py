@@ -14,10 +14,12 @@ MAX_MESSAGE_CHARACTERS = 4096
 
 def body_of(error: KafkaError) -> dict[str, object]:
     """The JSON object that `error_from_body` turns back into an equal error."""
+    # File names may hold bytes that are no text; JSON has no way to say them.
+    message = error.message[:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
     return {
         "error": error.code.number,
         "name": error.code.name,
-        "message": error.message[:MAX_MESSAGE_CHARACTERS],
+        "message": message,
         "outcome": error.outcome.value,
     }
 

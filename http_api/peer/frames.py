@@ -25,8 +25,8 @@ from raft_metadata.common.ids import BrokerId, ClusterId
 
 MAGIC = b"QLPP"
 VERSION = 1
-MAX_HELLO_BYTES = 8_192
-"""A hello is about 100 bytes, its answer at most an error message (4096 characters of ours)."""
+MAX_HELLO_BYTES = 32_768
+"""A hello is about 100 bytes, its answer at most an error of 4096 characters, all escaped."""
 MAX_FRAME_BYTES = 75_497_472
 """72 MiB: the largest fetch answer (64 MiB of lines, ``max_fetch_bytes``) with its headers."""
 

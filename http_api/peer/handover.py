@@ -16,11 +16,9 @@ def hand_over(
 ) -> None:
     """Make ``protocol`` the owner of the connection; it first gets what was already received.
 
-    Reading stops around the switch: uvloop chooses between data_received and get_buffer when
-    reading starts, so a switch in full flight would call methods the new protocol doesn't have.
+    ``set_protocol`` itself changes how both asyncio and uvloop read (data_received or get_buffer).
+    The dialling side stopped reading at the answer to its hello; from here on nothing waits.
     """
-    if transport.is_reading():
-        transport.pause_reading()
     transport.set_protocol(protocol)
     transport.resume_reading()
     protocol.connection_made(transport)

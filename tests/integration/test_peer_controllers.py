@@ -389,6 +389,8 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
             assert set(answers) == {A, B, C}
             assert [node_id for node_id, answer in answers.items() if answer.is_active] == [B]
         assert {relay.connections for relay in relays.values()} == {1}
+        await controllers.delete_topic(DELETE, 1_000)
+        assert relays[B].connections == 2, "nothing else goes over a heartbeat's connection"
         assert controllers.believed_active == B
         nodes.fakes[C].error = KafkaError(ErrorCode.STALE_BROKER_EPOCH)
         assert set(await controllers.heartbeat(HEARTBEAT)) == {A, B}

@@ -193,6 +193,14 @@ async def test_a_broker_that_comes_back_is_reached_again() -> None:
             assert await peers.call(TWO, server.address, ECHO, b"3", 1_000) == b"3"
 
 
+async def test_an_eager_caller_of_a_dead_broker_is_slowed_down() -> None:
+    async with TcpRelay("127.0.0.1:1") as relay, channel() as peers:
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 0.3:
+            await refused(peers.call(TWO, relay.address, ECHO, b"", 1_000))
+        assert relay.connections <= 5
+
+
 async def test_the_dial_table_overrides_the_advertised_address() -> None:
     async with (
         serving(Services()) as server,

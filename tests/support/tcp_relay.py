@@ -41,10 +41,9 @@ class TcpRelay:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            self.cut()
+            await asyncio.wait(self._tasks, timeout=0.05)
 
     def cut(self) -> None:
         """Reset every connection that stands now; new ones are taken."""
