@@ -8,7 +8,6 @@ imported only when that command runs, and its one-line help stands in this table
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import NoReturn
 
@@ -95,8 +94,4 @@ def run(arguments: list[str]) -> int:
     except NodeExit as error:
         click.echo(f"quorumlog: {error.message}", err=True)
         return error.code
-    except BrokenPipeError:
-        # whoever read our output has had enough: no failure, and nothing to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return result if isinstance(result, int) else 0

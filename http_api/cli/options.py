@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -63,6 +65,10 @@ def says_errors(command: Command) -> Command:
         except ClientError as error:
             click.echo(error_text(error, kwargs.get("form", "text")), err=True)
             return 1
+        except BrokenPipeError:
+            # whoever read our output has had enough: no failure, and nothing to flush at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
 
     return wrapped  # type: ignore[return-value] # same signature by functools.wraps
 

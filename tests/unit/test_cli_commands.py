@@ -1,0 +1,271 @@
+"""The commands against a real HTTP door in front of a fake broker: output and exit codes.
+
+Each command runs as the process a user starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.support.fake_broker_apis import CLUSTER_ID
+from tests.support.http_door import Door, open_door
+
+COMMAND_DEADLINE_S = 20.0
+
+
+@dataclass
+class Finished:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+@dataclass
+class Shell:
+    """Runs ``quorumlog ARGUMENTS`` against one door."""
+
+    door: Door
+    environment: dict[str, str] = field(default_factory=dict)
+
+    async def __call__(self, *arguments: str, stdin: bytes | str = b"") -> Finished:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "http_api.cli", *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "QUORUMLOG_URL": f"http://{self.door.address}", **self.environment},
+        )
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        async with asyncio.timeout(COMMAND_DEADLINE_S):
+            out, err = await process.communicate(data)
+        assert process.returncode is not None
+        return Finished(process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[Shell]:
+    async with open_door() as door:
+        yield Shell(door)
+
+
+async def test_topic_create_list_describe_delete(shell: Shell) -> None:
+    made = await shell("topic", "create", "orders", "-p", "3", "-r", "2")
+    assert (made.code, made.out) == (0, "created orders partitions=3 replication_factor=2\n")
+
+    listed = await shell("topic", "list", "--format", "json")
+    assert {row["name"]: row["partitions_count"] for row in listed.json} == {
+        "flights": 2,
+        "orders": 3,
+    }
+    text = (await shell("topic", "list")).lines
+    assert text[0].split() == ["NAME", "PARTITIONS", "REPLICAS"]
+    assert text[2].split() == ["orders", "3", "2"]
+
+    described = await shell("topic", "describe", "orders")
+    assert described.lines[1].split() == [
+        *("PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OUT-OF-SYNC")
+    ]
+    assert described.lines[2].split()[0] == "0"
+
+    assert (await shell("topic", "delete", "orders")).out == "deleted orders\n"
+    assert len((await shell("topic", "list", "--format", "json")).json) == 1
+
+
+async def test_describe_shows_leader_epoch_isr_and_what_is_out_of_sync(shell: Shell) -> None:
+    shell.door.apis.without_leader("flights")
+    rows = (await shell("topic", "describe", "flights", "--format", "json")).json
+    partition = rows[0]["partitions"][0]
+    assert partition["leader"] is None
+    assert set(partition) >= {"leader_epoch", "replicas", "isr", "elr", "out_of_sync"}
+    text = (await shell("topic", "describe", "flights")).out
+    assert "none" in text
+
+
+async def test_a_refusal_is_one_line_and_exit_1(shell: Shell) -> None:
+    again = await shell("topic", "create", "flights")
+    assert again.code == 1
+    assert again.err.count("\n") == 1
+    assert "40002" in again.err
+
+    missing = await shell("topic", "describe", "nothing", "--format", "json")
+    assert missing.code == 1
+    assert json.loads(missing.err)["error_code"] == 40403
+
+
+async def test_wrong_usage_is_exit_2(shell: Shell) -> None:
+    for arguments in (
+        ("topic", "create"),
+        ("topic", "create", "x", "-c", "novalue"),
+        ("consume", "flights", "-o", "middle"),
+        ("nonsense",),
+        ("topic", "list", "--format", "xml"),
+    ):
+        finished = await shell(*arguments)
+        assert (finished.code, finished.out) == (2, ""), arguments
+        assert finished.err
+
+
+async def test_nobody_answers(shell: Shell) -> None:
+    shell.environment["QUORUMLOG_URL"] = "http://127.0.0.1:1"
+    finished = await shell("cluster", "info")
+    assert finished.code == 1
+    assert "127.0.0.1:1 (Connection refused)" in finished.err
+
+
+async def test_the_next_broker_is_asked_when_one_does_not_answer(shell: Shell) -> None:
+    shell.environment["QUORUMLOG_URL"] = f"127.0.0.1:1,{shell.door.address}"
+    assert (await shell("topic", "list")).code == 0
+
+
+async def test_cluster_info(shell: Shell) -> None:
+    info = (await shell("cluster", "info", "--format", "json")).json
+    assert info["cluster_id"] == CLUSTER_ID
+    assert (info["topics"], info["partitions"]) == (1, 2)
+    assert {row["broker_id"] for row in info["brokers"]} >= {1, 2}
+    text = (await shell("cluster", "info")).out
+    assert text.startswith(f"cluster {CLUSTER_ID}\n")
+
+
+async def test_lines_go_in_as_text_and_come_out_as_they_were(shell: Shell) -> None:
+    lines = ["plain", "", '{"not": "parsed"}', "tab\tand 'quotes\"", "ünïcode ☃", "42"]
+    written = await shell("produce", "flights", "-p", "1", stdin="\n".join(lines) + "\n")
+    assert written.code == 0, written.err
+    assert written.lines == [
+        "written 6 records to flights",
+        "partition 1 offsets 0..5 count=6",
+    ]
+    read = await shell("consume", "flights", "-p", "1")
+    assert read.out == "\n".join(lines) + "\n"
+
+    rows = [
+        json.loads(line) for line in (await shell("consume", "flights", "--format", "json")).lines
+    ]
+    assert [row["value"] for row in rows] == lines
+    assert rows[0] == {
+        "topic": "flights",
+        "partition": 1,
+        "offset": 0,
+        "key": None,
+        "value": "plain",
+        "timestamp": rows[0]["timestamp"],
+    }
+
+
+async def test_json_values_are_stored_byte_for_byte(shell: Shell) -> None:
+    value = '{"b":1,  "a":12345678901234567890, "a":2}'
+    written = await shell("produce", "flights", "--json", stdin=value)
+    assert written.code == 0, written.err
+    assert (await shell("consume", "flights")).out == value + "\n"
+
+    refused = await shell("produce", "flights", "--json", stdin="{oops\n")
+    assert refused.code == 1
+    assert "not JSON" in refused.err
+
+
+async def test_keys_are_what_stands_before_the_separator(shell: Shell) -> None:
+    stdin = "AA:first\nno key\nUA::second\n:empty key\n"
+    written = await shell("produce", "flights", "-k", ":", stdin=stdin)
+    assert written.code == 0, written.err
+    out = (await shell("consume", "flights", "--format", "json")).lines
+    pairs = {(row["key"], row["value"]) for row in map(json.loads, out)}
+    assert pairs == {("AA", "first"), (None, "no key"), ("UA", ":second"), ("", "empty key")}
+
+    text = sorted((await shell("consume", "flights", "-k", ":")).lines)
+    assert text == sorted(stdin.splitlines())
+
+
+async def test_empty_values_can_be_tombstones(shell: Shell) -> None:
+    await shell("produce", "flights", "-k", ":", "-Z", "-p", "0", stdin="AA:\n")
+    row = json.loads((await shell("consume", "flights", "--format", "json")).out)
+    assert (row["key"], row["value"]) == ("AA", None)
+
+
+@pytest.mark.parametrize(
+    ("offset", "count", "expected"),
+    [
+        ("beginning", None, ["0", "1", "2", "3", "4"]),
+        ("end", None, []),
+        ("-2", None, ["3", "4"]),
+        ("-99", "1", ["0"]),
+        ("3", None, ["3", "4"]),
+        ("5", None, []),
+        ("1", "2", ["1", "2"]),
+    ],
+)
+async def test_where_consume_starts_and_stops(
+    shell: Shell, offset: str, count: str | None, expected: list[str]
+) -> None:
+    await shell("produce", "flights", "-p", "0", stdin="0\n1\n2\n3\n4\n")
+    limit = [] if count is None else ["-n", count]
+    read = await shell("consume", "flights", "-p", "0", "-o", offset, *limit)
+    assert (read.code, read.lines) == (0, expected)
+
+
+async def test_an_offset_outside_the_log_names_both_ends(shell: Shell) -> None:
+    read = await shell("consume", "flights", "-p", "0", "-o", "7")
+    assert read.code == 1
+    assert "flights-0 holds offsets 0 to 0" in read.err
+
+
+@pytest.mark.parametrize("partition", [(), ("-p", "0")])
+async def test_follow_goes_on_with_what_comes(shell: Shell, partition: tuple[str, ...]) -> None:
+    await shell("produce", "flights", "-p", "0", stdin="old\n")
+    reading = asyncio.gather(
+        shell("consume", "flights", *partition, "-f", "-n", "3"),
+        shell("produce", "flights", "-p", "0", stdin="new\nnewer\n"),
+    )
+    read, _ = await reading
+    assert read.lines == ["old", "new", "newer"]
+
+
+async def test_a_reader_that_has_had_enough_is_no_failure(shell: Shell) -> None:
+    await shell("produce", "flights", "-p", "0", stdin=("x" * 1000 + "\n") * 500)
+    consume = f"{sys.executable} -m http_api.cli consume flights"
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", consume + " | head -c 10; exit ${PIPESTATUS[0]}"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "QUORUMLOG_URL": f"http://{shell.door.address}"},
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, out, err) == (0, b"x" * 10, b"")
+
+
+async def test_input_that_pauses_is_written_at_once(shell: Shell) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "http_api.cli", "produce", "flights", "-p", "0"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "QUORUMLOG_URL": f"http://{shell.door.address}"},
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"typed\n")
+    await process.stdin.drain()
+    read = await shell("consume", "flights", "-p", "0", "-f", "-n", "1")
+    assert read.lines == ["typed"]
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+async def test_a_record_that_is_refused_ends_with_exit_1_and_says_so(shell: Shell) -> None:
+    big = json.dumps("x" * 2_000_000)
+    written = await shell("produce", "flights", "--json", "-p", "0", stdin=f"1\n{big}\n")
+    assert written.code == 1
+    assert "MESSAGE_TOO_LARGE" in written.err
+    assert written.lines[0] == "written 1 records to flights"
