@@ -1,6 +1,6 @@
-"""A consumer as a user would write it: aiohttp, 1 MB pages, every record decoded by orjson.
+"""A consumer as a user would write it: the SDK, 1 MB pages, every record decoded by orjson.
 
-python -m benchmarks.consumer_read URL SECONDS      prints one JSON object
+python -m benchmarks.consumer_read URL TOPIC SECONDS      prints one JSON object
 """
 
 from __future__ import annotations
@@ -10,29 +10,22 @@ import json
 import sys
 import time
 
-import aiohttp
-import orjson
-
-PAGE_BYTES = 1 << 20
-ARRAY = "application/vnd.quorumlog.lines+json"
+from http_api.client.async_client import AsyncClient
+from http_api.client.consumer import fetch_lines
 
 
-async def read(url: str, seconds: float) -> dict[str, float]:
-    """Read from offset 0 to the end, again and again, until the time is over."""
+async def read(url: str, topic: str, seconds: float) -> dict[str, float]:
+    """Read partition 0 from offset 0 to the end, again and again, until the time is over."""
     records = offset = 0
     began, cpu = time.monotonic(), time.process_time()
-    async with aiohttp.ClientSession(headers={"Accept": ARRAY}, read_bufsize=1 << 22) as session:
+    async with AsyncClient([url]) as client:
         while time.monotonic() - began < seconds:
-            query = f"?offset={offset}&max_bytes={PAGE_BYTES}&timeout=0"
-            async with session.get(url + query) as answer:
-                answer.raise_for_status()
-                end = int(answer.headers["Quorumlog-High-Watermark"])
-                page = orjson.loads(await answer.read())
-            assert page[0]["offset"] == offset
-            records += len(page)
-            offset = page[-1]["offset"] + 1
-            if offset >= end:
-                offset = 0
+            page = await client.run(fetch_lines(topic, 0, offset))
+            rows = page.records()
+            assert rows[0]["offset"] == offset
+            assert isinstance(rows[-1]["value"], dict)
+            records += len(rows)
+            offset = page.next_offset if page.next_offset < page.high_watermark else 0
     return {
         "records": records,
         "elapsed_s": time.monotonic() - began,
@@ -41,4 +34,4 @@ async def read(url: str, seconds: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    json.dump(asyncio.run(read(sys.argv[1], float(sys.argv[2]))), sys.stdout)
+    json.dump(asyncio.run(read(sys.argv[1], sys.argv[2], float(sys.argv[3]))), sys.stdout)

@@ -116,10 +116,9 @@ def _fetch_row(name: str, runs: list[Measured], limit: float) -> Row:
 async def consumer(product: Product, seconds: float) -> list[Row]:
     """One Python process that reads and decodes every value."""
     leader = await product.leader(TOPIC)
-    url = f"{leader.url}/topics/{TOPIC}/partitions/0/records"
     # Nothing else runs on this loop meanwhile, and nothing should.
     answer = subprocess.run(  # noqa: ASYNC221 see above
-        [sys.executable, "-m", "benchmarks.consumer_read", url, str(seconds)],
+        [sys.executable, "-m", "benchmarks.consumer_read", leader.url, TOPIC, str(seconds)],
         cwd=Path(ROOT),
         stdout=subprocess.PIPE,
         check=True,
@@ -128,7 +127,7 @@ async def consumer(product: Product, seconds: float) -> list[Row]:
     speed = figures["records"] / figures["elapsed_s"]
     return [
         Row(
-            what="consumer, one Python process, values decoded",
+            what="consumer, one Python process (SDK), values decoded",
             product=f"{speed:,.0f} records/s",
             value=speed,
             budget=CONSUMER_BUDGET,

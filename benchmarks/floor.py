@@ -219,7 +219,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _answer(self, base: int, count: int) -> None:
         body = b'{"base_offset":%d,"count":%d}' % (base, count)
-        self._transport.write(ANSWER % (len(body), body))
+        if not self._transport.is_closing():  # a generator leaves without waiting
+            self._transport.write(ANSWER % (len(body), body))
 
 
 class LeaderStream(asyncio.Protocol):
