@@ -7,16 +7,19 @@ raft-quorum §3). The core itself (votes, terms, own-term commit) is left to the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from raft_metadata.common.ids import NodeId
+from raft_metadata.quorum.data_dir import DataDir
+from raft_metadata.quorum.journal import DurableJournal
 from raft_metadata.quorum.pysyncobj_internals import (
     CappedConnection,
     PinnedTransport,
     VoterNode,
     voter_address,
 )
+from raft_metadata.quorum.snapshots import SnapshotStore
 from raft_metadata.quorum.wire import (
     MAX_FRAME_BYTES,
     MalformedMessageError,
@@ -26,9 +29,6 @@ from raft_metadata.quorum.wire import (
     hello,
 )
 
-if TYPE_CHECKING:
-    from raft_metadata.quorum.raft_node import RaftNode
-
 MAX_UNKNOWN_CONNECTIONS = 32
 """Peers that have not said who they are; five voters reconnecting at once need four."""
 HELLO_TIMEOUT_S = 2.0
@@ -36,11 +36,38 @@ HELLO_TIMEOUT_S = 2.0
 _log = logging.getLogger("raft_metadata.quorum")
 
 
+class FilteredRaft(Protocol):
+    """What the filter asks of its voter, and tells it; see `raft_node.RaftNode`."""
+
+    journal: DurableJournal
+    home: DataDir
+    snapshots: SnapshotStore
+    now: Callable[[], float]
+
+    @property
+    def raftCurrentTerm(self) -> int: ...  # noqa: N802
+
+    @property
+    def raftCommitIndex(self) -> int: ...  # noqa: N802
+
+    def pause(self, node: VoterNode) -> None: ...
+
+    def on_leader_heard(self, term: int, commit_index: int) -> None: ...
+
+    def on_snapshot_part_ended(self) -> None: ...
+
+    def on_pre_vote(self, node: VoterNode, question: Message) -> None: ...
+
+    def on_pre_vote_answer(self, node: VoterNode, answer: Message) -> None: ...
+
+    def on_term_answer(self, node: VoterNode, term: int) -> None: ...
+
+
 class FilteredTransport(PinnedTransport):
     """Owned by the RaftNode and called on its loop only. Made by the library, hence the names."""
 
     def __init__(
-        self, syncobj: RaftNode, self_node: VoterNode, others: Iterable[VoterNode]
+        self, syncobj: FilteredRaft, self_node: VoterNode, others: Iterable[VoterNode]
     ) -> None:
         self._raft = syncobj
         self._journal = syncobj.journal
@@ -52,7 +79,9 @@ class FilteredTransport(PinnedTransport):
 
     # -- who is there (rule Q4)
 
-    def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:  # noqa: N802
+    def setOnUtilityMessageCallback(  # noqa: N802 the library's name, as below
+        self, message: str, callback: object
+    ) -> None:
         """Defect 17: status, add, remove, set_version and transfer were open to any peer."""
 
     def _onNewIncomingConnection(self, conn: CappedConnection) -> None:  # noqa: N802

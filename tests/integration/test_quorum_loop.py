@@ -141,9 +141,13 @@ async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
     await asyncio.gather(*(voter.quorum.stop() for voter in voters))
 
 
+def proc_net_tcp() -> str:
+    return Path("/proc/net/tcp").read_text()
+
+
 async def test_only_the_configured_address_is_bound(alone: Voter) -> None:
     _, port = address_of(alone)
-    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [line.split() for line in proc_net_tcp().splitlines()[1:]]
     bound = {fields[1] for fields in listening if fields[3] == "0A"}
     assert f"0100007F:{port:04X}" in bound
     assert f"00000000:{port:04X}" not in bound

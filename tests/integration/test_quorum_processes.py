@@ -64,7 +64,7 @@ class Cluster:
     async def until_acknowledged(self, more: int, seconds: float = 10.0) -> None:
         wanted = len(self.acknowledged) + more
         async with asyncio.timeout(seconds):
-            while len(self.acknowledged) < wanted:
+            while len(self.acknowledged) < wanted:  # noqa: ASYNC110 a deadline stands around it
                 await asyncio.sleep(0.01)
 
     async def settled_payloads(self, seconds: float = 20.0) -> list[list[str]]:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ async def run_voter(node: int, root: Path, addresses: dict[int, str]) -> None:
         question = json.loads(line)
         if question["do"] == "submit":
             future = quorum.submit(question["payload"].encode(), quorum.term)
-            future.add_done_callback(lambda done, asked=question: submitted(asked, done))
+            future.add_done_callback(partial(submitted, question))
         elif question["do"] == "status":
             reply(question, result=dict(quorum.status()))
         else:
@@ -154,7 +155,8 @@ class VoterProcess:
         if self._reading.done():
             return {"error": "DIED"}
         self._number += 1
-        future = self._asked[self._number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[self._number] = future
         line = json.dumps({"id": self._number, "do": do, **question}) + "\n"
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(line.encode())
