@@ -118,6 +118,8 @@ def from_json(payload: bytes, cls: type[T]) -> T:
     """The inverse of `to_json`; extra fields are ignored. INVALID_REQUEST says what is wrong."""
     try:
         value = orjson.loads(payload)
+        if not isinstance(value, dict):
+            raise TypeError(f"expected an object, got {type(value).__name__}")
         if cls is FetchMetadataAnswer:
             return cast(T, _decode_answer(value))
         if cls is MetadataBatch:

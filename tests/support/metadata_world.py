@@ -1,0 +1,408 @@
+"""The deciding core of one controller on a clock of the test, and the invariants it must keep.
+
+Nothing is replicated here: what is decided is folded at once. Every fold is checked against the
+invariants P1 to P5 and C1 to C4 of guarantees.md §3.2, §3.3; a broken one is an AssertionError.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    UNKNOWN_BROKER_EPOCH,
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    ControllerEpoch,
+    DirectoryId,
+    IncarnationId,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    TopicName,
+    id_from_bytes,
+)
+from raft_metadata.controller.controller import Controller, ControllerConfig
+from raft_metadata.controller.topics import TopicDefaults, min_isr_of
+from raft_metadata.image.metadata_delta import MetadataDelta
+from raft_metadata.image.metadata_image import (
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.commands import (
+    AlterPartition,
+    BrokerHeartbeat,
+    CreateTopic,
+    DeleteTopic,
+    HeartbeatAnswer,
+    IsrMember,
+    PartitionAltered,
+    RegisterBroker,
+    TopicCreated,
+)
+from raft_metadata.records.records import BrokerState, MetadataRecord
+from raft_metadata.records.serde import decode_batch, encode_batch
+
+CLUSTER = ClusterId("QuorumlogTestCluster01")
+BROKERS = tuple(map(BrokerId, (1, 2, 3)))
+TICK_MS = 50
+
+
+def topic_id(number: int) -> TopicId:
+    """A topic id that says its number."""
+    return TopicId(id_from_bytes(number.to_bytes(16, "big")))
+
+
+def config(
+    *, replicas: int = 3, min_isr: int = 2, partitions: int = 1, per_batch: int = 1_000
+) -> ControllerConfig:
+    """The cluster of the tests: three replicas, two of them in sync."""
+    return ControllerConfig(
+        cluster_id=CLUSTER,
+        defaults=TopicDefaults(
+            num_partitions=partitions,
+            default_replication_factor=replicas,
+            min_insync_replicas=min_isr,
+            partitions_per_batch_max=per_batch,
+        ),
+    )
+
+
+def registration(
+    broker: BrokerId,
+    *,
+    life: str = "a",
+    disk: str = "",
+    last: int = UNKNOWN_BROKER_EPOCH,
+    unclean: Iterable[TopicIdPartition] = (),
+    rack: str | None = None,
+) -> RegisterBroker:
+    """A broker's announcement: ``life`` is its process, ``disk`` its directory id."""
+    return RegisterBroker(
+        broker_id=broker,
+        cluster_id=CLUSTER,
+        incarnation_id=IncarnationId(f"life-{broker}-{life}"),
+        directory_id=DirectoryId(disk or f"disk-{broker}"),
+        http=f"127.0.0.1:{8081 + broker}",
+        peer=f"127.0.0.1:{9081 + broker}",
+        rack=rack,
+        unclean_partitions=tuple(unclean),
+        last_broker_epoch=BrokerEpoch(last),
+    )
+
+
+@dataclass
+class World:
+    """One active controller without a quorum. ``alive`` brokers heartbeat on every tick."""
+
+    config: ControllerConfig = field(default_factory=config)
+    image: MetadataImage = field(default_factory=MetadataImage)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.now_ms = 0
+        self.alive: dict[BrokerId, BrokerEpoch] = {}
+        self.log: list[tuple[MetadataRecord, ...]] = []
+        self.invariants = Invariants(self.config.defaults.min_insync_replicas)
+        self.core = Controller(self.config, random.Random(self.seed).randbytes, self.now_ms)
+        self.core.activate(self.image)
+
+    # ---- appending
+
+    def append(self, records: Iterable[MetadataRecord]) -> None:
+        """Fold one decision, after a round trip through JSON."""
+        base = self.image.next_offset
+        decided = tuple(records)
+        batch = decode_batch(encode_batch(base, 1, decided)).records
+        assert batch == decided
+        delta = MetadataDelta(self.image)
+        count = delta.replay_all(batch, base)
+        after = delta.apply(MetadataOffset(base + count), ControllerEpoch(1))
+        self.invariants.check(self.image, after)
+        self.image = after
+        self.log.append(batch)
+        self.core.appended(delta, after)
+
+    def decide_one(self) -> bool:
+        """Append the most urgent wish; False if there is none."""
+        wish = self.core.next_wish(self.image, bulk_allowed=True)
+        if wish is None:
+            return False
+        assert wish.records
+        self.append(wish.records)
+        return True
+
+    def decide_all(self) -> None:
+        """Until nothing is wished for: everything that follows has been recorded."""
+        for _ in range(1_000):
+            if not self.decide_one():
+                self.invariants.check_settled(self.image)
+                return
+        raise AssertionError("the controller never comes to rest")
+
+    # ---- time and brokers
+
+    def beat(self, broker: BrokerId, *, want_shutdown: bool = False) -> HeartbeatAnswer:
+        """A heartbeat of a broker that has applied the whole image."""
+        return self.core.heartbeat(
+            self.image,
+            BrokerHeartbeat(
+                broker_id=broker,
+                broker_epoch=self.alive[broker],
+                metadata_offset=self.image.next_offset,
+                want_shutdown=want_shutdown,
+            ),
+            self.now_ms,
+            is_active=True,
+        )
+
+    def pass_time(self, ms: int) -> None:
+        """Ticks of a judge that is never late, with heartbeats of all that live."""
+        for _ in range(0, ms, TICK_MS):
+            self.now_ms += TICK_MS
+            for broker in self.alive:
+                self.beat(broker)
+            self.judge()
+            self.decide_all()
+
+    def judge(self) -> None:
+        """The judge runs at the present time."""
+        brokers = self.image.brokers.values()
+        self.core.sessions.expect(
+            ((broker.broker_id, broker.broker_epoch) for broker in brokers), self.now_ms
+        )
+        self.core.sessions.judge(self.now_ms)
+
+    def register(self, command: RegisterBroker) -> BrokerEpoch:
+        """Register; the broker heartbeats from now on. Decides nothing else yet."""
+        records, answer = self.core.register_broker(self.image, command)
+        if records:
+            self.append(records)
+        self.alive[command.broker_id] = answer.broker_epoch
+        return answer.broker_epoch
+
+    def join(self, *brokers: BrokerId, life: str = "a", disk: str = "") -> None:
+        """Register and wait until unfenced."""
+        for broker in brokers:
+            known = self.image.brokers.get(broker)
+            last = UNKNOWN_BROKER_EPOCH if known is None else known.broker_epoch
+            self.register(registration(broker, life=life, disk=disk, last=last))
+        self.pass_time(2 * TICK_MS)
+        for broker in brokers:
+            assert self.state(broker) is BrokerState.UNFENCED
+
+    def kill(self, *brokers: BrokerId) -> None:
+        """Silence until the session is over and all that follows is recorded."""
+        for broker in brokers:
+            self.alive.pop(broker, None)
+        self.pass_time(self.config.broker_session_timeout_ms + 2 * TICK_MS)
+        for broker in brokers:
+            assert self.state(broker) is BrokerState.FENCED
+
+    # ---- topics
+
+    def create(
+        self,
+        name: str = "t",
+        number: int = 1,
+        *,
+        assignments: dict[int, tuple[int, ...]] | None = None,
+        **how: object,
+    ) -> TopicCreated:
+        """Create a topic, whole."""
+        replicas = None
+        if assignments is not None:
+            replicas = {index: tuple(map(BrokerId, ids)) for index, ids in assignments.items()}
+        command = CreateTopic(
+            name=TopicName(name),
+            topic_id=topic_id(number),
+            replicas_assignments=replicas,
+            **how,  # type: ignore[arg-type]
+        )
+        records, answer = self.core.create_topic(self.image, command)
+        if records:
+            self.append(records)
+        self.decide_all()
+        return answer
+
+    def delete(self, name: str = "t") -> None:
+        """Delete a topic."""
+        self.append(self.core.delete_topic(self.image, DeleteTopic(name=TopicName(name)))[0])
+
+    def alter(
+        self, isr: Iterable[BrokerId], number: int = 1, index: int = 0, **other: object
+    ) -> PartitionAltered:
+        """The leader of a partition proposes an ISR; ``other`` replaces fields of the command."""
+        partition = self.partition(number, index)
+        leader = self.image.brokers[partition.leader] if partition.has_leader else None
+        fields: dict[str, object] = {
+            "broker_id": partition.leader,
+            "broker_epoch": UNKNOWN_BROKER_EPOCH if leader is None else leader.broker_epoch,
+            "topic_id": topic_id(number),
+            "partition": PartitionId(index),
+            "leader_epoch": partition.leader_epoch,
+            "partition_epoch": PartitionEpoch(partition.partition_epoch),
+            "new_isr": tuple(map(self.member, isr)),
+        }
+        command = AlterPartition(**(fields | other))  # type: ignore[arg-type]
+        records, answer = self.core.alter_partition(self.image, command)
+        self.append(records)
+        return answer
+
+    def member(self, broker: BrokerId) -> IsrMember:
+        """The broker with its present epoch."""
+        known = self.image.brokers.get(broker)
+        epoch = UNKNOWN_BROKER_EPOCH if known is None else known.broker_epoch
+        return IsrMember(broker_id=broker, broker_epoch=epoch)
+
+    # ---- looking
+
+    def partition(self, number: int = 1, index: int = 0) -> PartitionRegistration:
+        """A partition of a topic made by `create`."""
+        found = self.image.partition(topic_id(number), PartitionId(index))
+        assert found is not None
+        return found
+
+    def state(self, broker: BrokerId) -> BrokerState:
+        """The broker's state."""
+        return self.image.brokers[broker].state
+
+
+class Invariants:
+    """P1 to P5, C1 to C4 over every step; each step is from one image to the next."""
+
+    def __init__(self, default_min_isr: int) -> None:
+        self._default_min_isr = default_min_isr
+        self._full: set[TopicIdPartition] = set()
+        """Partitions whose ISR has reached min ISR, and lost no disk since (invariant P3)."""
+        self.checked = 0
+
+    def check(self, before: MetadataImage, after: MetadataImage) -> None:
+        """One batch was folded."""
+        self.checked += 1
+        for broker_id, broker in after.brokers.items():
+            if before.brokers.get(broker_id) != broker:
+                self._check_broker(before, before.brokers.get(broker_id), broker)
+        assert before.brokers.keys() <= after.brokers.keys()
+        for topic in after.topics.values():
+            if before.topics.get(topic.topic_id) != topic:
+                self._check_topic(before, after, topic)
+
+    def check_settled(self, image: MetadataImage) -> None:
+        """Nothing more is wished for: no debts of fenced or newly registered brokers are left."""
+        self.checked += 1
+        for broker in image.brokers.values():
+            assert broker.settled, f"C14 {broker}"
+        for topic in image.topics.values():
+            assert topic.is_complete or len(image.brokers) < 3
+            for index, partition in enumerate(topic.partitions):
+                self._check_at_rest(image, f"{topic.name}-{index}", partition)
+
+    def _check_broker(
+        self, image: MetadataImage, before: BrokerRegistration | None, after: BrokerRegistration
+    ) -> None:
+        if before is None or before.broker_epoch != after.broker_epoch:
+            epochs = {broker.broker_epoch for broker in image.brokers.values()}
+            assert after.broker_epoch not in epochs, "C1 unique"
+            assert after.broker_epoch == image.next_offset, "C1 its own offset"
+            assert before is None or before.broker_epoch < after.broker_epoch, "C1 grows"
+            assert (after.state, after.settled) == (BrokerState.STARTING, False), "M4"
+        elif after.state is BrokerState.UNFENCED:
+            assert before.settled, "M4 unfenced before it was settled"
+            assert before.state in (BrokerState.STARTING, BrokerState.FENCED, after.state)
+
+    def _check_topic(self, before: MetadataImage, after: MetadataImage, topic: TopicImage) -> None:
+        old = before.topics.get(topic.topic_id)
+        known = () if old is None else old.partitions
+        assert old is None or old.partitions_count == topic.partitions_count, "C13"
+        assert len(topic.partitions) >= len(known), "C13 partitions never go"
+        min_isr = min_isr_of(after, topic, self._default_min_isr)
+        for index, partition in enumerate(topic.partitions):
+            self._check_shape(partition, min_isr)
+            if index < len(known):
+                self._check_change(after, known[index], partition, f"{topic.name}-{index}")
+            where = TopicIdPartition(topic.topic_id, PartitionId(index))
+            self._check_eligible(after, where, partition, known[index:])
+
+    def _check_shape(self, partition: PartitionRegistration, min_isr: int) -> None:
+        replicas, isr, elr = set(partition.replicas), set(partition.isr), set(partition.elr)
+        assert len(replicas) == len(partition.replicas) == len(partition.directories), "C13"
+        assert partition.leader == NO_LEADER or partition.leader in isr, f"P1 {partition}"
+        assert len(isr) + len(elr) == len(partition.isr + partition.elr), f"P2 {partition}"
+        assert isr | elr <= replicas, f"P2 {partition}"
+        assert not isr & elr, f"P2 {partition}"
+        assert len(isr) < min_isr or not elr, f"P2 {partition}"
+
+    def _check_change(
+        self,
+        image: MetadataImage,
+        before: PartitionRegistration,
+        after: PartitionRegistration,
+        where: str,
+    ) -> None:
+        if before == after:
+            return
+        assert after.partition_epoch == before.partition_epoch + 1, f"P4 {where}"
+        assert after.replicas == before.replicas, f"C13 {where}"
+        step = after.leader_epoch - before.leader_epoch
+        assert step in (0, 1), f"P4 {where}"
+        assert step or after.leader == before.leader, f"P4 {where}"
+        assert after.leader_epoch_offset >= before.leader_epoch_offset, f"P4 {where}"
+        if step and after.has_leader:
+            leader = image.brokers[after.leader]
+            at = after.replicas.index(after.leader)
+            assert after.leader in before.isr + before.elr, f"P5 {where}"
+            assert leader.state is BrokerState.UNFENCED, f"C3 {where} elected {leader}"
+            assert after.leader_epoch_offset > leader.broker_epoch, f"R3 {where}"
+            assert before.directories[at] == leader.directory_id, f"R6 {where}"
+        for joiner in set(after.isr) - set(before.isr):
+            assert image.brokers[joiner].state is BrokerState.UNFENCED, f"C3 {where}"
+
+    def _check_eligible(
+        self,
+        image: MetadataImage,
+        where: TopicIdPartition,
+        partition: PartitionRegistration,
+        old: tuple[PartitionRegistration, ...],
+    ) -> None:
+        """P3: below min ISR, nobody who held what was acknowledged is forgotten, unless lost."""
+        topic = image.topics[where.topic_id]
+        min_isr = min_isr_of(image, topic, self._default_min_isr)
+        if len(partition.isr) >= min_isr:
+            self._full.add(where)
+            return
+        members = {*partition.isr, *partition.elr}
+        forgotten = {*old[0].isr, *old[0].elr} - members if old else set()
+        for replica in forgotten:
+            broker = image.brokers[replica]
+            moved = old[0].directories[old[0].replicas.index(replica)] != broker.directory_id
+            unclean = where in broker.unclean_partitions and not broker.settled
+            assert moved or unclean, f"P3 {where} forgot {replica}"
+        if forgotten:
+            self._full.discard(where)
+        if where in self._full:
+            assert len(members) >= min_isr, f"P3 {partition}"
+
+    def _check_at_rest(
+        self, image: MetadataImage, where: str, partition: PartitionRegistration
+    ) -> None:
+        for member in partition.isr:
+            assert image.brokers[member].state is not BrokerState.FENCED, f"C3 {where}"
+        if partition.has_leader:
+            leader = image.brokers[partition.leader]
+            allowed = (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
+            assert leader.state in allowed, f"C3 {where} led by {leader}"
+            assert partition.leader_epoch_offset > leader.broker_epoch, f"R3 {where}"
+        else:
+            for member in partition.isr + partition.elr:
+                state = image.brokers[member].state
+                assert state is not BrokerState.UNFENCED, f"{where}: {member} could lead"
+        for replica, directory in zip(partition.replicas, partition.directories, strict=True):
+            assert image.brokers[replica].directory_id == directory, f"R6 {where}"
