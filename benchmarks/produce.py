@@ -125,8 +125,8 @@ def _note(runs: list[Measured], records: int) -> str:
     figures = last.figures
     busiest, total = max(last.cpu_s.values()), sum(last.cpu_s.values())
     text = (
-        f"p50 {figures['p50_ms']:.2f} p99 {figures['p99_ms']:.2f} ms, CPU per record: busiest broker "
-        f"{busiest / done * 1e6:.2f} µs, all {total / done * 1e6:.2f} µs"
+        f"p50 {figures['p50_ms']:.2f} p99 {figures['p99_ms']:.2f} ms, CPU per record: "
+        f"busiest process {busiest / done * 1e6:.2f} µs, all {total / done * 1e6:.2f} µs"
     )
     return "; ".join([text, *(run.problem for run in runs if run.problem)])
 
