@@ -33,6 +33,9 @@ CONNECT_TIMEOUT_MS = 1_000
 BACKOFF_FIRST_MS = 20
 BACKOFF_MAX_MS = 200
 """A broker that is back is reached at most this much later."""
+ANSWER_GRACE_MS = 250
+"""How long after the time-out an answer is still taken: the other side, which was told the same
+time-out, then says in its own words what it left behind."""
 MAX_REQUESTS_IN_FLIGHT = 20_000
 """Per connection, as on the serving side."""
 
@@ -277,7 +280,7 @@ class _RpcConnection(asyncio.Protocol):
         )
 
     async def request(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
-        """Write one request and await its answer, for at most ``timeout_ms``."""
+        """Write one request and await its answer, for ``timeout_ms`` and a little grace."""
         if not self.usable:
             raise _unreachable(self._broker_id, self._lost or "the connection closes")
         if len(self._waiting) >= self._max_in_flight:
@@ -295,7 +298,8 @@ class _RpcConnection(asyncio.Protocol):
         sent_at = loop.time()
         # Rule F1: from here on the request may have been read by the other side.
         self._transport.writelines([request_head(request_id, kind, timeout_ms, len(body)), body])
-        timer = loop.call_later(timeout_ms / 1000, self._expire, answer, timeout_ms, sent_at)
+        patience_s = (timeout_ms + ANSWER_GRACE_MS) / 1000
+        timer = loop.call_later(patience_s, self._expire, answer, timeout_ms, sent_at)
         try:
             return await answer
         finally:

@@ -29,7 +29,7 @@ from tests.support.waiting import until
 
 CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
 ONE, TWO = BrokerId(1), BrokerId(2)
-ECHO, FAIL, BREAK, WAIT, SWELL = 1, 2, 3, 4, 5
+ECHO, FAIL, BREAK, WAIT, SWELL, LATE = 1, 2, 3, 4, 5, 6
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Services:
         self.timeouts.append(timeout_ms)
         if kind == FAIL:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "leader=3 epoch=7")
+        if kind == LATE:
+            await asyncio.sleep(timeout_ms / 1000)
         if kind == SWELL:
             return body * 2
         if kind == BREAK:
@@ -138,6 +140,11 @@ async def test_rule_f1_a_lost_answer_is_unknown_and_the_request_ran_once() -> No
         assert await peers.call(TWO, relay.address, ECHO, b"after", 1_000) == b"after"
         assert [body for _, body in services.ran] == [b"warm", b"once", b"after"]
         assert relay.connections == 2, "a silent connection is not used again"
+
+
+async def test_the_other_side_that_waits_out_the_time_out_is_still_heard() -> None:
+    async with serving(Services()) as server, channel() as peers:
+        assert await peers.call(TWO, server.address, LATE, b"200", 200) == b"200"
 
 
 async def test_rule_f1_a_connection_cut_after_the_write_is_unknown() -> None:
