@@ -259,6 +259,9 @@ def test_produce_gap_of_one_fault_is_not_blamed_on_another() -> None:
     ]
     assert not check_produce_gap(both, first, 5000, 1000).passed
     assert check_produce_gap(both, second, None, 1000).passed
+    both.add(ack((3, 0, 3), at=9000, due=5200))
+    assert longest_produce_gap(both, 100, 5000).ms == 2905
+    assert not check_produce_gap(both, second, None, 1000).passed
 
 
 def test_produce_gap_silence_without_waiting_records_is_none() -> None:
