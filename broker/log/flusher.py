@@ -89,6 +89,7 @@ class Flusher:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = -1
+        self.sync_files_max = SYNC_FILES_MAX
         self.failed: BaseException | None = None
         self.rounds = 0
 
@@ -210,7 +211,7 @@ class Flusher:
         try:
             files = sum(len(token.descriptors) + len(token.paths) for token in tokens)
             files += sum(len(token.directories) for token in tokens)
-            if files > SYNC_FILES_MAX:
+            if files > self.sync_files_max:
                 self._disk.sync_filesystem(self._filesystem)
             else:
                 for token in tokens:

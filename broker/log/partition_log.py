@@ -60,7 +60,8 @@ class PartitionLog:
 
     __slots__ = (
         "_epochs",
-        "_new_names",
+        "_new_directory",
+        "_new_segment",
         "_recovery_point",
         "_segments",
         "_shared",
@@ -106,7 +107,8 @@ class PartitionLog:
         self._segments: list[Segment] = []
         self._epochs = LeaderEpochCache()
         self._recovery_point = 0
-        self._new_names = False
+        self._new_directory = False
+        self._new_segment = False
 
     def restore(self, found: RecoveredLog) -> None:
         """Take what recovery found; the caller syncs before it counts as durable (rule Q1)."""
@@ -117,7 +119,7 @@ class PartitionLog:
         self.durable_end = found.proven_end
         self._recovery_point = found.recovery_point
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
-        self._new_names = any(segment.dirty for segment in found.segments)
+        self._new_directory = any(segment.dirty for segment in found.segments)
 
     @property
     def directory(self) -> str:
@@ -232,7 +234,7 @@ class PartitionLog:
         segment = Segment(self.directory, self.log_end_offset)
         self._shared.files.use(segment)
         self._segments.append(segment)
-        self._new_names = True
+        self._new_segment = True
         return segment
 
     def _make_directory(self) -> None:
@@ -244,6 +246,7 @@ class PartitionLog:
             "partition": self.partition,
         }
         place_file(disk, self.directory, PARTITION_FILE, encode_checkpoint(content), sync=False)
+        self._new_directory = True
 
     def _cut_back(self, segment: Segment, fd: int, error: OSError) -> NoReturn:
         """A write failed at some byte: put the file back as it was, or give up on it (rule R2).
@@ -286,10 +289,12 @@ class PartitionLog:
         for segment in dirty:
             segment.dirty = False
             segment.flushing += 1
-        if self._new_names:
-            self._new_names = False
+        if self._new_directory:
             token.paths = [f"{self.directory}/{PARTITION_FILE}"]
             token.directories = [self.directory, self._shared.root]
+        elif self._new_segment:
+            token.directories = [self.directory]
+        self._new_directory = self._new_segment = False
         active = self._segments[-1]
         if active.base_offset > self._recovery_point:
             self._seal(token, active.base_offset)

@@ -1,0 +1,182 @@
+"""A partition log against a model, with kills and power cuts at 4 KiB pages.
+
+Promises: what was durable is there, what is there is a prefix of what was written, and no crash
+is ever taken for corruption.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.log.flusher import Flusher, FlushToken
+from broker.log.log_directory import LogConfig
+from tests.support.logs import Life, append, values_of
+from tests.support.simulated_disk import SimulatedDisk
+
+if TYPE_CHECKING:
+    from broker.log.partition_log import PartitionLog
+
+
+class StepFlusher(Flusher):
+    """The thread as an actor: a round begins, syncs and reports in separate steps."""
+
+    worked = False
+    result: BaseException | None = None
+
+    def begin(self) -> None:
+        self._in_flight = self._take()
+        self.worked = False
+
+    def work(self) -> None:
+        if self._in_flight and not self.worked:
+            self.result = self._work(self._in_flight)
+            self.worked = True
+
+    def report(self) -> None:
+        self.work()
+        tokens, self._in_flight = self._in_flight, []
+        self._finish(tokens, self.result)
+
+    def drain(self, log: PartitionLog) -> None:
+        self._wanted.pop(log, None)
+        if any(token.log is log for token in self._in_flight):
+            self.work()
+
+    @property
+    def tokens(self) -> list[FlushToken]:
+        return self._in_flight
+
+
+class PowerLoss(RuleBasedStateMachine):
+    """One partition of one broker, through many lives."""
+
+    @initialize(
+        segment_bytes=st.sampled_from([2_000, 12_000, 1 << 30]),
+        ack=st.booleans(),
+        files_max=st.sampled_from([0, 3, 100]),
+    )
+    def start(self, segment_bytes: int, ack: bool, files_max: int) -> None:
+        self.files_max = files_max
+        self.disk = SimulatedDisk()
+        self.config = LogConfig(segment_bytes=segment_bytes, flush_before_ack=ack)
+        self.model: list[tuple[int, str]] = []
+        self.epoch = 1
+        self.count = 0
+        self.open()
+
+    def open(self) -> None:
+        self.life = Life(self.disk, self.config)
+        shared = self.life.manager._opened()
+        shared.flusher.close()
+        self.flusher = StepFlusher(self.disk, shared.root, self.life.failures.append)
+        shared.flusher = self.flusher
+        self.flusher.sync_files_max = self.files_max
+        assert self.life.manager.offline == {}
+        self.log = self.life.log()
+
+    @rule(sizes=st.lists(st.integers(0, 6000), min_size=1, max_size=3), data=st.booleans())
+    def append(self, sizes: list[int], data: bool) -> None:
+        values = []
+        for size in sizes:
+            self.count += 1
+            values.append(f"{self.count}:" + ("x" if data else "é") * size)
+        append(self.log, values, epoch=self.epoch, now_ms=self.count)
+        self.model += [(self.epoch, value) for value in values]
+
+    @rule()
+    def new_epoch(self) -> None:
+        self.epoch += 1
+        self.log.start_epoch(self.epoch)
+
+    @rule()
+    def roll_by_age(self) -> None:
+        """The next append is later than segment.ms allows."""
+        self.count += self.config.segment_ms + 1
+
+    @rule()
+    def request_flush(self) -> None:
+        self.log.request_flush()
+
+    @precondition(lambda self: not self.flusher.tokens)
+    @rule()
+    def flush_begin(self) -> None:
+        self.flusher.begin()
+
+    @precondition(lambda self: self.flusher.tokens)
+    @rule()
+    def flush_work(self) -> None:
+        self.flusher.work()
+
+    @precondition(lambda self: self.flusher.tokens)
+    @rule()
+    def flush_report(self) -> None:
+        self.flusher.report()
+
+    @rule(share=st.floats(0, 1))
+    def truncate(self, share: float) -> None:
+        """To any offset: inside a batch the whole batch goes."""
+        end = int(share * len(self.model))
+        self.log.truncate_to(end)
+        assert self.log.log_end_offset <= max(end, 0) or end == len(self.model)
+        del self.model[self.log.log_end_offset :]
+
+    @rule()
+    def kill(self) -> None:
+        self.disk.kill()
+        self.open()
+        assert self.log.log_end_offset == len(self.model)
+        self.check_opened()
+
+    @rule(seed=st.integers(0, 2**32))
+    def cut_power(self, seed: int) -> None:
+        durable = self.log.durable_end
+        self.disk.cut_power(random.Random(seed))
+        self.open()
+        assert self.log.log_end_offset >= durable
+        del self.model[self.log.log_end_offset :]
+        self.check_opened()
+
+    @rule()
+    def close_and_open(self) -> None:
+        if self.flusher.tokens:
+            self.flusher.report()
+        self.life.close()
+        self.disk.kill()
+        self.open()
+        assert self.life.manager.clean_broker_epoch is not None
+        assert self.log.log_end_offset == len(self.model)
+        self.check_opened()
+
+    def check_opened(self) -> None:
+        """Rule Q1: what is open is synced; and it holds just what was written."""
+        assert self.log.durable_end == self.log.log_end_offset
+        assert values_of(self.log, max_bytes=7000) == [value for _, value in self.model]
+
+    @invariant()
+    def ends_in_order(self) -> None:
+        log = self.log
+        assert log.log_start_offset <= log.durable_end <= log.log_end_offset == len(self.model)
+        assert not self.life.failures
+
+    @invariant()
+    def epochs_match(self) -> None:
+        """Invariant L11: the cache is what the records say."""
+        assert self.log.last_epoch == (self.model[-1][0] if self.model else -1)
+        for epoch in range(self.epoch + 2):
+            held = [index for index, (of, _) in enumerate(self.model) if of <= epoch]
+            expected = (self.model[held[-1]][0], held[-1] + 1) if held else (-1, 0)
+            assert self.log.end_of_epoch(epoch) == expected
+
+
+PowerLoss.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestPowerLoss = PowerLoss.TestCase

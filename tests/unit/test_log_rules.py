@@ -1,0 +1,510 @@
+"""The rules of design/rules.md that the partition log keeps, one story each."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+
+import pytest
+
+from broker.log.log_directory import LogConfig
+from broker.log.partition_log import PartitionLog
+from broker.record.batch import HEADER_SIZE, is_stamped, parse_header, walk
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
+from raft_metadata.common.ids import PartitionId, TopicId
+from tests.support.logs import TOPIC, TOPIC_ID, Life, append, values_of
+from tests.support.simulated_disk import SimulatedDisk
+
+LOG = "/data/log/orders-0/00000000000000000000.log"
+SEEDS = range(20)
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk()
+
+
+def flush_each(life: Life, log: PartitionLog, values: list[str]) -> None:
+    for value in values:
+        append(log, [value])
+        life.flush()
+
+
+def rot(disk: SimulatedDisk, path: str, position: int) -> None:
+    inode = disk.live[path]
+    assert inode is not None
+    inode.cache[position] ^= 0xFF
+    inode.durable[position] ^= 0xFF
+
+
+# Q1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rule_q1_what_sigkill_left_in_the_cache_is_synced_at_open(
+    disk: SimulatedDisk, seed: int
+) -> None:
+    append(Life(disk).log(), ["never synced", "x" * 9000])
+    disk.kill()
+    log = Life(disk).log()
+    assert log.durable_end == log.log_end_offset == 2
+    disk.cut_power(random.Random(seed))
+    assert values_of(Life(disk).log()) == ["never synced", "x" * 9000]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rule_q1_after_a_failed_sync_the_cache_is_not_believed(
+    disk: SimulatedDisk, seed: int
+) -> None:
+    """The pages look clean and the disk has not got them: open writes them again."""
+    life = Life(disk)
+    flush_each(life, life.log(), ["a", "b"])
+    append(life.log(), ["x" * 9000])
+    disk.fail_once("sync_data")
+    with pytest.raises(StorageError):
+        life.flush()
+    disk.kill()
+    log = Life(disk).log()
+    promised = log.durable_end
+    disk.cut_power(random.Random(seed))
+    assert Life(disk).log().log_end_offset >= promised
+    assert promised == 3
+
+
+# Q2
+
+
+@pytest.mark.parametrize(
+    ("operation", "partitions"),
+    [("sync_data", 1), ("sync_file", 1), ("sync_directory", 1), ("sync_filesystem", 4)],
+)
+def test_rule_q2_a_failed_sync_poisons(
+    disk: SimulatedDisk, operation: str, partitions: int
+) -> None:
+    life = Life(disk)
+    if operation != "sync_filesystem":
+        life.manager._opened().flusher.sync_files_max = 100
+    logs = [life.log(number) for number in range(partitions)]
+    if operation == "sync_data":
+        flush_each(life, logs[0], ["a"])
+    durable = logs[0].durable_end
+    for log in logs:
+        append(log, ["b"])
+    disk.fail_once(operation)
+    with pytest.raises(StorageError, match="offline"):
+        life.flush()
+    with pytest.raises(StorageError, match="offline"):  # the next one would "succeed"
+        life.flush()
+    assert [log.durable_end for log in logs] == [durable] + [0] * (partitions - 1)
+    assert len(life.failures) == 1
+    for log in [*logs, life.log(0)]:
+        with pytest.raises(KafkaError) as refused:
+            append(log, ["c"])
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert refused.value.outcome is Outcome.NOT_WRITTEN
+
+
+def test_rule_q2_no_clean_shutdown_after_a_failed_sync(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    append(life.log(), ["a"])
+    disk.fail_once("sync_filesystem")
+    life.close()
+    assert "/data/log/clean-shutdown" not in disk.live
+    assert Life(disk).manager.clean_broker_epoch is None
+
+
+# Q3
+
+
+def test_rule_q3_a_flush_begun_before_a_truncation_proves_nothing(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    append(log, ["old"])
+    token = log.begin_flush()
+    assert token is not None
+    log.truncate_to(1)
+    append(log, ["new"], epoch=2)
+    log.end_flush(token, synced=True)
+    assert log.durable_end == 0
+    life.flush()
+    assert log.durable_end == 2
+
+
+def test_rule_q3_truncation_lowers_the_durable_end(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    log = life.log()
+    flush_each(life, log, ["a", "b", "c"])
+    log.truncate_to(1)
+    append(log, ["new"], epoch=2)
+    assert log.durable_end == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rule_q3_an_old_tail_never_comes_back_to_prove_anything(
+    disk: SimulatedDisk, seed: int
+) -> None:
+    """Its stamps prove a durable end that the new records behind the cut don't have."""
+    life = Life(disk)
+    log = life.log()
+    flush_each(life, log, ["a", "x" * 5000, "y" * 5000, "z" * 5000])
+    log.truncate_to(1)
+    for value in ("A" * 5000, "B" * 5000, "C" * 5000):
+        append(log, [value], epoch=2)
+    disk.cut_power(random.Random(seed))
+    life = Life(disk)
+    assert life.manager.offline == {}
+    assert life.log().end_of_epoch(1) == (1, 1)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_rule_q3_a_crash_inside_a_truncation_leaves_one_log_or_the_other(
+    disk: SimulatedDisk, number: int
+) -> None:
+    life = Life(disk, LogConfig(segment_bytes=1500))
+    log = life.log()
+    flush_each(life, log, [str(n) + "x" * 600 for n in range(9)])
+    calls = 0
+
+    def power_fails(_operation: str, _path: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > number:
+            raise KeyboardInterrupt
+
+    disk.before = power_fails
+    try:
+        log.truncate_to(3)
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.skip("the truncation has fewer steps")
+    disk.cut_power(random.Random(number))
+    life = Life(disk, LogConfig(segment_bytes=1500))
+    assert life.manager.offline == {}
+    values = values_of(life.log())
+    assert [str(value)[0] for value in values] == list("012345678")[: len(values)]
+    assert len(values) >= 3
+
+
+# Q4
+
+
+def test_rule_q4_one_process_one_directory(disk: SimulatedDisk) -> None:
+    Life(disk)
+    with pytest.raises(BlockingIOError):
+        Life(disk)
+
+
+# Q5
+
+
+@pytest.mark.parametrize(("page", "end"), [(0, 1), (1, 1), (2, 2)])
+def test_rule_q5_a_lost_page_in_the_unsynced_middle_is_cut(
+    disk: SimulatedDisk, page: int, end: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    flush_each(life, log, ["a"])
+    for value in ("x" * 5000, "y" * 5000, "z" * 5000):
+        append(log, [value])
+    inode = disk.live[LOG]
+    assert inode is not None
+    inode.cache[page * 4096 + 300 : page * 4096 + 4096] = bytes(3796)
+    disk.kill()
+    life = Life(disk)
+    assert life.manager.offline == {}
+    assert life.log().log_end_offset == end
+    assert f"torn tail cut file={LOG} bytes=" in caplog.text
+
+
+@pytest.mark.parametrize("batch", range(3))
+def test_rule_q5_a_bad_batch_below_a_durable_end_proven_later_is_refused(
+    disk: SimulatedDisk, batch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    flush_each(life, log, ["a", "b", "c", "d"])
+    append(life.log(1), ["other"])
+    positions = [at for at, _ in walk(disk.read_file(LOG) or b"")]
+    rot(disk, LOG, positions[batch] + HEADER_SIZE + 3)
+    disk.kill()
+    before = disk.read_file(LOG)
+    for _ in range(2):  # the second start finds it again, not a neatly cut log
+        life = Life(disk)
+        ((key, error),) = life.manager.offline.items()
+        assert (key.topic_id, key.partition) == (TOPIC_ID, 0)
+        assert f"file={LOG}" in str(error)
+        assert f"offset={batch}:" in str(error)
+        assert values_of(life.log(1)) == ["other"]
+        with pytest.raises(KafkaError, match="offline"):
+            life.log(0)
+        disk.kill()
+    assert disk.read_file(LOG) == before
+    assert "partition offline log=orders-0" in caplog.text
+
+
+def test_rule_q5_the_last_group_has_no_proof_and_is_cut(disk: SimulatedDisk) -> None:
+    """Known and accepted (raft-quorum, section 5.10): rot there looks like a torn tail."""
+    life = Life(disk)
+    flush_each(life, life.log(), ["a", "b"])
+    rot(disk, LOG, (parse_header(disk.read_file(LOG) or b"").size) + HEADER_SIZE + 1)
+    disk.kill()
+    assert Life(disk).log().log_end_offset == 1
+
+
+def test_rule_q5_a_clean_shutdown_proves_the_end(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    flush_each(life, life.log(), ["a", "b"])
+    life.close()
+    inode = disk.live[LOG]
+    assert inode is not None
+    del inode.cache[-1:]
+    life = Life(disk)
+    assert list(life.manager.offline) == [(TOPIC_ID, 0)]
+
+
+def test_rule_q5_a_sealed_segment_that_vanished_is_refused(disk: SimulatedDisk) -> None:
+    life = Life(disk, LogConfig(segment_bytes=100))
+    flush_each(life, life.log(), ["a", "b", "c"])
+    del disk.live["/data/log/orders-0/00000000000000000001.log"]
+    disk.kill()
+    assert list(Life(disk).manager.offline) == [(TOPIC_ID, 0)]
+
+
+def test_rule_q5_each_replica_stamps_its_own_durable_end(disk: SimulatedDisk) -> None:
+    """A leader's durable end says nothing of a follower's disk."""
+    life = Life(disk)
+    leader, follower = life.log(0), life.log(1)
+    for value in ("a", "b", "c"):
+        append(leader, [value])
+        leader_token = leader.begin_flush()
+        assert leader_token is not None
+        leader.end_flush(leader_token, synced=True)
+    follower.append_as_follower(leader.read_raw(0, 1 << 20, 3))
+    stamps = [header for _, header in walk(follower.read_raw(0, 1 << 20, 3))]
+    assert [header.durable_end for header in stamps] == [0, 0, 0]
+    assert all(is_stamped(header) for header in stamps)
+    assert [h.durable_end for _, h in walk(leader.read_raw(0, 1 << 20, 3))] == [0, 1, 2]
+
+
+# Q6
+
+
+@pytest.mark.parametrize("files_max", [0, 100])
+def test_rule_q6_the_first_flush_syncs_the_directories(disk: SimulatedDisk, files_max: int) -> None:
+    life = Life(disk)
+    life.manager._opened().flusher.sync_files_max = files_max
+    append(life.log(), ["a"])
+    disk.calls.clear()
+    life.flush()
+    synced = [path for operation, path in disk.calls if operation == "sync_directory"]
+    whole = [path for operation, path in disk.calls if operation == "sync_filesystem"]
+    assert whole or {"/data/log/orders-0", "/data/log"} <= set(synced)
+    assert life.log().durable_end == 1
+
+
+def test_rule_q6_a_dirty_file_is_never_evicted(disk: SimulatedDisk) -> None:
+    life = Life(disk, open_files=1)
+    logs = [life.log(number) for number in range(4)]
+    for log in logs:
+        append(log, ["a"])
+    tokens = [log.begin_flush() for log in logs[:2]]
+    values_of(logs[0])
+    assert all(log._segments[0].fd >= 0 for log in logs)
+    for token in tokens:
+        assert token is not None
+        token.log.end_flush(token, synced=True)
+    values_of(logs[3])
+    append(logs[3], ["b"])
+    life.log(4)
+    append(life.log(4), ["a"])
+    assert sum(log._segments[0].fd >= 0 for log in logs) < 4
+
+
+async def test_rule_q6_an_exception_in_the_flusher_is_no_silent_hang(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    failed = asyncio.Event()
+    life.manager._on_failed = lambda _error: failed.set()
+    life.manager.start(asyncio.get_running_loop())
+
+    def broken(_token: object) -> None:
+        msg = "a bug"
+        raise ZeroDivisionError(msg)
+
+    flusher = life.manager._opened().flusher
+    flusher.sync_files_max = 100
+    flusher._sync_each = broken  # type: ignore[method-assign]
+    log = life.log()
+    append(log, ["a"])
+    async with asyncio.timeout(5):
+        await failed.wait()
+    assert log.durable_end == 0
+    life.manager.close(None)
+
+
+async def test_rule_q6_a_broken_durable_callback_fails_the_directory(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    failed = asyncio.Event()
+    life.manager._on_failed = lambda _error: failed.set()
+    life.manager.start(asyncio.get_running_loop())
+    log = life.log()
+
+    def broken() -> None:
+        msg = "a bug"
+        raise ZeroDivisionError(msg)
+
+    log.on_durable = broken
+    append(log, ["a"])
+    async with asyncio.timeout(5):
+        await failed.wait()
+    life.manager.close(None)
+
+
+# R2
+
+
+def test_rule_r2_a_write_cut_short_at_any_byte_leaves_the_log_as_it_was(
+    disk: SimulatedDisk,
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    size = len(disk.read_file(LOG) or b"")
+    for room in range(0, size + 40, 3):
+        disk.room = room
+        with pytest.raises(KafkaError) as refused:
+            append(log, ["b" * 100])
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert refused.value.outcome is Outcome.NOT_WRITTEN
+        disk.room = None
+        assert (log.log_end_offset, len(disk.read_file(LOG) or b"")) == (1, size)
+    append(log, ["c"])
+    assert values_of(log) == ["a", "c"]
+    assert not life.failures
+
+
+def test_rule_r2_a_follower_too_is_as_before_a_failed_write(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    raw = append(life.log(0), ["a", "b"])
+    follower = life.log(1)
+    disk.room = 150
+    with pytest.raises(KafkaError):
+        follower.append_as_follower(raw)
+    assert (follower.log_end_offset, follower.last_epoch) == (0, -1)
+    disk.room = None
+    follower.append_as_follower(raw)
+    assert values_of(follower) == ["a", "b"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rule_r2_bytes_of_a_failed_write_do_not_come_back(disk: SimulatedDisk, seed: int) -> None:
+    """A cut that was not synced could give one (epoch, offset) two contents after a power cut."""
+    life = Life(disk)
+    log = life.log()
+    flush_each(life, log, ["a"])
+    disk.room = 8200
+    with pytest.raises(KafkaError):
+        append(log, ["x" * 4000, "y" * 4000, "z" * 4000])
+    disk.room = None
+    size = log._segments[0].size
+    inode = disk.live[LOG]
+    assert inode is not None
+    assert len(inode.durable) == size
+    disk.cut_power(random.Random(seed))
+    assert values_of(Life(disk).log()) == ["a"]
+
+
+def test_rule_r2_if_the_cut_fails_the_log_fails_and_the_outcome_is_unknown(
+    disk: SimulatedDisk,
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    disk.room = 50
+    disk.fail_once("truncate")
+    with pytest.raises(KafkaError) as refused:
+        append(log, ["b" * 100])
+    assert refused.value.outcome is Outcome.UNKNOWN
+    assert len(life.failures) == 1
+    disk.room = None
+    with pytest.raises(KafkaError) as refused:
+        append(log, ["c"])
+    assert refused.value.outcome is Outcome.NOT_WRITTEN
+
+
+def test_rule_r2_a_disk_that_breaks_while_writing_fails_the_log(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    disk.fail_once("write", errno.EIO)
+    with pytest.raises(KafkaError):
+        append(log, ["b"])
+    assert len(life.failures) == 1
+
+
+# R6, R11, M5
+
+
+def test_rule_r6_an_unclean_partition_is_reported_until_it_is_recorded(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    flush_each(life, life.log(), ["a", "b", "c"])
+    rot(disk, LOG, HEADER_SIZE + 3)
+    disk.kill()
+    life = Life(disk)
+    assert list(life.manager.unclean) == [(TOPIC_ID, 0)]
+    life.manager.reset_damaged(TOPIC_ID, PartitionId(0))
+    append(life.log(), ["from a peer"])
+    disk.cut_power(random.Random(1))
+    life = Life(disk)
+    assert list(life.manager.unclean) == [(TOPIC_ID, 0)], "an empty log looks neat; still unclean"
+    assert life.manager.offline == {}
+    life.manager.forget_unclean(TOPIC_ID, PartitionId(0))
+    disk.cut_power(random.Random(1))
+    assert Life(disk).manager.unclean == {}
+
+
+def test_rule_r6_a_directory_that_vanished_after_a_clean_shutdown_is_unclean(
+    disk: SimulatedDisk,
+) -> None:
+    life = Life(disk)
+    append(life.log(), ["a"])
+    life.close()
+    disk.remove_tree("/data/log/orders-0")
+    life = Life(disk)
+    assert list(life.manager.unclean) == [(TOPIC_ID, 0)]
+    with pytest.raises(KafkaError, match="offline"):
+        life.log()
+
+
+def test_rule_r11_the_clean_proof_is_consumed_at_start(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    append(life.log(), ["a"])
+    life.close()
+    life = Life(disk)
+    assert life.manager.clean_broker_epoch == 7
+    disk.kill()
+    assert Life(disk).manager.clean_broker_epoch is None
+
+
+def test_rule_m5_deleted_data_stays_in_quarantine(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    append(life.log(), ["a"])
+    life.manager.delete(TOPIC_ID, PartitionId(0))
+    assert life.manager.get(TOPIC_ID, PartitionId(0)) is None
+    assert "/data/log/orders-0" not in disk.live
+    assert life.manager.quarantined() == [f"{TOPIC_ID}:0"]
+    assert life.log(topic_id=TopicId("N" * 22)).log_end_offset == 0
+    life.manager.purge(life.manager.quarantined())
+    assert life.manager.quarantined() == []
+
+
+def test_another_life_of_the_topic_does_not_get_the_old_data(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    append(life.log(), ["a"])
+    disk.kill()
+    life = Life(disk)
+    with pytest.raises(KafkaError) as refused:
+        life.manager.get_or_create(TOPIC, PartitionId(0), TopicId("N" * 22))
+    assert refused.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
