@@ -1,0 +1,142 @@
+"""Sessions of brokers in judge time."""
+
+from __future__ import annotations
+
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset
+from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
+
+B = BrokerId(1)
+E = BrokerEpoch(10)
+SESSION_MS = 1_200
+GRACE_MS = 300
+TICK_MS = 50
+
+
+class Judge:
+    """A tracker whose judge runs every 50 ms."""
+
+    def __init__(self) -> None:
+        self.now_ms = 5_000
+        self.tracker = HeartbeatTracker(
+            session_timeout_ms=SESSION_MS, disconnect_grace_ms=GRACE_MS, now_ms=self.now_ms
+        )
+
+    def hear(self, epoch: BrokerEpoch = E) -> None:
+        self.tracker.heard(B, epoch, MetadataOffset(0), self.now_ms)
+
+    def run(self, ms: int, *, heartbeats: bool = False) -> None:
+        for _ in range(0, ms, TICK_MS):
+            self.now_ms += TICK_MS
+            if heartbeats:
+                self.hear()
+            self.tracker.judge(self.now_ms)
+
+    def stall(self, ms: int) -> None:
+        """The judge, or the whole machine, stands still and then goes on."""
+        self.now_ms += ms
+        self.tracker.judge(self.now_ms)
+
+    @property
+    def has_expired(self) -> bool:
+        return self.tracker.has_expired(B, E)
+
+
+def test_a_session_ends_after_its_timeout_without_a_heartbeat() -> None:
+    judge = Judge()
+    judge.hear()
+    judge.run(SESSION_MS)
+    assert not judge.has_expired
+    judge.run(TICK_MS)
+    assert judge.has_expired
+
+
+def test_a_broker_that_heartbeats_never_expires() -> None:
+    judge = Judge()
+    judge.run(10 * SESSION_MS, heartbeats=True)
+    assert not judge.has_expired
+
+
+def test_rule_m7_a_stall_of_the_judge_blames_nobody() -> None:
+    judge = Judge()
+    judge.run(SESSION_MS, heartbeats=True)
+    judge.stall(2 * SESSION_MS)
+    assert not judge.has_expired
+    judge.run(TICK_MS)
+    judge.hear()
+    judge.run(SESSION_MS)
+    assert not judge.has_expired
+
+
+def test_rule_m7_a_judge_that_stalls_again_and_again_still_finds_the_dead() -> None:
+    judge = Judge()
+    judge.hear()
+    for _ in range(20):
+        judge.stall(2 * SESSION_MS)
+    assert judge.has_expired
+
+
+def test_rule_m7_standbys_keep_ages_so_that_a_new_judge_need_not_wait() -> None:
+    """Every controller hears every heartbeat; changing the judge changes no age."""
+    standby = Judge()
+    standby.hear()
+    standby.run(int(0.8 * SESSION_MS))
+    standby.run(int(0.8 * SESSION_MS))
+    assert standby.has_expired
+
+
+def test_rule_m7_who_was_never_heard_ages_from_its_first_mention() -> None:
+    judge = Judge()
+    for _ in range(2 * SESSION_MS // TICK_MS):
+        judge.tracker.expect([(B, E)], judge.now_ms)
+        judge.run(TICK_MS)
+    assert judge.has_expired
+    assert judge.tracker.session(B, E) is None
+
+
+def test_a_closed_connection_ends_the_session_unless_it_is_opened_again() -> None:
+    judge = Judge()
+    judge.hear()
+    judge.tracker.connection_opened(B, E, judge.now_ms)
+    judge.tracker.connection_closed(B, E, judge.now_ms)
+    judge.run(GRACE_MS - TICK_MS)
+    assert not judge.has_expired
+    judge.tracker.connection_opened(B, E, judge.now_ms)
+    judge.run(GRACE_MS)
+    assert not judge.has_expired
+    judge.tracker.connection_closed(B, E, judge.now_ms)
+    judge.run(GRACE_MS)
+    assert judge.has_expired
+
+
+def test_one_of_two_connections_may_close() -> None:
+    judge = Judge()
+    judge.hear()
+    for _ in range(2):
+        judge.tracker.connection_opened(B, E, judge.now_ms)
+    judge.tracker.connection_closed(B, E, judge.now_ms)
+    judge.run(GRACE_MS)
+    assert not judge.has_expired
+
+
+def test_what_an_older_registration_says_or_loses_changes_nothing() -> None:
+    judge = Judge()
+    judge.hear()
+    old = BrokerEpoch(E - 1)
+    judge.run(SESSION_MS)
+    judge.hear(old)
+    judge.tracker.connection_closed(B, old, judge.now_ms)
+    judge.run(TICK_MS)
+    assert judge.has_expired
+    assert not judge.tracker.has_expired(B, old)
+    assert not judge.tracker.is_valid(B, old)
+
+
+def test_a_new_registration_begins_a_new_session() -> None:
+    judge = Judge()
+    judge.hear()
+    judge.tracker.connection_opened(B, E, judge.now_ms)
+    judge.run(2 * SESSION_MS)
+    new = BrokerEpoch(E + 1)
+    judge.tracker.expect([(B, new)], judge.now_ms)
+    assert judge.tracker.is_valid(B, new)
+    assert not judge.tracker.has_expired(B, E)
