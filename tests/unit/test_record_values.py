@@ -1,0 +1,166 @@
+"""The bytes view, the partition of a key, and every format through every door."""
+
+from __future__ import annotations
+
+import base64
+
+import orjson
+import pytest
+
+from broker.record.batch import BatchSlice, RecordFormat, attributes_of, build_header, parse_header
+from broker.record.render import (
+    lines_to_array,
+    render_v2,
+    skip_lines,
+    splice_timestamps,
+    timestamp_of_line,
+)
+from broker.record.values import UnreadableRecordError, bytes_view, partition_for_key
+
+JSON, BINARY, STRING = RecordFormat.JSON, RecordFormat.BINARY, RecordFormat.STRING
+
+
+@pytest.mark.parametrize(
+    ("text", "record_format", "view"),
+    [
+        (b"null", JSON, None),
+        (b"null", BINARY, None),
+        (b"null", STRING, None),
+        (b'"AA"', JSON, b'"AA"'),
+        (b'"AA"', STRING, b"AA"),
+        (b'"QUE="', BINARY, b"AA"),
+        (b'"\\u00e9"', JSON, b'"\\u00e9"'),
+        (b'"\\u00e9"', STRING, "é".encode()),
+        (b'{"id": 1}', JSON, b'{"id": 1}'),
+        (b'""', BINARY, b""),
+    ],
+)
+def test_the_bytes_view(text: bytes, record_format: RecordFormat, view: bytes | None) -> None:
+    assert bytes_view(text, record_format) == view
+
+
+@pytest.mark.parametrize(
+    ("key", "crc", "of_6", "of_12"),
+    [
+        (b"", 0x00000000, 0, 0),
+        (b"123456789", 0xCBF43926, 2, 2),
+        (b'"AA"', 0x662560FE, 0, 6),
+        (b"AA", 0xA9601DBD, 3, 9),
+        ('"é"'.encode(), 0x1233D6F4, 2, 8),
+        (b'{"id": 1}', 0x56D44085, 3, 9),
+    ],
+)
+def test_vectors_of_partition_for_key(key: bytes, crc: int, of_6: int, of_12: int) -> None:
+    """The same in the docs, the SDK and Spark: crc32 of the bytes view, modulo partitions."""
+    assert partition_for_key(key, 1 << 32) == crc
+    assert (partition_for_key(key, 6), partition_for_key(key, 12)) == (of_6, of_12)
+
+
+def piece(
+    *lines: bytes, key_format: RecordFormat = JSON, value_format: RecordFormat = JSON, base: int = 5
+) -> BatchSlice:
+    body = b"".join(line + b"\n" for line in lines)
+    header = parse_header(
+        build_header(
+            body,
+            durable_end=0,
+            base_offset=base,
+            count=len(lines),
+            last_offset_delta=len(lines) - 1,
+            leader_epoch=1,
+            append_timestamp=1234,
+            base_timestamp=1234,
+            max_timestamp=1234,
+            attributes=attributes_of(key_format, value_format),
+        )
+    )
+    return BatchSlice(header, memoryview(body), base, base + len(lines), len(lines))
+
+
+def test_lines_become_an_array_by_one_replace() -> None:
+    first = piece(b'{"offset":5,"key":null,"value":"a,\\n"}', b'{"offset":6,"key":1,"value":2}')
+    second = piece(b'{"offset":7,"key":null,"value":[]}', base=7)
+    assert lines_to_array([]) == b"[]"
+    assert orjson.loads(lines_to_array([first, second])) == [
+        {"offset": 5, "key": None, "value": "a,\n"},
+        {"offset": 6, "key": 1, "value": 2},
+        {"offset": 7, "key": None, "value": []},
+    ]
+
+
+def test_timestamps_are_spliced_where_a_record_has_none() -> None:
+    lines = splice_timestamps(
+        piece(
+            b'{"offset":5,"key":{"offset":1,"x":2},"value":"{\\"offset\\":9,"}',
+            b'{"offset":6,"timestamp":7,"key":null,"value":null}',
+            b'{"offset":7,"headers":[],"key":null,"value":null}',
+        )
+    )
+    assert lines.split(b"\n") == [
+        b'{"offset":5,"timestamp":1234,"key":{"offset":1,"x":2},"value":"{\\"offset\\":9,"}',
+        b'{"offset":6,"timestamp":7,"key":null,"value":null}',
+        b'{"offset":7,"timestamp":1234,"headers":[],"key":null,"value":null}',
+        b"",
+    ]
+    header = piece(b"{}").header
+    assert timestamp_of_line(b'{"offset":6,"timestamp":7,"key":null,"value":null}', header) == 7
+    assert timestamp_of_line(b'{"offset":6,"key":{"timestamp":7},"value":null}', header) == 1234
+
+
+def test_rule_r7_the_start_line_is_found_by_offset_where_there_are_holes() -> None:
+    lines = b'{"offset":5,"k":1}\n{"offset":8,"k":1}\n{"offset":9,"k":1}\n'
+    header = piece(b"", b"", b"").header._replace(last_offset_delta=4)
+    assert [skip_lines(lines, header, offset) for offset in range(5, 11)] == [0, 19, 19, 19, 38, 57]
+
+
+def test_the_v2_shape_keeps_the_clients_text() -> None:
+    batch = piece(
+        b'{"offset":5,"key":"k","value":{"b": 10000000000000000000001,"b":2}}',
+        b'{"offset":6,"timestamp":7,"headers":[{"key":"h","value":null}],"key":null,"value":null}',
+    )
+    assert render_v2(batch, topic='t"x', partition=2, door=JSON) == (
+        b'{"topic":"t\\"x","key":"k","value":{"b": 10000000000000000000001,"b":2},'
+        b'"partition":2,"offset":5,"timestamp":1234},'
+        b'{"topic":"t\\"x","key":null,"value":null,"partition":2,"offset":6,"timestamp":7,'
+        b'"headers":[{"key":"h","value":null}]}'
+    )
+    plain = render_v2(batch, topic="t", partition=0, door=JSON, with_timestamp=False)
+    assert b"timestamp" not in plain
+
+
+@pytest.mark.parametrize(
+    ("stored", "record_format", "door", "shown"),
+    [
+        (b'{"a": 1}', JSON, BINARY, base64.b64encode(b'{"a": 1}').decode()),
+        (b'"AA"', JSON, BINARY, base64.b64encode(b'"AA"').decode()),
+        ('"é"'.encode(), STRING, BINARY, base64.b64encode("é".encode()).decode()),
+        ('"é"'.encode(), STRING, JSON, "é"),
+        (b'"' + base64.b64encode(b' {"a":\n1}') + b'"', BINARY, JSON, {"a": 1}),
+        (b'"QUE="', BINARY, BINARY, "QUE="),
+        (b"null", BINARY, JSON, None),
+        (b"null", JSON, BINARY, None),
+        (b"null", STRING, BINARY, None),
+    ],
+)
+def test_every_format_through_every_door(
+    stored: bytes, record_format: RecordFormat, door: RecordFormat, shown: object
+) -> None:
+    line = b'{"offset":5,"key":%b,"value":%b}' % (stored, stored)
+    batch = piece(line, key_format=record_format, value_format=record_format)
+    record = orjson.loads(render_v2(batch, topic="t", partition=0, door=door))
+    assert (record["key"], record["value"]) == (shown, shown)
+
+
+@pytest.mark.parametrize("view", [b"\xff\xfe", b"", b"AA", b"{", b"\xef\xbb\xbf1"])
+def test_bytes_that_are_not_json_name_their_offset(view: bytes) -> None:
+    text = b'"' + base64.b64encode(view) + b'"'
+    batch = piece(
+        b'{"offset":5,"key":null,"value":"MQ=="}',
+        b'{"offset":6,"key":null,"value":%b}' % text,
+        value_format=BINARY,
+    )
+    with pytest.raises(
+        UnreadableRecordError, match="value deserialization error for format json"
+    ) as e:
+        render_v2(batch, topic="t", partition=0, door=JSON)
+    assert e.value.offset == 6
