@@ -132,7 +132,7 @@ class ActiveController(MetadataPublisher):
         """Tick until `stop`: judge sessions, and append what follows from the image."""
         while not self._stopping:
             self._wake.clear()
-            self._guarded(self._tick)
+            self._guarded(self.tick)
             try:
                 async with asyncio.timeout(self._config.tick_ms / 1000):
                     await self._wake.wait()
@@ -224,7 +224,8 @@ class ActiveController(MetadataPublisher):
 
     # ---- the tick
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """One step of `run`, at the clock's present time; a driver with its own clock calls it."""
         now_ms = self._clock.monotonic_ms()
         registered = self._machine.image.brokers.values()
         self._core.sessions.expect(
