@@ -68,7 +68,8 @@ def _all_partitions(
     for topic in topics:
         try:
             layout = client.run(admin.topic_layout(topic.name))
-            found += client.run(admin.partitions(cluster_id, layout))
+            rows = client.run(admin.partitions(cluster_id, layout))
+            found.extend(rows)
         except ApiError as error:
             if error.status != 404:  # deleted since it was listed
                 raise

@@ -27,12 +27,13 @@ from http_api.node.process_setup import calm_collector, run_loop
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import ProcessFaultHandler
-from raft_metadata.common.ids import NodeId
+from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.controller.topics import TopicDefaults
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.data_dir import read_raft_meta
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 
 
@@ -56,6 +57,24 @@ class NodeController(ActiveController):
     @override
     def status(self) -> Mapping[str, object]:
         return {**super().status(), **self._voter.status()}
+
+
+class Voters:
+    """What `quorumlog controller rejoin` asks of this voter (rule Q4)."""
+
+    def __init__(self, quorum: MetadataQuorum, raft_dir: Path) -> None:
+        self._quorum = quorum
+        self._raft_dir = raft_dir
+
+    def voter_directories(self) -> Mapping[NodeId, DirectoryId]:
+        """As ``raft/meta.json`` says: rejoins have changed what the cluster was formatted with."""
+        meta = read_raft_meta(self._raft_dir)
+        assert meta is not None, "a running voter has its identity on disk"
+        return {NodeId(node): DirectoryId(directory) for node, directory in meta.voters.items()}
+
+    def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
+        """See `MetadataQuorum.accept_voter`."""
+        self._quorum.accept_voter(voter, directory_id)
 
 
 async def _serve(node: OpenedNode) -> None:
@@ -89,6 +108,7 @@ async def _serve(node: OpenedNode) -> None:
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             controller=controller,
+            voters=Voters(quorum, config.data_dir / RAFT_FOLDER),
         )
         with binding(config.listen_http, config.name):
             await server.start()

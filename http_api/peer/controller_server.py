@@ -16,7 +16,7 @@ from http_api.peer import controller_paths as paths
 from http_api.peer.addresses import split_address
 from http_api.peer.error_body import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, NodeId
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -63,6 +63,13 @@ class Controller(Protocol):
     def status(self) -> Mapping[str, object]: ...
 
 
+class VoterDirectories(Protocol):
+    """What `quorumlog controller rejoin` needs of a voter (rule Q4)."""
+
+    def voter_directories(self) -> Mapping[NodeId, DirectoryId]: ...
+    def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None: ...
+
+
 Session = tuple[BrokerId, BrokerEpoch]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -76,12 +83,19 @@ class ControllerServer:
     """
 
     def __init__(
-        self, bind: str, *, node_id: NodeId, cluster_id: ClusterId, controller: Controller
+        self,
+        bind: str,
+        *,
+        node_id: NodeId,
+        cluster_id: ClusterId,
+        controller: Controller,
+        voters: VoterDirectories | None = None,
     ) -> None:
         self._host, self._port = split_address(bind)
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._controller = controller
+        self._voters = voters
         self._runner: web.AppRunner | None = None
         self._waits: set[asyncio.Timeout] = set()
         self._sessions: Counter[Session] = Counter()
@@ -110,6 +124,8 @@ class ControllerServer:
                 self._command(paths.HEARTBEAT, BrokerHeartbeat, self._heartbeat),
                 web.post(paths.SESSION, self._session),
                 web.get(paths.STATUS, self._status),
+                web.get(paths.VOTERS, self._voter_directories),
+                web.post(paths.ACCEPT_VOTER, self._accept_voter),
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/", self._root),
@@ -253,6 +269,29 @@ class ControllerServer:
     def _leader_id(self) -> int | None:
         leader_id = self._controller.status().get("leader_id")
         return leader_id if isinstance(leader_id, int) else None
+
+    # -- a voter that lost its disk
+
+    async def _voter_directories(self, request: web.Request) -> web.Response:
+        self._check_sender(request)
+        known = self._known_voters.voter_directories()
+        return _json(orjson.dumps({str(voter): directory for voter, directory in known.items()}))
+
+    async def _accept_voter(self, request: web.Request) -> web.Response:
+        self._check_sender(request)
+        try:
+            said = orjson.loads(await _body(request))
+            voter, directory_id = NodeId(int(said["node_id"])), DirectoryId(said["directory_id"])
+            self._known_voters.accept_voter(voter, directory_id)
+        except (ValueError, KeyError, TypeError) as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"no other voter: {error!r}") from error
+        return _json(b"{}")
+
+    @property
+    def _known_voters(self) -> VoterDirectories:
+        if self._voters is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "this listener serves no quorum")
+        return self._voters
 
     # -- errors
 

@@ -1,0 +1,101 @@
+"""``quorumlog controller rejoin``: a voter that lost its disk is allowed back (rule Q4).
+
+Never done unasked: a voter that forgot its vote may vote twice in a term, and acknowledgements of
+the lost disk must not complete a majority. So every other voter is told the new directory first,
+each durably; then the folder is formatted with a fence, behind which the voter neither votes nor
+counts until it holds what a leader of the newest term has committed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from http_api.node.config import Address, NodeConfig, load_node_config
+from http_api.node.durable_files import make_directory
+from http_api.node.exits import EXIT_NOT_READY, EXIT_STORAGE, ConfigError, NodeExit
+from http_api.node.formatting import RAFT_FOLDER, random_id
+from http_api.node.meta import META_FILE, PID_FILE, FolderLock, NodeMeta, write_meta
+from http_api.peer import controller_paths as paths
+from raft_metadata.common.errors import StorageError
+from raft_metadata.common.ids import DirectoryId, NodeId
+from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
+
+CALL_TIMEOUT_S = 5.0
+
+
+def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
+    """Tell the other voters, then format the folder; what the controller is from now on."""
+    config = load_node_config(path, environment)
+    if config.role != "controller":
+        msg = f"{path}: node.role = {config.role!r}, only a controller rejoins"
+        raise ConfigError(msg)
+    make_directory(config.data_dir)
+    lock = FolderLock(config.data_dir / PID_FILE)
+    lock.acquire(config.name)
+    try:
+        return _rejoin(config)
+    finally:
+        lock.release()
+
+
+def _rejoin(config: NodeConfig) -> NodeMeta:
+    raft_dir = config.data_dir / RAFT_FOLDER
+    if raft_dir.is_dir() and any(raft_dir.iterdir()):
+        msg = f"{raft_dir} still holds data: start the controller; or, if that data is damaged,"
+        msg += f" move the folder and {META_FILE} away and say this again"
+        raise NodeExit(EXIT_STORAGE, msg)
+    others = {NodeId(i): each.http for i, each in config.controllers.items() if i != config.node_id}
+    if not others:
+        msg = f"{config.name} is the only controller: nobody holds what its disk held"
+        raise NodeExit(EXIT_STORAGE, msg)
+    directory_id = DirectoryId(random_id())
+    directories = _present_directories(config, others)
+    for voter in others:
+        body = {"node_id": config.node_id, "directory_id": directory_id}
+        _call(config, voter, "POST", paths.ACCEPT_VOTER, body)
+    meta = NodeMeta(cluster_id=config.cluster_id, node_id=config.node_id, directory_id=directory_id)
+    identity = Identity(
+        cluster_id=config.cluster_id, node_id=config.node_id, directory_id=directory_id
+    )
+    try:
+        format_rejoining_raft_dir(raft_dir, identity, directories)
+    except StorageError as error:
+        raise NodeExit(EXIT_STORAGE, str(error)) from error
+    write_meta(config.data_dir, meta)
+    return meta
+
+
+def _present_directories(
+    config: NodeConfig, others: Mapping[NodeId, Address]
+) -> dict[NodeId, DirectoryId]:
+    """The directory of every other voter, from itself: it is the one that knows."""
+    return {
+        voter: DirectoryId(_call(config, voter, "GET", paths.VOTERS)[str(voter)])
+        for voter in others
+    }
+
+
+def _call(
+    config: NodeConfig, voter: NodeId, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    address = config.way_to(f"controller-{voter}", "http", config.controllers[voter].http)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=CALL_TIMEOUT_S)
+    headers = {paths.CLUSTER_HEADER: config.cluster_id, paths.ADDRESSEE_HEADER: str(voter)}
+    try:
+        connection.request(method, path, json.dumps(body) if body else None, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        msg = f"controller {voter} does not answer at {address}: every other voter must run"
+        raise NodeExit(EXIT_NOT_READY, f"{msg} ({error})") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        msg = f"controller {voter} refused: {content.decode(errors='replace')}"
+        raise NodeExit(EXIT_NOT_READY, msg)
+    found: dict[str, Any] = json.loads(content)
+    return found
