@@ -18,7 +18,8 @@ from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
-from raft_metadata.common.ids import IncarnationId, id_from_bytes
+from broker.server.unclean import note_boot, page_cache_is_kept, present_boot_id, unclean_partitions
+from raft_metadata.common.ids import IncarnationId, TopicIdPartition, id_from_bytes
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -44,6 +45,8 @@ class BrokerServer:
     ) -> None:
         self._config = config
         self._faults = faults
+        self._boot_id = ""
+        self._cache_is_kept = self._boot_is_noted = False
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
         self.logs = LogManager(
             config.data_dir,
@@ -56,7 +59,7 @@ class BrokerServer:
         )
         self._loader = MetadataLoader(config, controllers, clock, self._publish)
         self._lifecycle = Lifecycle(
-            config, incarnation_id, controllers, self._loader, lambda: tuple(self.logs.unclean)
+            config, incarnation_id, controllers, self._loader, self._unclean_partitions
         )
         local = LocalPartitions(config, self.manager, clock)
         self.apis = RoutedBrokerApis(
@@ -64,10 +67,18 @@ class BrokerServer:
         )
         self.peer_services = PeerRequests(local, self.manager, self._loader)
 
+    def _unclean_partitions(self) -> tuple[TopicIdPartition, ...]:
+        return unclean_partitions(
+            self._config, self.logs, self._loader.image, cache_is_kept=self._cache_is_kept
+        )
+
     def _publish(self, image: MetadataImage) -> None:
         """Every new image, in order: roles first, then whoever waits for a leader."""
         before = self.manager.image
         self.manager.on_metadata_update(image)
+        if not self._boot_is_noted and self._lifecycle.is_settled:
+            self._boot_is_noted = True
+            note_boot(self._config.data_dir, self._boot_id)
         for partition in self.apis.forwarded_partitions:
             old, new = before.partition(*partition), image.partition(*partition)
             if old is not None and new is not None and new.leader_epoch > old.leader_epoch:
@@ -80,6 +91,8 @@ class BrokerServer:
         process uses it.
         """
         await asyncio.to_thread(self.logs.open)
+        self._boot_id = present_boot_id()
+        self._cache_is_kept = page_cache_is_kept(self._config.data_dir, self._boot_id)
         self.logs.start(asyncio.get_running_loop())
 
     async def run(self) -> None:

@@ -59,6 +59,13 @@ class Lifecycle:
             return None
         return registration.state
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that this incarnation reported at registration is recorded (rule M4)."""
+        registration = self._loader.image.brokers.get(self._config.broker_id)
+        mine = registration is not None and registration.incarnation_id == self._incarnation_id
+        return mine and registration is not None and registration.settled
+
     def want_shutdown(self) -> None:
         """Ask for a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
         self._want_shutdown = True

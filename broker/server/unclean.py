@@ -1,0 +1,69 @@
+"""Which replicas can't prove what they acknowledged, to be said at registration (rule R6).
+
+For ``flush=ack`` the log itself proves it: the log manager lists what recovery found wanting. A
+``flush=os`` log acknowledged from the page cache, so only a clean shutdown, or a page cache that is
+still the same one, proves it. The kernel's boot id tells: a killed process leaves the cache behind,
+a machine that went down does not (decision 0005).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from broker.log.disk import Disk
+from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.ids import PartitionId, TopicIdPartition
+from raft_metadata.common.topic_config import FLUSH, choice_value
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.log.log_manager import LogManager
+    from raft_metadata.image.metadata_image import MetadataImage
+
+_log = logging.getLogger("broker.server")
+
+BOOT_ID_FILE = "boot-id"
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+
+
+def page_cache_is_kept(data_dir: Path, boot_id: str, disk: Disk | None = None) -> bool:
+    """Whether `note_boot` was last called under this boot. An unknown id ("") proves nothing."""
+    try:
+        known = read_checkpoint(disk or Disk(), str(data_dir / BOOT_ID_FILE))
+    except CorruptionError as error:
+        _log.warning("boot id not believed reason=%s", error)
+        known = None
+    return bool(boot_id) and known == boot_id
+
+
+def note_boot(data_dir: Path, boot_id: str, disk: Disk | None = None) -> None:
+    """From now on the logs count under this boot; durable on return.
+
+    Only once the registration is settled: else a crash in between would forget what was found.
+    """
+    write_atomically(disk or Disk(), str(data_dir), BOOT_ID_FILE, encode_checkpoint(boot_id))
+
+
+def present_boot_id() -> str:
+    """The kernel's id of this boot, or "" where it has none."""
+    return BOOT_ID_PATH.read_text().strip() if BOOT_ID_PATH.exists() else ""
+
+
+def unclean_partitions(
+    config: BrokerConfig, logs: LogManager, image: MetadataImage, *, cache_is_kept: bool
+) -> tuple[TopicIdPartition, ...]:
+    """Everything this broker has to report unclean at registration."""
+    found = set(logs.unclean)
+    if not cache_is_kept and logs.clean_broker_epoch is None:
+        for topic_id, topic in image.topics.items():
+            configs = image.topic_configs(topic_id)
+            if choice_value(configs, FLUSH, config.defaults.flush) == "os":
+                found.update(
+                    TopicIdPartition(topic_id, PartitionId(number))
+                    for number, partition in enumerate(topic.partitions)
+                    if config.broker_id in partition.replicas
+                )
+    return tuple(sorted(found))
