@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from broker.log.checkpoints import encode_checkpoint, place_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from broker.log.disk import Disk
     from broker.log.flusher import Flushable, Flusher
     from broker.log.segment import OpenFiles
+
+PARTITION_FILE = "partition.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +48,12 @@ class LogDirectory:
     """The name of a log, or None for the whole directory, can't be trusted any more."""
     dirty: set[Flushable]
     """Logs with unsynced appends that nobody asked to sync: the background flush takes them."""
+
+
+def make_partition_directory(
+    disk: Disk, directory: str, topic: str, partition: int, topic_id: str
+) -> None:
+    """Make a partition's directory and say whose it is; the log's first flush makes it durable."""
+    disk.make_directory(directory)
+    content = {"topic_id": topic_id, "topic": topic, "partition": partition}
+    place_file(disk, directory, PARTITION_FILE, encode_checkpoint(content), sync=False)

@@ -25,8 +25,8 @@ from broker.log.checkpoints import (
 )
 from broker.log.disk import Disk
 from broker.log.flusher import Flusher
-from broker.log.log_directory import LogConfig, LogDirectory
-from broker.log.partition_log import PARTITION_FILE, PartitionLog
+from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
+from broker.log.partition_log import PartitionLog
 from broker.log.recovery import holds_proof, recover_log
 from broker.log.segment import OpenFiles
 from raft_metadata.common.errors import (

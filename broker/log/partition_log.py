@@ -7,18 +7,20 @@ inside, so no caller ever sees half a change.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
-from broker.log.checkpoints import encode_checkpoint, place_file, write_atomically
+from broker.log.checkpoints import place_file, write_atomically
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
-from broker.log.log_directory import AppendInfo, LogConfig, LogDirectory
-from broker.log.recovery import (
-    LEADER_EPOCH_FILE,
-    RECOVERY_POINT_FILE,
-    RecoveredLog,
+from broker.log.log_directory import (
+    PARTITION_FILE,
+    AppendInfo,
+    LogConfig,
+    LogDirectory,
+    make_partition_directory,
 )
+from broker.log.recovery import RecoveredLog, checkpoint_files
 from broker.log.segment import Segment
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
@@ -41,10 +43,12 @@ from raft_metadata.common.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from broker.log.segment import OpenFiles
     from broker.record.lines import ProduceRecord
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
 
-PARTITION_FILE = "partition.json"
+P = ParamSpec("P")
+T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, not broken: the write is cut back and the log lives on."""
 
@@ -224,7 +228,10 @@ class PartitionLog:
     def _active(self, length: int, now_ms: int) -> Segment:
         """The segment to write to: the last one, unless it is full or old."""
         if not self._segments:
-            self._make_directory()
+            make_partition_directory(
+                self._shared.files.disk, self.directory, self.topic, self.partition, self.topic_id
+            )
+            self._new_directory = True
         else:
             active = self._segments[-1]
             full = active.size + length > self.config.segment_bytes
@@ -236,17 +243,6 @@ class PartitionLog:
         self._segments.append(segment)
         self._new_segment = True
         return segment
-
-    def _make_directory(self) -> None:
-        disk = self._shared.files.disk
-        disk.make_directory(self.directory)
-        content = {
-            "topic_id": self.topic_id,
-            "topic": self.topic,
-            "partition": self.partition,
-        }
-        place_file(disk, self.directory, PARTITION_FILE, encode_checkpoint(content), sync=False)
-        self._new_directory = True
 
     def _cut_back(self, segment: Segment, fd: int, error: OSError) -> NoReturn:
         """A write failed at some byte: put the file back as it was, or give up on it (rule R2).
@@ -314,15 +310,7 @@ class PartitionLog:
         self._recovery_point = active_base
 
     def _checkpoints(self, recovery_point: int) -> list[tuple[str, bytes]]:
-        """Epochs first: a recovery point without them would hide segments from the scan."""
-        point = {
-            "recovery_point": recovery_point,
-            "log_start_offset": self.log_start_offset,
-        }
-        return [
-            (LEADER_EPOCH_FILE, encode_checkpoint(self._epochs.entries)),
-            (RECOVERY_POINT_FILE, encode_checkpoint(point)),
-        ]
+        return checkpoint_files(self._epochs, recovery_point, self.log_start_offset)
 
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
         """The flusher's: the sync of this token is over."""
@@ -436,13 +424,7 @@ class PartitionLog:
         log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
         if from_offset >= up_to_offset:
             return []
-        try:
-            return log_reader.read(
-                self._shared.files, self._segments, from_offset, max_bytes, up_to_offset
-            )
-        except (CorruptionError, OSError) as error:
-            self._fail(error)
-            raise
+        return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
 
     def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
         """Whole batches, for a follower that catches up: see `log_reader.read_raw`.
@@ -453,13 +435,7 @@ class PartitionLog:
         log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
         if from_offset >= up_to_offset:
             return b""
-        try:
-            return log_reader.read_raw(
-                self._shared.files, self._segments, from_offset, max_bytes, up_to_offset
-            )
-        except (CorruptionError, OSError) as error:
-            self._fail(error)
-            raise
+        return self._reading(log_reader.read_raw, from_offset, max_bytes, up_to_offset)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """The first offset whose record has this timestamp or a later one; None if all are older.
@@ -467,8 +443,17 @@ class PartitionLog:
         Raises:
             CorruptionError: a batch is damaged; the log has failed.
         """
+        return self._reading(log_reader.offset_for_timestamp, timestamp_ms)
+
+    def _reading(
+        self,
+        function: Callable[Concatenate[OpenFiles, list[Segment], P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Read; bytes that rotted, or can't be read, fail the log: they are never served."""
         try:
-            return log_reader.offset_for_timestamp(self._shared.files, self._segments, timestamp_ms)
+            return function(self._shared.files, self._segments, *arguments, **options)
         except (CorruptionError, OSError) as error:
             self._fail(error)
             raise

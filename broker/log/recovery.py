@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.checkpoints import read_checkpoint
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
 from broker.record.batch import (
@@ -119,6 +119,20 @@ def recover_log(files: OpenFiles, directory: str, *, clean_end: int | None = Non
         epochs=scan.epochs,
         cut_bytes=cut_bytes,
     )
+
+
+def checkpoint_files(
+    epochs: LeaderEpochCache, recovery_point: int, log_start_offset: int
+) -> list[tuple[str, bytes]]:
+    """(name, bytes) of the files recovery starts from, to be written in this order.
+
+    Epochs first: a recovery point without them would hide segments from the scan.
+    """
+    point = {"recovery_point": recovery_point, "log_start_offset": log_start_offset}
+    return [
+        (LEADER_EPOCH_FILE, encode_checkpoint(epochs.entries)),
+        (RECOVERY_POINT_FILE, encode_checkpoint(point)),
+    ]
 
 
 def holds_proof(disk: Disk, directory: str) -> bool:

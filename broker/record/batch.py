@@ -10,7 +10,7 @@ little-endian, 84 bytes, then the lines:
     crc              u32 crc32 of everything behind it
     base_offset      i64, count u32, last_offset_delta u32 (rule R7: they differ after compaction)
     leader_epoch     i32
-    append_timestamp i64 broker's wall clock (ms); retention goes by it (rule R10)
+    append_timestamp i64 broker's wall clock (ms); retention goes by it
     base_timestamp   i64, max_timestamp i64: create time (ms)
     producer_id      i64, producer_epoch i16, base_sequence i32
     attributes       u16 bits 0-1 key format, 2-3 value format, 4 transactional, 5 control,

@@ -7,19 +7,16 @@ is ever taken for corruption.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override
 
-from broker.log.flusher import Flusher, FlushToken
+from broker.log.flusher import Flushable, Flusher, FlushToken
 from broker.log.log_directory import LogConfig
 from tests.support.logs import Life, append, values_of
 from tests.support.simulated_disk import SimulatedDisk
-
-if TYPE_CHECKING:
-    from broker.log.partition_log import PartitionLog
 
 
 class StepFlusher(Flusher):
@@ -42,7 +39,8 @@ class StepFlusher(Flusher):
         tokens, self._in_flight = self._in_flight, []
         self._finish(tokens, self.result)
 
-    def drain(self, log: PartitionLog) -> None:
+    @override
+    def drain(self, log: Flushable) -> None:
         self._wanted.pop(log, None)
         if any(token.log is log for token in self._in_flight):
             self.work()

@@ -24,7 +24,6 @@ from broker.record.batch import (
     parse_header,
     stamp,
     verify,
-    walk,
 )
 from raft_metadata.common.errors import KafkaError
 
@@ -194,7 +193,7 @@ def test_rule_r12_whatever_is_taken_is_stored_byte_for_byte(
     for at, inserted in edits:
         text = text[: at % (len(text) + 1)] + inserted + text[at % (len(text) + 1) :]
     body = b'{"records":[{"value":' + text + b"}]}"
-    results = []
+    results: list[list[bytes] | None] = []
     for plain in (False, True):
         try:
             results.append(stored_lines(body, plain=plain))

@@ -335,7 +335,7 @@ async def test_rule_q6_an_exception_in_the_flusher_is_no_silent_hang(disk: Simul
 
     flusher = life.manager._opened().flusher
     flusher.sync_files_max = 100
-    flusher._sync_each = broken  # type: ignore[method-assign]
+    flusher._sync_each = broken  # type: ignore[method-assign, assignment]
     log = life.log()
     append(log, ["a"])
     async with asyncio.timeout(5):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import pytest
@@ -20,9 +20,6 @@ from broker.record.lines import (
 )
 from broker.record.values import UnprocessableRecordsError
 from raft_metadata.common.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(params=["msgspec", "orjson"])
@@ -100,9 +97,20 @@ def refused(body: bytes) -> tuple[type[KafkaError], str]:
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"3", b'{"records":3}', b'{"records":{}}', b'{"records":[1]}']
-    + [b'{"records":[{"value":01}]}', b'{"records":[{}]} x', b'{"records":[{"value":"\xff"}]}']
-    + [b'{"records":[{"value":"\\ud800"}]}', b'{"records":[{"value":' + b"[" * 50_000],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b'{"records":3}',
+        b'{"records":{}}',
+        b'{"records":[1]}',
+        b'{"records":[{"value":01}]}',
+        b'{"records":[{}]} x',
+        b'{"records":[{"value":"\xff"}]}',
+        b'{"records":[{"value":"\\ud800"}]}',
+        b'{"records":[{"value":' + b"[" * 50_000,
+    ],
 )
 def test_what_is_no_produce_request_is_malformed(body: bytes) -> None:
     assert refused(body)[0] is KafkaError
