@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, Outcome
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.config import MAX_PAYLOAD_BYTES, MAX_QUEUED
+from raft_metadata.quorum.snapshots import SnapshotHeader, frame
 from tests.support.power_loss_disk import Died, indexes
-from tests.support.quorum_sim import CLOCK, Sim, Voter, quorum_world
+from tests.support.quorum_sim import CLOCK, CLUSTER, Machine, Sim, Voter, quorum_world
 
 __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
@@ -86,6 +88,28 @@ def test_rule_m2_active_only_after_the_own_terms_first_entry_is_applied() -> Non
     assert term == active.term
     assert active.raft.journal.at(index) == (b"\1", index, term)
     assert {a, b, c} == set(sim.up)
+
+
+def test_rule_m2_the_term_is_checked_again_at_the_append() -> None:
+    sim = Sim(seed=2)
+    sim.start()
+    leader = sim.lead(sim.ids[0])
+    answer = leader.submit(b"old")
+    leader.raft.adopt_term(leader.term + 1, "somebody")  # between the queue and the append
+    leader.raft.append_queued()
+    assert answer.code is ErrorCode.NOT_CONTROLLER
+    assert leader.raft.journal.last[0] != b"\0old"
+
+
+def test_rule_m2_an_older_terms_first_entry_activates_nobody() -> None:
+    sim = Sim(seed=2)
+    sim.start()
+    sim.lead(sim.ids[0])
+    sim.kill()
+    sim.start()
+    active = sim.active_leader()
+    assert active is not None
+    assert active.events == [f"activated {active.term}"]
 
 
 # ---------------------------------------------------------------- rule M3
@@ -174,6 +198,40 @@ def test_defect_2_nothing_is_acknowledged_before_it_is_on_disk() -> None:
     assert len(seen) >= 20
     assert all(seen)
     assert others
+
+
+def test_defect_2_the_leader_counts_its_own_copy_only_once_it_is_on_disk() -> None:
+    sim = Sim(seed=5)
+    a = sim.ids[0]
+    sim.start()
+    voter = sim.up[a]
+    unsynced: list[bool] = []
+
+    def activated(term: int, index: int) -> None:
+        unsynced.append(voter.raft.journal._dirty)
+
+    voter.activated = activated  # type: ignore[method-assign]
+    for other in sim.up.values():
+        other.raft.election_deadline = CLOCK.time + (0 if other is voter else 2)
+    assert sim.until(lambda: unsynced, 5)  # the others' answers were there before its next tick
+    assert unsynced == [False]
+
+
+def test_defect_4_the_acknowledgement_of_a_snapshot_claims_only_the_snapshot() -> None:
+    sim = Sim(seed=5)
+    a, b, _ = sim.ids
+    sim.write_log(a, 1, [1] * 7)  # up to 8; nobody says that more than 5 is right
+    sim.start(a)
+    voter = sim.up[a]
+    header = SnapshotHeader(CLUSTER, (b"\0x", 4, 1), (b"\0x", 5, 1))
+    state = Machine()
+    data = b"".join(frame(msgspec.json.encode(header), state.chunks(state.freeze())))
+    for part in ((data, True, False, 5), (b"", False, True, 5)):
+        message = {"type": "append_entries", "term": 1, "commit_index": 9, "serialized": part}
+        voter.hear(b, {**message, "stamp": sim.stamp(b, a)})
+    assert voter.raft.journal.last[1] == 8, "Raft keeps the suffix that agrees"
+    answers = [m for s, _, m in sim.said if s == a and m["type"] == "next_node_idx"]
+    assert [(m["success"], m["next_node_idx"]) for m in answers] == [(True, 6)]
 
 
 def test_defect_a_a_crash_around_a_snapshot_keeps_what_was_acknowledged_after_it() -> None:

@@ -30,6 +30,7 @@ from raft_metadata.quorum.wire import (
     checked_hello,
 )
 
+WRITABLE = 2
 STAMP = ["c", "d1", "d2"]
 VOTE = {"type": "request_vote", "term": 1, "last_log_index": 1, "last_log_term": 1, "stamp": STAMP}
 APPEND = {
@@ -127,9 +128,10 @@ def test_a_hello_that_does_not_fit_is_refused(message: object) -> None:
 class NoPoller(Poller):  # type: ignore[misc]  # untyped library
     def __init__(self) -> None:
         self.callback: Any = None
+        self.mask = 0
 
     def subscribe(self, descr: int, callback: Any, mask: int) -> None:
-        self.callback = callback
+        self.callback, self.mask = callback, mask
 
     def unsubscribe(self, descr: int) -> None:
         pass
@@ -202,6 +204,8 @@ def test_a_known_voter_may_say_more(pair: Pair) -> None:
 
 
 def test_defect_15_what_the_socket_did_not_take_is_sent_when_it_can(pair: Pair) -> None:
+    pair.poller.callback(pair.connection.fileno(), WRITABLE)
+    assert not pair.poller.mask & WRITABLE  # nothing to send: it asks no more
     pair.connection.send(b"x" * 4_000_000)
     left = pair.connection.getSendBufferSize()
     assert left > 0
@@ -211,7 +215,8 @@ def test_defect_15_what_the_socket_did_not_take_is_sent_when_it_can(pair: Pair) 
         try:
             received += len(pair.peer.recv(1 << 20))
         except BlockingIOError:
-            pair.poller.callback(pair.connection.fileno(), 2)  # writable: it asked for that
+            assert pair.poller.mask & WRITABLE
+            pair.poller.callback(pair.connection.fileno(), WRITABLE)
     assert pair.connection.getSendBufferSize() == 0
 
 
