@@ -1,0 +1,212 @@
+"""Append, fetch and offsets of a partition led here, over a real log; followers are only said."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.config import BrokerConfig
+from broker.log.log_manager import LogManager
+from broker.record.batch import RecordFormat
+from broker.record.lines import decode_records
+from broker.replication.replica_manager import ReplicaManager
+from broker.server.local_partitions import Append, LocalPartitions, Read
+from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.faults import ProcessFaultHandler
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    DirectoryId,
+    IncarnationId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    TopicName,
+)
+from raft_metadata.image.metadata_image import (
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.records import BrokerState
+
+ME, OTHER = BrokerId(1), BrokerId(2)
+TOPIC = TopicId("A" * 22)
+HERE = TopicIdPartition(TOPIC, PartitionId(0))
+
+
+def broker(broker_id: BrokerId) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker_id=broker_id,
+        broker_epoch=BrokerEpoch(broker_id),
+        incarnation_id=IncarnationId(f"life-{broker_id}"),
+        directory_id=DirectoryId(f"disk-{broker_id}"),
+        http="",
+        peer="",
+        rack=None,
+        unclean_partitions=(),
+        state=BrokerState.UNFENCED,
+        settled=True,
+    )
+
+
+def image(epoch: int, isr: tuple[BrokerId, ...], leader: BrokerId = ME) -> MetadataImage:
+    partition = PartitionRegistration(
+        replicas=(ME, OTHER),
+        directories=(DirectoryId("disk-1"), DirectoryId("disk-2")),
+        isr=isr,
+        elr=(),
+        leader=leader,
+        leader_epoch=LeaderEpoch(epoch),
+        partition_epoch=PartitionEpoch(epoch * 10 - len(isr)),
+        leader_epoch_offset=MetadataOffset(10 + epoch),
+    )
+    topic = TopicImage(
+        name=TopicName("t"), topic_id=TOPIC, partitions_count=1, partitions=(partition,)
+    )
+    return MetadataImage(
+        next_offset=MetadataOffset(20 + epoch),
+        brokers={ME: broker(ME), OTHER: broker(OTHER)},
+        topics={TOPIC: topic},
+        topic_ids={TopicName("t"): TOPIC},
+    )
+
+
+@dataclasses.dataclass
+class Here:
+    manager: ReplicaManager
+    local: LocalPartitions
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Here]:
+    config = BrokerConfig(
+        broker_id=ME,
+        cluster_id=ClusterId("c"),
+        directory_id=DirectoryId("disk-1"),
+        data_dir=tmp_path,
+        advertised_http="",
+        advertised_peer="",
+    )
+    clock, faults = SystemClock(), ProcessFaultHandler()
+    logs = LogManager(tmp_path, on_failed=lambda error: faults.fatal("log", error))
+    logs.open()
+    logs.start(asyncio.get_running_loop())
+    nobody = cast("Any", None)  # no task runs: neither controllers nor peers are ever asked
+    manager = ReplicaManager(config, IncarnationId("life-1"), logs, nobody, nobody, clock, faults)
+    yield Here(manager, LocalPartitions(config, manager, clock))
+    logs.close(None)
+
+
+def records(count: int, acks: int, timeout_ms: int = 5_000) -> Append:
+    body = b'{"records":[' + b",".join(b'{"value":%d}' % n for n in range(count)) + b"]}"
+    return Append(
+        partition=HERE,
+        records=decode_records(body),
+        key_format=RecordFormat.JSON,
+        value_format=RecordFormat.JSON,
+        acks=acks,
+        timeout_ms=timeout_ms,
+    )
+
+
+def read(offset: int | None, wait_ms: int = 0, timestamp_ms: int | None = None) -> Read:
+    return Read(
+        partition=HERE,
+        offset=offset,
+        timestamp_ms=timestamp_ms,
+        max_bytes=1_000_000,
+        max_wait_ms=wait_ms,
+    )
+
+
+async def test_rule_r8_ends_are_withheld_until_the_epoch_start_is_committed(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    assert await here.local.append(records(2, ACKS_LEADER)) == 0
+    assert here.local.offsets(HERE).end_offset == 0
+    here.manager.on_metadata_update(image(2, (ME, OTHER)))
+    with pytest.raises(KafkaError) as caught:
+        here.local.offsets(HERE)
+    assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
+    here.manager.on_metadata_update(image(2, (ME,)))  # the other member left: all is committed
+    assert here.local.offsets(HERE).end_offset == 2
+
+
+async def test_rule_r8_between_high_watermark_and_log_end_waits(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    await here.local.append(records(2, ACKS_LEADER))
+    for offset in (0, 1, 2):
+        assert (await here.local.fetch(read(offset, wait_ms=1))).slices == []
+    for offset in (-1, 3):
+        with pytest.raises(KafkaError) as caught:
+            await here.local.fetch(read(offset))
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert "log start offset 0" in caught.value.message
+        assert "log end offset 2" in caught.value.message
+    waiting = asyncio.ensure_future(here.local.fetch(read(1, wait_ms=5_000)))
+    await asyncio.sleep(0)
+    here.manager.on_metadata_update(image(1, (ME,)))
+    found = await waiting
+    assert [piece.first_offset for piece in found.slices] == [1]
+    assert (found.next_offset, found.high_watermark) == (2, 2)
+
+
+async def test_acks_all_waits_for_the_other_member_and_times_out_unknown(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    waiting = asyncio.ensure_future(here.local.append(records(1, ACKS_ALL)))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    replica = here.manager.replica(HERE)
+    assert replica is not None
+    replica.partition.parked.expire(SystemClock().monotonic_ms() + 10_000)
+    with pytest.raises(KafkaError) as caught:
+        await waiting
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    assert caught.value.outcome is Outcome.UNKNOWN
+
+
+async def test_acks_none_answers_at_once_without_an_offset(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    assert await here.local.append(records(1, ACKS_NONE)) == -1
+    replica = here.manager.replica(HERE)
+    assert replica is not None
+    assert replica.log.log_end_offset == 1
+
+
+async def test_a_follower_serves_nothing(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME, OTHER), leader=OTHER))
+    for request in (here.local.append(records(1, ACKS_LEADER)), here.local.fetch(read(0))):
+        with pytest.raises(KafkaError) as caught:
+            await request
+        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert caught.value.outcome is Outcome.NOT_WRITTEN
+
+
+async def test_a_parked_fetch_ends_when_leadership_does(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME,)))
+    waiting = asyncio.ensure_future(here.local.fetch(read(0, wait_ms=60_000)))
+    await asyncio.sleep(0)
+    here.manager.on_metadata_update(image(2, (OTHER,), leader=OTHER))
+    with pytest.raises(KafkaError):
+        await waiting
+
+
+async def test_look_up_by_time_past_the_last_record_starts_at_the_end(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME,)))
+    await here.local.append(records(3, ACKS_ALL))
+    past = await here.local.fetch(read(None, timestamp_ms=0))
+    assert past.slices[0].first_offset == 0
+    future = SystemClock().wall_ms() + 1_000_000
+    assert (await here.local.fetch(read(None, timestamp_ms=future))).next_offset == 3
