@@ -38,9 +38,7 @@ class ControllerChannel(Protocol):
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
 
-    async def heartbeat(
-        self, command: BrokerHeartbeat
-    ) -> dict[NodeId, HeartbeatAnswer]:
+    async def heartbeat(self, command: BrokerHeartbeat) -> dict[NodeId, HeartbeatAnswer]:
         """To every controller at once; whoever answers within the heartbeat interval is in it."""
         ...
 
@@ -48,17 +46,11 @@ class ControllerChannel(Protocol):
         """One attempt, sent once to the controller believed active (rule M3)."""
         ...
 
-    async def create_topic(
-        self, command: CreateTopic, timeout_ms: int
-    ) -> TopicCreated: ...
+    async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated: ...
 
-    async def delete_topic(
-        self, command: DeleteTopic, timeout_ms: int
-    ) -> TopicDeleted: ...
+    async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted: ...
 
-    async def fetch_metadata(
-        self, source: NodeId, request: FetchMetadata
-    ) -> FetchMetadataAnswer:
+    async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
         """Long poll one controller. NETWORK_EXCEPTION when it can't be reached."""
         ...
 

@@ -103,7 +103,7 @@ class PartitionLog:
         self.log_end_offset = 0
         self.durable_end = 0
         self.high_watermark = 0
-        """The last one known here; kept by the manager's checkpoint, owned by replication."""
+        """Kept by the manager's checkpoint, owned by replication."""
         self.generation = 0
         self.last_epoch = -1
         self.failed: BaseException | None = None

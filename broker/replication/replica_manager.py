@@ -63,6 +63,8 @@ _log = logging.getLogger("broker.replication")
 TICK_MS = 50
 ISR_CHECK_MS = 500
 """How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
+PURGE_CHECK_MS = 10_000
+"""How often deleted logs are looked at."""
 STALL_MS = 4 * TICK_MS
 """A tick this late means that this process stood still: nobody else is blamed (rule M7)."""
 
@@ -97,7 +99,9 @@ class ReplicaManager:
         self._dirty: set[Replica] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
-        self._isr_checked_ms = self._pinged_ms = self._ticked_ms
+        self._isr_checked_ms = self._pinged_ms = self._purged_ms = self._ticked_ms
+        self._quarantined: dict[str, int] = {}
+        """Deleted logs on disk, and since when this process has known of each."""
 
     # what others ask
 
@@ -267,6 +271,29 @@ class ReplicaManager:
         registration = self.image.brokers.get(broker_id)
         return None if registration is None else registration.peer
 
+    def _purge_deleted(self, now_ms: int) -> None:
+        """Unlink what was deleted long enough ago (rule M5).
+
+        A set-aside log of a topic that still exists is no deletion: it stays for its operator.
+        """
+        grace_ms = self._config.limits.topic_delete_grace_ms
+        names = self._logs.quarantined()
+        self._quarantined = {name: self._quarantined.get(name, now_ms) for name in names}
+        due = [
+            name
+            for name, since_ms in self._quarantined.items()
+            if now_ms - since_ms >= grace_ms and name.split(":")[0] not in self.image.topics
+        ]
+        if due and self._tasks is not None:
+            self._tasks.create_task(self._purge(due), name="purge")
+
+    async def _purge(self, names: list[str]) -> None:
+        try:
+            await asyncio.to_thread(self._logs.purge, names)
+            _log.info("deleted logs unlinked count=%d", len(names))
+        except OSError as error:
+            _log.warning("deleted logs not unlinked, tried again later error=%s", error)
+
     def _drop_topic(self, topic: TopicImage) -> None:
         for number in range(len(topic.partitions)):
             replica = self._replicas.get(key_of(topic.topic_id, PartitionId(number)))
@@ -434,6 +461,9 @@ class ReplicaManager:
         for link in self._links.values():
             link.open_again(now_ms)
         self._keep_streams(now_ms, stalled_ms)
+        if now_ms - self._purged_ms >= PURGE_CHECK_MS:
+            self._purged_ms = now_ms
+            self._purge_deleted(now_ms)
         if now_ms - self._isr_checked_ms >= ISR_CHECK_MS:
             self._isr_checked_ms = now_ms
             for replica in self._replicas.values():
