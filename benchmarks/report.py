@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from dataclasses import dataclass
@@ -137,5 +138,4 @@ def machine() -> str:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The nearest-rank percentile of a non-empty sequence."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]

@@ -53,6 +53,8 @@ def test_table_shows_ratio_and_says_what_was_missed() -> None:
 def test_percentile_is_nearest_rank() -> None:
     assert percentile([5, 1, 4, 2, 3], 0.5) == 3
     assert percentile([1.0], 0.99) == 1.0
+    assert percentile([1, 2], 0.5) == 1
+    assert percentile(range(1, 101), 0.99) == 99
 
 
 def test_longest_gap_counts_from_the_last_one_before() -> None:
