@@ -65,6 +65,15 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, SettingValue]:
     return result
 
 
+def _new_settings(brokers: int, overrides: Settings) -> dict[str, SettingValue]:
+    """Defaults and ``--set``; a min ISR that was not said fits the replication factor that was."""
+    settings = defaults_for_size(brokers) | dict(overrides)
+    replicas, min_isr = settings["default_replication_factor"], settings["min_insync_replicas"]
+    if "min_insync_replicas" not in overrides:
+        settings["min_insync_replicas"] = min(int(min_isr), max(1, int(replicas) - 1))
+    return settings
+
+
 def check_new_cluster_folders(data_dir: Path, nodes: Sequence[NodeAddresses]) -> None:
     """Refuse to make a cluster over one whose ``cluster.json`` is gone (rule Q4).
 
@@ -110,7 +119,7 @@ def format_new_cluster(
 ) -> ClusterDescription:
     """Make every folder of a cluster that has never been, and describe it."""
     cluster_id = ClusterId(random_id())
-    settings = defaults_for_size(len(brokers)) | dict(overrides)
+    settings = _new_settings(len(brokers), overrides)
     settle_relations(settings, "--set")
     check_new_cluster_folders(data_dir, [*controllers, *brokers])
     table = {str(node.node_id): _controller_row(node) for node in controllers}

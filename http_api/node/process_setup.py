@@ -38,7 +38,8 @@ def raise_open_file_limit() -> None:
 def keep_freed_memory() -> None:
     """Stop glibc from giving megabyte buffers back to the kernel after every fetch.
 
-    A 1 MB body is mapped, faulted in page by page and unmapped otherwise (hot-path.md §9).
+    Otherwise a 1 MB body is mapped, faulted in page by page and unmapped again each time, which
+    makes serving it 7 to 17 times slower.
     """
     if platform.libc_ver()[0] != "glibc":
         return

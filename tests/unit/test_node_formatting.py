@@ -233,3 +233,11 @@ def test_a_damaged_cluster_json_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(NodeExit) as caught:
         read_cluster_file(tmp_path)
     assert caught.value.code == EXIT_STORAGE
+
+
+@pytest.mark.parametrize(("replicas", "min_isr"), [(1, 1), (2, 1), (3, 2), (5, 2)])
+async def test_rule_m8_a_min_isr_that_was_not_said_fits_the_replication_factor(
+    tmp_path: Path, replicas: int, min_isr: int
+) -> None:
+    made = await prepare(tmp_path, overrides=(f"default_replication_factor={replicas}",))
+    assert load_node_config(made.brokers[0].config, {}).defaults.min_insync_replicas == min_isr
