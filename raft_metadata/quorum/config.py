@@ -54,6 +54,10 @@ class QuorumConfig:
     snapshot_max_journal_bytes: int = 32 * 1024 * 1024
     """A snapshot is also taken when the journal outgrows this: all of it is kept in memory."""
 
+    reserve_bytes: int = 8 * 1024 * 1024
+    """Kept free for the next start: opening writes the journal anew, which a full disk would not
+    allow. 0 keeps none."""
+
     def __post_init__(self) -> None:
         """Refuse what could not work, naming the field, its value and what was expected."""
         if self.node_id not in self.voters:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
@@ -227,7 +228,11 @@ class MetadataQuorum:
         (rule M3). Cancelling it changes nothing about an entry that was appended.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._running.submit(payload, term, future)
+        if self._node is None:
+            error = KafkaError(ErrorCode.NOT_CONTROLLER, "the quorum is not running")
+            future.set_exception(error)
+        else:
+            self._node.submit(payload, term, future)
         return future
 
     def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
@@ -253,29 +258,32 @@ class MetadataQuorum:
 
     @property
     def term(self) -> int:
-        """The present Raft term, which is the controller epoch of whoever leads in it."""
-        return int(self._running.raftCurrentTerm)
+        """The present Raft term, which is the controller epoch of whoever leads in it.
+
+        This, like all below, is 0 or None while the quorum is not running.
+        """
+        return 0 if self._node is None else int(self._node.raftCurrentTerm)
 
     @property
     def leader_id(self) -> NodeId | None:
         """Who leads, as far as this voter knows."""
-        leader = self._running.leader
+        leader = None if self._node is None else self._node.leader
         return None if leader is None else NodeId(leader.node_id)
 
     @property
     def commit_index(self) -> int:
         """Raft index known to be committed."""
-        return int(self._running.raftCommitIndex)
+        return 0 if self._node is None else int(self._node.raftCommitIndex)
 
     @property
     def applied_index(self) -> int:
         """Raft index the state machine has reached."""
-        return self._running.applied_index
+        return 0 if self._node is None else self._node.applied_index
 
     @property
     def last_index(self) -> int:
         """Raft index of the newest entry, committed or not."""
-        return self._running.journal.last[1]
+        return 0 if self._node is None else self._node.journal.last[1]
 
     @property
     def leader_contact_age_ms(self) -> int:
@@ -284,7 +292,9 @@ class MetadataQuorum:
         0 on a leader whose majority answered within two heartbeats; else milliseconds since that
         answer, or on a follower since a leader was heard; NEVER_HEARD_MS before the first.
         """
-        silence_ms = self._running.leader_silence_s() * 1000
+        if self._node is None:
+            return NEVER_HEARD_MS
+        silence_ms = self._node.leader_silence_s() * 1000
         if self.is_leader and silence_ms <= 2 * self._config.heartbeat_ms:
             return 0
         return int(min(silence_ms, NEVER_HEARD_MS))
@@ -294,8 +304,10 @@ class MetadataQuorum:
         return 0 if header is None else header.last[1]
 
     def status(self) -> Mapping[str, object]:
-        """Facts for operators and metrics; plain values only."""
-        node = self._running
+        """Facts for operators and metrics; plain values only. Empty while it is not running."""
+        node = self._node
+        if node is None:
+            return {}
         voters = {
             str(other.node_id): {
                 "connected": bool(node.isNodeConnected(other)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +12,13 @@ from raft_metadata.common.errors import StorageError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import DataDir, Identity
-from raft_metadata.quorum.files import Files, storage_errors
+from raft_metadata.quorum.files import NEW_SUFFIX, Files, replace_file, storage_errors
 from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal
 from raft_metadata.quorum.snapshots import SnapshotStore, Snapshotted, start_thread
+
+RESERVE_FILE = "reserve"
+
+_log = logging.getLogger("raft_metadata.quorum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ def open_voter_disk(
             msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
             raise StorageError(msg)
         with storage_errors("open", config.raft_dir):
-            journal = DurableJournal(files, config.raft_dir, faults)
+            journal = _open_journal(config, faults, files)
     except BaseException:
         home.close()
         raise
@@ -67,10 +73,38 @@ def open_voter_disk(
     try:
         with storage_errors("open", config.raft_dir):
             _align(disk, config)
+            _keep_reserve(config, files)
     except BaseException:
         disk.close()
         raise
     return disk
+
+
+def _open_journal(config: QuorumConfig, faults: FaultHandler, files: Files) -> DurableJournal:
+    # Opening writes the whole journal into a new file (rule Q1): raft-quorum §5.1, a full disk
+    # can't do that, and the voter could not even vote.
+    try:
+        return DurableJournal(files, config.raft_dir, faults)
+    except OSError as error:
+        reserve = config.raft_dir / RESERVE_FILE
+        if error.errno != errno.ENOSPC or not files.exists(reserve):
+            raise
+        _log.warning("disk full, giving up the reserve file=%s", reserve)
+        files.unlink(reserve)
+        return DurableJournal(files, config.raft_dir, faults)
+
+
+def _keep_reserve(config: QuorumConfig, files: Files) -> None:
+    reserve = config.raft_dir / RESERVE_FILE
+    if files.exists(reserve) or not config.reserve_bytes:
+        return
+    try:
+        replace_file(files, reserve, [bytes(config.reserve_bytes)])
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _log.warning("disk full, no reserve file=%s", reserve)
+        files.unlink(reserve.with_name(RESERVE_FILE + NEW_SUFFIX))
 
 
 def _align(disk: VoterDisk, config: QuorumConfig) -> None:

@@ -96,6 +96,14 @@ async def test_one_voter_forms_a_quorum_and_finds_its_state_again(tmp_path: Path
         assert leader.leaderships == [Leadership(term, leader.leaderships[0].index)]
         await voter.quorum.stop()
         assert voter.deactivations == 1
+        with pytest.raises(KafkaError) as refused:
+            await voter.quorum.submit(b"late", term)
+        assert refused.value.code is ErrorCode.NOT_CONTROLLER
+        assert (voter.quorum.term, voter.quorum.is_leader, voter.quorum.leader_id) == (
+            0,
+            False,
+            None,
+        )
 
 
 def test_three_voters_on_uvloop(tmp_path: Path) -> None:

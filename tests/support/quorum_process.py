@@ -62,6 +62,7 @@ def config(
         voters={NodeId(voter): address for voter, address in addresses.items()},
         dial={NodeId(voter): address for voter, address in (dial or {}).items()},
         snapshot_min_entries=500,
+        reserve_bytes=64 * 1024,
     )
 
 

@@ -195,6 +195,7 @@ class Sim:
         settings: dict[str, Any] = {
             "snapshot_min_entries": 10**9,
             "snapshot_max_interval_ms": 10**12,
+            "reserve_bytes": 0,
             **self.settings,
         }
         return QuorumConfig(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,33 @@ def test_a_corrupt_snapshot_is_never_an_empty_start() -> None:
             sim.start(a)
         content[offset] ^= 1
     sim.start(a)
+
+
+def test_a_full_disk_is_opened_with_the_reserve() -> None:
+    sim = Sim(reserve_bytes=8192)
+    a = sim.ids[0]
+    sim.start(a)
+    reserve = sim.directory(a) / "reserve"
+    sim.kill(a)
+    sim.disk.power_cut(random.Random(1), 0)
+    assert len(sim.disk.read(reserve)) == 8192
+
+    def full(operation: str, path: Path) -> None:
+        if operation == "write" and (sim.disk.exists(reserve) or path.name == "reserve.new"):
+            raise OSError(errno.ENOSPC, "no space")
+
+    sim.disk.hook = full
+    sim.start(a)
+    assert sim.disk.names(sim.directory(a)) == ["journal", "meta.json", "vote.json"]
+    sim.kill(a)
+    sim.disk.hook = None
+    sim.start(a)
+    assert sim.disk.exists(reserve), "made again once there is room"
+    sim.kill(a)
+    sim.disk.unlink(reserve)
+    sim.disk.hook = lambda operation, path: full("write", path.with_name("reserve.new"))
+    with pytest.raises(StorageError, match="no space"):
+        sim.start(a)
 
 
 class Connection:
