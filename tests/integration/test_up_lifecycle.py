@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -131,19 +132,13 @@ def test_wrong_usage_is_exit_2(tmp_path: Path, arguments: tuple[str, ...], named
 
 def test_a_node_whose_parent_is_not_its_supervisor_ends_at_once(tmp_path: Path) -> None:
     """The supervisor died between fork and the request for its death signal."""
-    import subprocess
-
-    environment = {**os.environ, SUPERVISOR_VARIABLE: "1"}
     command = [sys.executable, "-m", "http_api.cli", "broker", "--config", str(tmp_path / "none")]
-    done = subprocess.run(
-        command, env=environment, check=False, capture_output=True, stdin=subprocess.PIPE
-    )
-    assert done.returncode == -signal.SIGKILL
+    environment = {**os.environ, SUPERVISOR_VARIABLE: "1"}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as node:
+        assert node.wait(10) == -signal.SIGKILL
 
 
-def test_a_node_ends_when_its_pipe_does(tmp_path: Path) -> None:
-    import subprocess
-
+def test_a_node_ends_when_its_pipe_does() -> None:
     code = (
         "import os, time; from http_api.node.parent_death import end_with_supervisor;"
         "end_with_supervisor(os.environ); print('up', flush=True); time.sleep(60)"

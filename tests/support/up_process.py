@@ -76,7 +76,7 @@ class Up:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        pids = self.pids() if self.process.poll() is None else []
+        pids = [pid for pid in self.pids() if self._is_ours(pid)]
         self.process.kill()
         self.process.wait()
         for pid in pids:
@@ -85,6 +85,12 @@ class Up:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._errors.close()
+
+    def _is_ours(self, pid: int) -> bool:
+        """A pid in the file may be another process's by now."""
+        with contextlib.suppress(OSError):
+            return str(self.data_dir).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
 
     def ready(self) -> Up:
         """Wait for the ready line; both lines are in ``out`` afterwards."""
