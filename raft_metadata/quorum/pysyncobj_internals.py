@@ -274,6 +274,11 @@ class VoterNode(TCPNode):  # type: ignore[misc]  # untyped library
         self.node_id = node_id
         self._dialled = dialled
 
+    def __hash__(self) -> int:
+        # Not the string's, which differs in every process: the library iterates over sets of
+        # voters, and a simulated history must repeat with its seed.
+        return hash(self.node_id)
+
     @property
     def address(self) -> str:
         """The identity again, under the name the transport uses."""
