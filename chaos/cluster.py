@@ -122,6 +122,20 @@ def processes_of(directory: Path) -> list[int]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """Whether any thread of the process is left.
+
+    Until the last one has ended, its sockets, ports and locks are held, although its memory and
+    so its command line may be gone already, and its first thread may be a zombie.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX" or threads > 1
+
+
 class LocalCluster:
     """A supervised cluster in one directory. Owned by one run; `kill_everything` always works.
 
@@ -231,19 +245,20 @@ class LocalCluster:
             pids.sort(key=lambda pid: pid != supervisor.pid)
         for pid in pids:
             _kill(pid)
-        killed = len(pids)
+        killed = set(pids)
         deadline = time.monotonic() + GONE_DEADLINE_S
         while True:
-            if supervisor is not None:
-                supervisor.poll()  # reap it: a zombie would look alive to nobody but us
-            left = processes_of(self._directory)
+            left = {pid for pid in killed if runs(pid)} | set(processes_of(self._directory))
             if not left:
-                return killed
+                if supervisor is not None:
+                    supervisor.wait()
+                return len(killed)
             if time.monotonic() > deadline:
-                msg = f"processes {left} survived SIGKILL"
+                msg = f"processes {sorted(left)} survived SIGKILL"
                 raise ClusterError(msg)
-            for pid in left:
-                _kill(pid)
+            for pid in left - killed:
+                _kill(pid)  # started meanwhile
+            killed |= left
             time.sleep(POLL_S)
 
 

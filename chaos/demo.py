@@ -377,14 +377,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     screen = Screen()
     began = time.monotonic()
+    # Said aloud: a shell starts background jobs with SIGINT ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         records = read_flights(find_data(options.data), options.rows)
     except DataError as error:
         screen.say(str(error))
         return 2
-    # Said aloud: a shell starts background jobs with SIGINT ignored, and that is inherited.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _interrupt)
+    except KeyboardInterrupt:
+        screen.say("interrupted")
+        return INTERRUPTED
     HOME.mkdir(exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=HOME))
     screen.say(f"starting a cluster in {directory}")

@@ -105,6 +105,7 @@ def test_demo_without_data_exits_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     assert main(["--data", str(tmp_path)]) == 2
     assert "pip install" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
