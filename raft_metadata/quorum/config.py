@@ -10,7 +10,7 @@ from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
 
 MAX_PAYLOAD_BYTES = 512 * 1024
 """One metadata batch. Half of an append message: an entry that does not fit in one message would
-take pysyncobj's "transmission" path, which nobody has checked (raft-quorum §3)."""
+take pysyncobj's "transmission" path, which is refused here (`wire.py`)."""
 MAX_QUEUED = 20_000
 """Payloads submitted and not yet appended; about a third of a second of work."""
 MAX_UNCOMMITTED = 20_000

@@ -232,7 +232,7 @@ class DataDir:
         """Whether a message comes from a disk we know and is meant for this one.
 
         Without the second half an append answered by the old disk proves something about the new
-        one (raft-quorum §5.5).
+        one (DESIGN.md, lesson 5).
         """
         cluster_id, from_directory, to_directory = stamp
         return (

@@ -96,7 +96,7 @@ def fence_may_lift(contact: LeaderContact, journal: DurableJournal, fence_term: 
     """Whether a rejoining voter holds all that was ever committed.
 
     It must hold the entry at the leader's commit index, and that entry must be of the leader's
-    own term: a new leader's commit index may lie below older commits (raft-quorum §5.4).
+    own term: a new leader's commit index may lie below older commits (lesson 4).
     """
     entry = journal.at(contact.commit_index)
     return entry is not None and entry[2] == contact.term and contact.term >= fence_term

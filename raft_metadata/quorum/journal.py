@@ -81,7 +81,7 @@ class DurableJournal:
 
     Opening raises CorruptionError (bytes proven durable are gone, a vote is missing) or OSError.
     After that, any failure to write or sync ends the process through the fault handler: the
-    library has already changed its mind in memory (rule Q2, raft-quorum §5.6).
+    library has already changed its mind in memory (rule Q2, lesson 6).
 
     Invariants: indexes are contiguous; nothing is durable unless `durable_index` covers it.
     """
@@ -236,7 +236,7 @@ class DurableJournal:
         """Fit the journal to a snapshot that ends with these two entries; at start only.
 
         pysyncobj clears a journal that does not start with them, and with it all that was
-        acknowledged after the snapshot (raft-quorum §3 A).
+        acknowledged after the snapshot (defect 4).
         """
         if self.at(previous[1]) == previous and self.at(last[1]) == last:
             self.delete_to(previous[1] - self.entries[0][1])
@@ -299,7 +299,7 @@ class DurableJournal:
     def prove_tail(self) -> None:
         """Called every second: after an idle one, prove the last group.
 
-        Rot there is then told from a torn write (raft-quorum §5.10).
+        Rot there is then told from a torn write (lesson 10).
         """
         idle = not self._added_since_timer
         self._added_since_timer = False

@@ -28,6 +28,7 @@ from pysyncobj.monotonic import monotonic as library_now
 from pysyncobj.node import Node, TCPNode
 from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.version import VERSION
+from typing_extensions import override
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.wire import MAX_HELLO_BYTES, Codec
@@ -274,6 +275,7 @@ class VoterNode(TCPNode):  # type: ignore[misc]  # untyped library
         self.node_id = node_id
         self._dialled = dialled
 
+    @override
     def __hash__(self) -> int:
         # Not the string's, which differs in every process: the library iterates over sets of
         # voters, and a simulated history must repeat with its seed.

@@ -107,7 +107,7 @@ class _Queued:
 
 
 def library_conf(config: QuorumConfig, journal: object, snapshots: object, poller: object) -> Any:
-    """Pysyncobj's own settings (raft-quorum §4.1)."""
+    """Pysyncobj's own settings."""
     election_s = config.election_timeout_ms / 1000
     return SyncObjConf(
         autoTick=False,
@@ -371,7 +371,7 @@ class RaftNode(PinnedSyncObj):
     def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
         """An operator says that a voter comes back on this directory; its old one is dead to us.
 
-        What the lost disk acknowledged must not complete a majority (raft-quorum §5.5).
+        What the lost disk acknowledged must not complete a majority (lesson 5).
         """
         self.home.set_voter_directory(voter, directory_id)
         node = self.transport.voter(voter_address(voter))

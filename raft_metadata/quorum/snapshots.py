@@ -121,7 +121,7 @@ class SnapshotStore:
     def open(self) -> SnapshotHeader | None:
         """Verify the snapshot and hand it to the state machine; None where there is none.
 
-        Raises CorruptionError: a voter never goes on with an empty state (raft-quorum §3.5).
+        Raises CorruptionError: a voter never goes on with an empty state (defect 5).
         """
         for name in self._files.names(self._path.parent):
             if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
@@ -247,7 +247,7 @@ class SnapshotStore:
 
     def _install(self, path: Path) -> bool:
         if self._incoming is not None:
-            # Stock renames what nobody has synced (raft-quorum §5.9).
+            # Stock renames what nobody has synced (lesson 9).
             self._incoming.sync()
         self._drop_incoming()
         data = self._files.read(path)

@@ -1,7 +1,7 @@
 """The filter between the wire and pysyncobj's Raft core: what it may hear, what it may say.
 
-Each correction names the defect it closes, as numbered in the table of DESIGN.md (from
-raft-quorum §3). The core itself (votes, terms, own-term commit) is left to the library.
+Each correction names the defect it closes, as numbered in the table of DESIGN.md. The core itself
+(votes, terms, own-term commit) is left to the library.
 """
 
 from __future__ import annotations

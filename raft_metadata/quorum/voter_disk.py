@@ -81,7 +81,7 @@ def open_voter_disk(
 
 
 def _open_journal(config: QuorumConfig, faults: FaultHandler, files: Files) -> DurableJournal:
-    # Opening writes the whole journal into a new file (rule Q1): raft-quorum §5.1, a full disk
+    # Opening writes the whole journal into a new file (rule Q1): lesson 1, a full disk
     # can't do that, and the voter could not even vote.
     try:
         return DurableJournal(files, config.raft_dir, faults)
