@@ -94,7 +94,7 @@ class Client:
     def _connected(self, url: str) -> http.client.HTTPConnection:
         kept = self._connections.get(url)
         if kept is not None:
-            if kept.sock is not None and not _is_readable(kept):
+            if kept.sock is not None and not is_readable(kept):
                 return kept
             self._drop(url)
         parts = urlsplit(url)
@@ -118,6 +118,6 @@ class Client:
                 connection.close()
 
 
-def _is_readable(connection: http.client.HTTPConnection) -> bool:
+def is_readable(connection: http.client.HTTPConnection) -> bool:
     """An idle connection with something to read was closed, or is out of step: either way unfit."""
     return bool(select.select([connection.sock], [], [], 0)[0])
