@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -96,7 +97,8 @@ async def test_rule_f2_a_connection_that_was_closed_is_noticed_before_a_write_go
                 assert await asyncio.to_thread(client.run, WRITE) == b"{}"
                 await closed.wait()
                 kept = client._connections.get(url)
-                await until(lambda kept=kept: kept is not None and is_readable(kept))
+                assert kept is not None
+                await until(partial(is_readable, kept))
                 assert len(seen) == number
 
 
