@@ -32,21 +32,32 @@ class LeaderEpochCache:
     def assign(self, epoch: int, start_offset: int) -> None:
         """Records from this offset on are of this epoch. A known epoch changes nothing.
 
+        Epochs noted at or behind this offset held no record, an elected leader that never wrote:
+        they go first. Left in, they would claim the records of an *older* epoch that a follower
+        receives later (a leader that was deposed before its first append, then follows).
+
         Raises:
-            ValueError: an epoch lower than the newest one, or a start before the newest start.
+            ValueError: an epoch lower than that of the records before this offset.
         """
+        while self._epochs and self._starts[-1] >= start_offset and self._epochs[-1] != epoch:
+            self._epochs.pop()
+            self._starts.pop()
         if self._epochs:
             if epoch == self._epochs[-1]:
                 return
-            if epoch < self._epochs[-1] or start_offset < self._starts[-1]:
+            if epoch < self._epochs[-1]:
                 msg = (
                     f"epoch {epoch} at offset {start_offset} is behind epoch "
                     f"{self._epochs[-1]} at offset {self._starts[-1]}"
                 )
                 raise ValueError(msg)
-        self.truncate_from_end(start_offset)
         self._epochs.append(epoch)
         self._starts.append(start_offset)
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch noted, with or without a record; NO_EPOCH when there is none."""
+        return self._epochs[-1] if self._epochs else NO_EPOCH
 
     def last_epoch(self, log_end_offset: int) -> int:
         """The epoch of the last record, NO_EPOCH in an empty log."""

@@ -225,6 +225,16 @@ class LogManager:
         key = self._keys.get(f"{topic}-{partition}")
         return None if key is None else key.topic_id
 
+    def identify(self, topic: TopicName, partition: PartitionId, topic_id: TopicId) -> None:
+        """This life of the topic owns the directory of that name: if it is unreadable, say so.
+
+        To be called for every assigned partition before registering, so that a directory whose
+        ``partition.json`` is gone is reported in time (rule R6).
+        """
+        error = self._unidentified.pop(f"{topic}-{partition}", None)
+        if error is not None:
+            self._refuse(f"{topic}-{partition}", TopicIdPartition(topic_id, partition), error)
+
     def delete(self, topic_id: TopicId, partition: PartitionId) -> None:
         """Close the log and move its directory into quarantine; durable on return.
 
@@ -324,8 +334,7 @@ class LogManager:
 
     def _check_creatable(self, topic: TopicName, key: TopicIdPartition) -> None:
         name = f"{topic}-{key.partition}"
-        if name in self._unidentified:
-            self._refuse(name, key, self._unidentified.pop(name))
+        self.identify(topic, key.partition, key.topic_id)
         if key in self.offline or self.failed is not None:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,

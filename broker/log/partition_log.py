@@ -203,9 +203,9 @@ class PartitionLog:
         segment = self._write(raw, headers[0].append_timestamp)
         for header in headers:
             segment.note_header(header)
-            if header.leader_epoch != self.last_epoch:
+            if header.leader_epoch != self._epochs.newest:
                 self._epochs.assign(header.leader_epoch, header.base_offset)
-                self.last_epoch = header.leader_epoch
+        self.last_epoch = headers[-1].leader_epoch
         self.log_end_offset = headers[-1].next_offset
         self._written()
 
@@ -346,7 +346,6 @@ class PartitionLog:
             raise ValueError(msg)
         self._check_usable()
         self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
-        self.durable_end = min(self.durable_end, end_offset)
         self._shared.flusher.drain(self)
         try:
             self._truncate_files(end_offset)

@@ -88,7 +88,7 @@ class SimulatedDisk(Disk):
     def cut_power(self, rng: Random) -> None:
         self.kill()
         names: dict[str, Inode | None] = {}
-        for path in {*self.live, *self.synced}:
+        for path in sorted({*self.live, *self.synced}):
             versions = [names_of[path] for names_of in (self.live, self.synced) if path in names_of]
             if len(versions) == 2 and versions[0] is versions[1]:
                 names[path] = versions[0]
@@ -102,7 +102,7 @@ class SimulatedDisk(Disk):
             for path, inode in names.items()
             if all(parent in names for parent in self._parents(path))
         }
-        for inode in {id(inode): inode for inode in self.live.values() if inode}.values():
+        for inode in dict.fromkeys(inode for inode in self.live.values() if inode):
             inode.lose(rng)
         self.synced = dict(self.live)
 
@@ -241,8 +241,9 @@ class SimulatedDisk(Disk):
     @override
     def rename(self, source: str, target: str) -> None:
         self._call("rename", source)
-        for name in [name for name in self.live if name.startswith(source + "/")]:
-            self.live[target + name[len(source) :]] = self.live.pop(name)
+        for names in (self.live, self.synced):  # what a directory holds goes with it
+            for name in [name for name in names if name.startswith(source + "/")]:
+                names[target + name[len(source) :]] = names.pop(name)
         self.live[target] = self.live.pop(source)
 
     @override

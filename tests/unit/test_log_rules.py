@@ -141,12 +141,13 @@ def test_rule_q3_truncation_lowers_the_durable_end(disk: SimulatedDisk) -> None:
     assert log.durable_end == 1
 
 
+@pytest.mark.parametrize("segment_bytes", [100, 1 << 30])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rule_q3_an_old_tail_never_comes_back_to_prove_anything(
-    disk: SimulatedDisk, seed: int
+    disk: SimulatedDisk, seed: int, segment_bytes: int
 ) -> None:
     """Its stamps prove a durable end that the new records behind the cut don't have."""
-    life = Life(disk)
+    life = Life(disk, LogConfig(segment_bytes=segment_bytes))
     log = life.log()
     flush_each(life, log, ["a", "x" * 5000, "y" * 5000, "z" * 5000])
     log.truncate_to(1)
@@ -299,10 +300,24 @@ def test_rule_q6_the_first_flush_syncs_the_directories(disk: SimulatedDisk, file
     append(life.log(), ["a"])
     disk.calls.clear()
     life.flush()
-    synced = [path for operation, path in disk.calls if operation == "sync_directory"]
-    whole = [path for operation, path in disk.calls if operation == "sync_filesystem"]
-    assert whole or {"/data/log/orders-0", "/data/log"} <= set(synced)
+    assert_directories_synced(disk, "/data/log/orders-0", "/data/log")
     assert life.log().durable_end == 1
+    life.log().config = LogConfig(segment_bytes=10)
+    append(life.log(), ["in a new segment"])
+    disk.calls.clear()
+    life.flush()
+    checkpoints_begin = [operation for operation, _ in disk.calls].index("create")
+    before_checkpoints = disk.calls[:checkpoints_begin]
+    assert_directories_synced(disk, "/data/log/orders-0", calls=before_checkpoints)
+
+
+def assert_directories_synced(
+    disk: SimulatedDisk, *paths: str, calls: list[tuple[str, str]] | None = None
+) -> None:
+    calls = disk.calls if calls is None else calls
+    synced = {path for operation, path in calls if operation == "sync_directory"}
+    whole = any(operation == "sync_filesystem" for operation, _ in calls)
+    assert whole or set(paths) <= synced
 
 
 def test_rule_q6_a_dirty_file_is_never_evicted(disk: SimulatedDisk) -> None:
@@ -311,7 +326,7 @@ def test_rule_q6_a_dirty_file_is_never_evicted(disk: SimulatedDisk) -> None:
     for log in logs:
         append(log, ["a"])
     tokens = [log.begin_flush() for log in logs[:2]]
-    values_of(logs[0])
+    append(life.log(5), ["one more file, one over the limit"])
     assert all(log._segments[0].fd >= 0 for log in logs)
     for token in tokens:
         assert token is not None
@@ -405,6 +420,12 @@ def test_rule_r2_bytes_of_a_failed_write_do_not_come_back(disk: SimulatedDisk, s
     log = life.log()
     flush_each(life, log, ["a"])
     disk.room = 8200
+
+    def written_back(operation: str, path: str) -> None:
+        if operation == "truncate":
+            disk.live[path].sync()  # type: ignore[union-attr]  # the kernel's own write-back
+
+    disk.before = written_back
     with pytest.raises(KafkaError):
         append(log, ["x" * 4000, "y" * 4000, "z" * 4000])
     disk.room = None
@@ -447,7 +468,10 @@ def test_rule_r2_a_disk_that_breaks_while_writing_fails_the_log(disk: SimulatedD
 # R6, R11, M5
 
 
-def test_rule_r6_an_unclean_partition_is_reported_until_it_is_recorded(disk: SimulatedDisk) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rule_r6_an_unclean_partition_is_reported_until_it_is_recorded(
+    disk: SimulatedDisk, seed: int
+) -> None:
     life = Life(disk)
     flush_each(life, life.log(), ["a", "b", "c"])
     rot(disk, LOG, HEADER_SIZE + 3)
@@ -456,12 +480,12 @@ def test_rule_r6_an_unclean_partition_is_reported_until_it_is_recorded(disk: Sim
     assert list(life.manager.unclean) == [(TOPIC_ID, 0)]
     life.manager.reset_damaged(TOPIC_ID, PartitionId(0))
     append(life.log(), ["from a peer"])
-    disk.cut_power(random.Random(1))
+    disk.cut_power(random.Random(seed))
     life = Life(disk)
     assert list(life.manager.unclean) == [(TOPIC_ID, 0)], "an empty log looks neat; still unclean"
     assert life.manager.offline == {}
     life.manager.forget_unclean(TOPIC_ID, PartitionId(0))
-    disk.cut_power(random.Random(1))
+    disk.cut_power(random.Random(seed))
     assert Life(disk).manager.unclean == {}
 
 
