@@ -176,6 +176,25 @@ async def test_rule_m2_a_refused_batch_stops_all_that_was_decided_on_it() -> Non
     assert cluster.topics() == {"t4"}
 
 
+async def test_rule_m2_a_barrier_that_is_refused_proves_nothing() -> None:
+    cluster = await Cluster().start()
+    first, _second = cluster.create(1), cluster.create(2)
+    await turn()
+    lost = cluster.lead.queue.pop(0)
+    assert lost.future is not None
+    lost.future.set_exception(KafkaError(ErrorCode.NOT_CONTROLLER))
+    await turn()
+    assert (await refusal(first)).code is ErrorCode.NOT_CONTROLLER
+    cluster.lead.refuse = True
+    for _ in range(3):
+        cluster.lead.controller.tick()
+        await turn()
+    assert not cluster.lead.controller.is_active
+    cluster.lead.refuse = False
+    await cluster.raft.settle(4)
+    assert cluster.lead.controller.is_active
+
+
 async def test_a_full_queue_refuses_commands_and_keeps_the_reign() -> None:
     cluster = await Cluster().start()
     cluster.lead.refuse = True
@@ -346,6 +365,17 @@ async def test_rule_m7_everything_stopped_for_two_sessions_fences_nobody() -> No
     cluster.beat()
     await cluster.raft.settle(5)
     assert cluster.lead.machine.image is before
+
+
+async def test_rule_m7_who_registers_and_never_speaks_is_fenced() -> None:
+    cluster = Cluster()
+    cluster.raft.elect(cluster.lead, 0)
+    await cluster.raft.settle(2)
+    await cluster.answered(cluster.lead.controller.register_broker(registration(B1)))
+    for _ in range(30):
+        cluster.clock.now_ms += 50
+        await cluster.raft.settle(1)
+    assert cluster.lead.machine.image.brokers[B1].state is BrokerState.FENCED
 
 
 async def test_a_connection_that_closes_ends_the_session_at_once() -> None:

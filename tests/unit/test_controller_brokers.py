@@ -16,6 +16,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
+from raft_metadata.controller.cluster_control import decide_unfence
 from raft_metadata.records.commands import BrokerHeartbeat
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
@@ -122,6 +123,17 @@ def test_rule_m4_nobody_is_unfenced_while_a_partition_owes_it_a_change() -> None
     assert wish is None, "the consequences come first"
 
 
+def test_rule_m4_nobody_is_unfenced_before_it_is_settled() -> None:
+    world = World()
+    world.decide_all()
+    world.register(registration(B1))
+    assert not world.image.topics, "no partition owes anything, and yet that is not recorded"
+    seen = MetadataOffset(world.image.next_offset)
+    assert decide_unfence(world.image, B1, metadata_offset=seen, default_min_isr=2) == ()
+    world.decide_all()
+    assert decide_unfence(world.image, B1, metadata_offset=seen, default_min_isr=2)
+
+
 def test_a_broker_is_unfenced_only_after_it_has_seen_its_registration() -> None:
     world = World()
     world.decide_all()
@@ -212,6 +224,18 @@ def test_below_min_isr_who_leaves_stays_eligible_and_is_elected_from_there() -> 
     assert (partition.leader, partition.isr, partition.elr) == (B3, (B3,), (B2,))
     world.alter((B3, B1))
     assert (world.partition().isr, world.partition().elr) == ((B1, B3), ())
+
+
+def test_who_is_elected_from_the_elr_leads_alone() -> None:
+    world = running()
+    world.kill(B3)
+    world.kill(B2)
+    world.join(B2, life="b")
+    assert (world.partition().isr, world.partition().elr) == ((B1,), (B2,))
+    restart(world, B1)
+    assert world.state(B1) is BrokerState.STARTING
+    partition = world.partition()
+    assert (partition.leader, partition.isr, partition.elr) == (B2, (B2,), (B1,))
 
 
 def test_all_that_expire_together_stay_eligible() -> None:

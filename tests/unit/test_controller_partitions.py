@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicId
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, DirectoryId, TopicId
 from raft_metadata.records.commands import IsrMember
 from tests.support.metadata_world import BROKERS, World, registration
 
@@ -112,6 +114,12 @@ def test_a_joiner_is_the_process_that_was_judged(world: World) -> None:
     assert refusal(world, new_isr=(*members, judged)) is ErrorCode.INELIGIBLE_REPLICA
     world.alter((), new_isr=(*members, world.member(B3)))
     assert world.partition().isr == BROKERS
+
+
+def test_rule_r6_a_joiner_is_on_the_recorded_disk(world: World) -> None:
+    moved = replace(world.image.brokers[B3], directory_id=DirectoryId("another"))
+    world.image = replace(world.image, brokers={**world.image.brokers, B3: moved})
+    assert refusal(world) is ErrorCode.INELIGIBLE_REPLICA
 
 
 def test_a_member_that_registered_again_may_stay(world: World) -> None:
