@@ -406,8 +406,7 @@ class PartitionLog:
     def start_epoch(self, epoch: int) -> None:
         """This replica leads from here on in this epoch.
 
-        Raises:
-            ValueError: the log has records of a newer epoch.
+        ValueError: the log has records of a newer epoch.
         """
         self._epochs.assign(epoch, self.log_end_offset)
 

@@ -11,7 +11,6 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
-from broker.log.log_directory import LogConfig
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import (
     Ack,
@@ -27,7 +26,8 @@ from broker.replication.frames import (
 from broker.replication.isr_keeper import IsrKeeper
 from broker.replication.leader_link import LeaderLink
 from broker.replication.leader_stream import LeaderStream
-from broker.replication.partition import Following, Partition, Settings
+from broker.replication.log_keeper import LogKeeper
+from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
 from raft_metadata.common.errors import ErrorCode
@@ -37,15 +37,6 @@ from raft_metadata.common.ids import (
     IncarnationId,
     PartitionId,
     TopicIdPartition,
-)
-from raft_metadata.common.topic_config import (
-    FLUSH,
-    MESSAGE_TIMESTAMP_TYPE,
-    SEGMENT_BYTES,
-    SEGMENT_MS,
-    choice_value,
-    effective_min_isr,
-    integer_value,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
@@ -88,6 +79,7 @@ class ReplicaManager:
         self._config = config
         self._incarnation_id = incarnation_id
         self._logs = logs
+        self._keeper = LogKeeper(config, incarnation_id, logs)
         self._peers = peers
         self._clock = clock
         self._faults = faults
@@ -100,8 +92,6 @@ class ReplicaManager:
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
         self._isr_checked_ms = self._pinged_ms = self._purged_ms = self._ticked_ms
-        self._quarantined: dict[str, int] = {}
-        """Deleted logs on disk, and since when this process has known of each."""
 
     # what others ask
 
@@ -133,14 +123,14 @@ class ReplicaManager:
     def on_metadata_update(self, image: MetadataImage) -> None:
         """Follow the image: open, close and change the role of replicas. Called in order."""
         before, self.image = self.image, image
-        self._forget_recorded_damage()
+        self._keeper.forget_recorded_damage(image)
         everything = before.brokers is not image.brokers
-        for topic_id, topic in image.topics.items():
-            if everything or before.topics.get(topic_id) is not topic:
-                self._apply_topic(topic, before.topics.get(topic_id), everything=everything)
         for topic_id, topic in before.topics.items():
             if topic_id not in image.topics:
                 self._drop_topic(topic)
+        for topic_id, topic in image.topics.items():
+            if everything or before.topics.get(topic_id) is not topic:
+                self._apply_topic(topic, before.topics.get(topic_id), everything=everything)
         for replica in self._replicas.values():
             if replica.partition.early_opens:
                 self._retry_early_opens(replica)
@@ -176,23 +166,21 @@ class ReplicaManager:
             self._role_changed(replica)
 
     def _open(self, topic: TopicImage, number: PartitionId) -> Replica | None:
-        """The replica of an assigned partition; None while its log is offline (rule Q5)."""
-        partition_id = TopicIdPartition(topic.topic_id, number)
-        if partition_id in self._logs.offline and not self._set_damaged_aside(partition_id):
+        """The replica of an assigned partition; None while its log is offline (rule Q5).
+
+        Nothing is opened, made or set aside before this incarnation's own registration is in the
+        image: until then the image may be older than what this disk has lived through (rule M5).
+        """
+        if self.broker_epoch is None:
             return None
-        holder = self._logs.holder(topic.name, number)
-        if holder is not None and holder != topic.topic_id:
-            # A name has one topic id at a time: this one says that the other was deleted (M5).
-            self._logs.delete(holder, number)
-        settings = self._settings(topic)
-        log = self._logs.get_or_create(
-            topic.name, number, topic.topic_id, self._log_config(topic, settings)
-        )
+        log = self._keeper.open(self.image, topic, number)
+        if log is None:
+            return None
         partition = Partition(
-            partition_id,
+            TopicIdPartition(topic.topic_id, number),
             self._config.broker_id,
             log,
-            settings,
+            self._keeper.settings(self.image, topic),
             high_watermark=log.high_watermark,
         )
         replica = Replica(topic.name, partition, log)
@@ -200,47 +188,6 @@ class ReplicaManager:
         log.on_durable = lambda: self._durable_end_moved(replica)
         self._replicas[replica.key] = replica
         return replica
-
-    def _set_damaged_aside(self, partition_id: TopicIdPartition) -> bool:
-        """Start empty and fill from the leader, once the controller knows of the damage (Q5, R6).
-
-        Never where nobody else leads: these bytes may be the last copy.
-        """
-        registration = self.image.partition(*partition_id)
-        recorded = partition_id not in self._logs.unclean
-        if registration is None or not registration.has_leader or not recorded:
-            return False
-        if registration.leader == self._config.broker_id:
-            return False
-        self._logs.reset_damaged(*partition_id)
-        return True
-
-    def _forget_recorded_damage(self) -> None:
-        """Rule R6: the mark goes once a registration that reported it is settled."""
-        mine = self.image.brokers.get(self._config.broker_id)
-        if mine is None or not mine.settled or mine.incarnation_id != self._incarnation_id:
-            return
-        for partition_id in mine.unclean_partitions:
-            if partition_id in self._logs.unclean:
-                self._logs.forget_unclean(*partition_id)
-
-    def _log_config(self, topic: TopicImage, settings: Settings) -> LogConfig:
-        configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
-        times = choice_value(configs, MESSAGE_TIMESTAMP_TYPE, defaults.message_timestamp_type)
-        return LogConfig(
-            segment_bytes=integer_value(configs, SEGMENT_BYTES, defaults.segment_bytes),
-            segment_ms=integer_value(configs, SEGMENT_MS, defaults.segment_ms),
-            flush_before_ack=settings.by_durable,
-            append_time=times == "append",
-        )
-
-    def _settings(self, topic: TopicImage) -> Settings:
-        configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
-        replication_factor = len(topic.partitions[0].replicas) if topic.partitions else 1
-        return Settings(
-            min_isr=effective_min_isr(configs, defaults.min_insync_replicas, replication_factor),
-            by_durable=choice_value(configs, FLUSH, defaults.flush) == "ack",
-        )
 
     def _role_changed(self, replica: Replica) -> None:
         for session in list(replica.sessions.values()):
@@ -270,29 +217,6 @@ class ReplicaManager:
     def _peer_of(self, broker_id: BrokerId) -> str | None:
         registration = self.image.brokers.get(broker_id)
         return None if registration is None else registration.peer
-
-    def _purge_deleted(self, now_ms: int) -> None:
-        """Unlink what was deleted long enough ago (rule M5).
-
-        A set-aside log of a topic that still exists is no deletion: it stays for its operator.
-        """
-        grace_ms = self._config.limits.topic_delete_grace_ms
-        names = self._logs.quarantined()
-        self._quarantined = {name: self._quarantined.get(name, now_ms) for name in names}
-        due = [
-            name
-            for name, since_ms in self._quarantined.items()
-            if now_ms - since_ms >= grace_ms and name.split(":")[0] not in self.image.topics
-        ]
-        if due and self._tasks is not None:
-            self._tasks.create_task(self._purge(due), name="purge")
-
-    async def _purge(self, names: list[str]) -> None:
-        try:
-            await asyncio.to_thread(self._logs.purge, names)
-            _log.info("deleted logs unlinked count=%d", len(names))
-        except OSError as error:
-            _log.warning("deleted logs not unlinked, tried again later error=%s", error)
 
     def _drop_topic(self, topic: TopicImage) -> None:
         for number in range(len(topic.partitions)):
@@ -446,14 +370,7 @@ class ReplicaManager:
     def _tick(self, now_ms: int) -> None:
         stalled_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
-        for replica in self._replicas.values():
-            if stalled_ms > STALL_MS and isinstance(replica.partition.role, LeaderState):
-                replica.partition.role.forgive(stalled_ms)
-            if len(replica.partition.parked):
-                replica.partition.parked.expire(now_ms)
-            if replica.log.failed is not None:
-                # Reported unclean at the registration of the next life; the other replicas serve.
-                self._faults.fatal(f"log {replica.log.name} failed", replica.log.failed)
+        self._look_after_replicas(now_ms, stalled_ms)
         dirty, self._dirty = self._dirty, set()
         for replica in dirty:
             for session in replica.sessions.values():
@@ -463,12 +380,24 @@ class ReplicaManager:
         self._keep_streams(now_ms, stalled_ms)
         if now_ms - self._purged_ms >= PURGE_CHECK_MS:
             self._purged_ms = now_ms
-            self._purge_deleted(now_ms)
+            due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
+            if due and self._tasks is not None:
+                self._tasks.create_task(self._keeper.purge(due), name="purge")
         if now_ms - self._isr_checked_ms >= ISR_CHECK_MS:
             self._isr_checked_ms = now_ms
             for replica in self._replicas.values():
                 if isinstance(replica.partition.role, LeaderState):
                     self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)
+
+    def _look_after_replicas(self, now_ms: int, stalled_ms: int) -> None:
+        for replica in self._replicas.values():
+            if stalled_ms > STALL_MS and isinstance(replica.partition.role, LeaderState):
+                replica.partition.role.forgive(stalled_ms)
+            if len(replica.partition.parked):
+                replica.partition.parked.expire(now_ms)
+            if replica.log.failed is not None:
+                # Reported unclean at the registration of the next life; the other replicas serve.
+                self._faults.fatal(f"log {replica.log.name} failed", replica.log.failed)
 
     def _keep_streams(self, now_ms: int, stalled_ms: int) -> None:
         """Rule R9: heartbeats both ways; three missed and the connection is closed."""

@@ -105,7 +105,9 @@ class MetadataLoader:
             self._set(delta.apply(end, batch.epoch))
         if self.image.next_offset >= answer.end_offset:
             self._behind_since_ms = None
-            self.loaded.set()
+            if not self.loaded.is_set():
+                self.loaded.set()
+                self._set(self.image)
 
     def _refuse_older(self, offset: int, epoch: int) -> None:
         """Rule M5: an image never goes back."""
@@ -117,7 +119,10 @@ class MetadataLoader:
             raise KafkaError(ErrorCode.METADATA_BEHIND, text)
 
     def _set(self, image: MetadataImage) -> None:
+        """Publish; but history that is read at the start is no news: only where it leads to is."""
         self.image = image
+        if not self.loaded.is_set():
+            return
         self._publish(image)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

@@ -56,14 +56,14 @@ def unclean_partitions(
     config: BrokerConfig, logs: LogManager, image: MetadataImage, *, cache_is_kept: bool
 ) -> tuple[TopicIdPartition, ...]:
     """Everything this broker has to report unclean at registration."""
-    found = set(logs.unclean)
-    if not cache_is_kept and logs.clean_broker_epoch is None:
-        for topic_id, topic in image.topics.items():
-            configs = image.topic_configs(topic_id)
-            if choice_value(configs, FLUSH, config.defaults.flush) == "os":
-                found.update(
-                    TopicIdPartition(topic_id, PartitionId(number))
-                    for number, partition in enumerate(topic.partitions)
-                    if config.broker_id in partition.replicas
-                )
-    return tuple(sorted(found))
+    cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
+    for_cache = set()
+    for topic_id, topic in image.topics.items():
+        flush = choice_value(image.topic_configs(topic_id), FLUSH, config.defaults.flush)
+        for number, partition in enumerate(topic.partitions):
+            if config.broker_id not in partition.replicas:
+                continue
+            logs.identify(topic.name, PartitionId(number), topic_id)
+            if flush == "os" and not cache_proves:
+                for_cache.add(TopicIdPartition(topic_id, PartitionId(number)))
+    return tuple(sorted(for_cache.union(logs.unclean)))

@@ -234,7 +234,9 @@ class Broker:
                 same += 1
             if rng.random() < 0.4:
                 log.synced = log.entries[: rng.randint(same, len(log.entries))]
-            log.entries = list(log.synced)
+            log.recover(log.synced, keep_cache=False)
+        else:
+            log.recover(log.entries, keep_cache=rng.random() < 0.5)
         self.up = self.paused = False
 
     def lose_disk(self) -> None:
@@ -245,7 +247,8 @@ class Broker:
 
     def rot(self) -> None:
         """Durable bytes are gone under the same directory id; recovery notices (rules Q5, R6)."""
-        self.log.entries = self.log.entries[: self.world.rng.randint(0, len(self.log.entries))]
+        kept = self.log.entries[: self.world.rng.randint(0, len(self.log.entries))]
+        self.log.recover(kept, keep_cache=False)
         self.log.synced = list(self.log.entries)
         self.damaged = True
 
@@ -711,7 +714,9 @@ class World:
             self.check_drained(leader)
 
     def check_drained(self, leader: Broker) -> None:
-        """Every ok value is where it was acknowledged; no not_written value; none twice."""
+        """Every ok value is where it was acknowledged; no not_written value; none twice; L11."""
+        for broker in self.brokers:
+            broker.log.check_epochs()
         values = [value for _, value in leader.log.entries]
         if len(values) != len(set(values)):
             raise Violation("duplicate", f"in the log of {leader.id}")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.replication import parked
 from broker.replication.frames import Valid
 from broker.replication.partition import Following, Partition
@@ -169,6 +170,16 @@ def _not_written_on_truncation(patch: pytest.MonkeyPatch) -> None:
         real(self, log, high_watermark)
 
     patch.setattr(parked.ParkedProduces, "resolve", resolve)
+
+
+@mutant("L11: a reign without a record stays in the epoch cache")
+def _empty_reign_stays(patch: pytest.MonkeyPatch) -> None:
+    def assign(self: LeaderEpochCache, epoch: int, start_offset: int) -> None:
+        if not self._epochs or epoch > self._epochs[-1]:
+            self._epochs.append(epoch)
+            self._starts.append(start_offset)
+
+    patch.setattr(LeaderEpochCache, "assign", assign)
 
 
 @mutant("R6: a replaced or damaged disk keeps its place")

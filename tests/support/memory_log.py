@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import orjson
 
+from broker.log.leader_epoch_cache import LeaderEpochCache
+
 Entry = tuple[int, int]
 
 
@@ -29,6 +31,7 @@ class MemoryLog:
 
     def __init__(self, on_append: Callable[[Entry, int], None] = lambda _entry, _at: None) -> None:
         self.entries: list[Entry] = []
+        self.epochs = LeaderEpochCache()
         self.synced: list[Entry] = []
         self.log_start_offset = 0
         self.durable_end = 0
@@ -43,23 +46,36 @@ class MemoryLog:
 
     @property
     def last_epoch(self) -> int:
-        return self.entries[-1][0] if self.entries else -1
+        return self.epochs.last_epoch(len(self.entries))
 
     def epoch_at(self, offset: int) -> int:
-        return self.entries[offset][0] if 0 <= offset < len(self.entries) else -1
+        return self.epochs.epoch_of(offset) if 0 <= offset < len(self.entries) else -1
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        end = len(self.entries)
-        while end and self.entries[end - 1][0] > epoch:
-            end -= 1
-        return (self.entries[end - 1][0], end) if end else (-1, 0)
+        return self.epochs.end_offset_for(epoch, 0, len(self.entries))
 
     def start_epoch(self, epoch: int) -> None:
-        assert epoch >= self.last_epoch, "a leader epoch went back"
+        self.epochs.assign(epoch, len(self.entries))
 
     def append(self, entry: Entry) -> None:
         self._on_append(entry, len(self.entries))
+        self.epochs.assign(entry[0], len(self.entries))
         self.entries.append(entry)
+
+    def check_epochs(self) -> None:
+        """Invariant L11: the cache says of every entry what the entry says of itself."""
+        for offset, (epoch, _) in enumerate(self.entries):
+            assert self.epoch_at(offset) == epoch, (offset, epoch, self.epochs.entries)
+
+    def recover(self, entries: list[Entry], *, keep_cache: bool) -> None:
+        """A new process finds these entries; the cache is a checkpoint or built anew from them."""
+        self.entries = list(entries)
+        if keep_cache:
+            self.epochs.truncate_from_end(len(entries))
+            return
+        self.epochs = LeaderEpochCache()
+        for offset, (epoch, _) in enumerate(entries):
+            self.epochs.assign(epoch, offset)
 
     def append_as_follower(self, batches: memoryview | bytes) -> None:
         for entry in decode(batches):
@@ -68,6 +84,7 @@ class MemoryLog:
     def truncate_to(self, end_offset: int) -> None:
         if end_offset < len(self.entries):
             del self.entries[end_offset:]
+            self.epochs.truncate_from_end(end_offset)
             self.generation += 1
             self.durable_end = min(self.durable_end, end_offset)
 

@@ -223,7 +223,7 @@ def test_rule_r9_an_open_ahead_of_the_image_is_parked() -> None:
 def test_divergence_is_answered_by_epoch_and_records_nothing() -> None:
     partition = make()
     log = log_of(partition)
-    log.entries = [(1, 10), (1, 11), (3, 12)]
+    log.recover([(1, 10), (1, 11), (3, 12)], keep_cache=False)
     role = lead(partition, epoch=4)
     answer = partition.on_open(TWO, Open(9, 4, 2, 2, 3, 3), brokers(), 11, 0)
     assert answer == Diverging(9, 4, 1, 2)
@@ -232,7 +232,7 @@ def test_divergence_is_answered_by_epoch_and_records_nothing() -> None:
 
 def following(log: list[tuple[int, int]], *, epoch: int = 4) -> Partition:
     partition = make(TWO)
-    log_of(partition).entries = log
+    log_of(partition).recover(log, keep_cache=False)
     partition.apply_image(registration(epoch=epoch), brokers(), BrokerEpoch(2), 0)
     assert isinstance(partition.role, Following)
     return partition
