@@ -236,13 +236,15 @@ class LeaderStream(asyncio.Protocol):
 
     def _ship(self) -> None:
         self._scheduled = False
-        marked, self._marked = self._marked, []
-        for at, session in enumerate(marked):
-            if self.paused:
-                self._marked = marked[at:] + self._marked
-                return
-            session.marked = False
-            session.ship()
+        waiting, self._marked = self._marked[::-1], []
+        try:
+            while waiting and not self.paused:
+                session = waiting.pop()
+                session.marked = False
+                session.ship()
+        finally:  # the connection is full, or one log failed: the others keep their turn
+            self._marked = waiting[::-1] + self._marked
+            self._schedule()
 
     def write(self, head: bytes, pieces: list[bytes]) -> None:
         """Hand bytes to the connection; gone connections swallow them."""

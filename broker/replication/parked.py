@@ -2,8 +2,8 @@
 
 An entry is never judged by its offset alone. It is *ok* if the entry of that epoch is still at
 that offset when the high watermark passes it; *not written* only once the high watermark has passed
-an entry of a newer epoch at or below that offset; truncation here alone proves nothing, because
-another in-sync replica may still hold it and be elected. At its deadline it is unknown.
+an entry of a newer epoch at or below that offset, and none of its records is there; truncation here
+alone proves nothing, because another in-sync replica may still hold it and be elected. At its deadline it is unknown.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ class EpochView(Protocol):
     @property
     def durable_end(self) -> int: ...
 
-    def end_of_epoch(self, epoch: int) -> tuple[int, int]: ...
-
     def epoch_at(self, offset: int) -> int: ...
 
 
 @dataclass(slots=True)
 class Parked:
-    """One produce waiting. ``offset`` is that of its last record."""
+    """One produce waiting; its records stand at ``base .. offset``, perhaps in several batches."""
 
     epoch: int
+    base: int
     offset: int
     all_replicas: bool
     """True: acks=all, wait for the high watermark. False: acks=1, for the leader's own sync."""
@@ -98,7 +97,9 @@ def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark:
         if parked.offset < reached and log.epoch_at(parked.offset) == parked.epoch:
             fate = Fate.OK
         elif parked.offset < high_watermark or newest > parked.epoch:
-            fate = Fate.NOT_WRITTEN
+            # A first batch may have survived without the last one: then part of it is written.
+            in_part = log.epoch_at(parked.base) == parked.epoch
+            fate = Fate.UNKNOWN if in_part else Fate.NOT_WRITTEN
         else:
             return
         queue.popleft()

@@ -151,6 +151,11 @@ class Partition:
                 if known is not None and known.broker_epoch > state.broker_epoch:
                     del role.followers[follower]  # rule R4: a new life closes older streams
 
+    def retire(self) -> None:
+        """This broker is no replica any more: nothing is served, pushed or answered from here."""
+        self._become(Idle(self.role.epoch))
+        self.parked.give_up()
+
     def _lead(self, registration: PartitionRegistration, now_ms: int) -> None:
         self.log.start_epoch(registration.leader_epoch)
         role = LeaderState(

@@ -235,7 +235,7 @@ class ReplicaManager:
             link.replicas.discard(replica)
         self._dirty.discard(replica)
         replica.log.on_durable = None
-        replica.partition.parked.give_up()
+        replica.partition.retire()
         replica.wake_fetches()
 
     # ends and high watermarks

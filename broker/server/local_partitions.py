@@ -87,7 +87,8 @@ class LocalPartitions:
             return -1
         if request.acks != ACKS_ALL and not replica.partition.settings.by_durable:
             return info.base_offset
-        fate = await self._park(replica, role.epoch, info.last_offset, request)
+        places = (info.base_offset, info.last_offset)
+        fate = await self._park(replica, role.epoch, places, request)
         match fate:
             case Fate.OK:
                 return info.base_offset
@@ -100,7 +101,9 @@ class LocalPartitions:
             case Fate.UNKNOWN:
                 raise self._unknown(replica)
 
-    async def _park(self, replica: Replica, epoch: int, last_offset: int, request: Append) -> Fate:
+    async def _park(
+        self, replica: Replica, epoch: int, places: tuple[int, int], request: Append
+    ) -> Fate:
         future: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
 
         def done(fate: Fate) -> None:
@@ -108,9 +111,7 @@ class LocalPartitions:
                 future.set_result(fate)
 
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
-        replica.partition.park(
-            Parked(epoch, last_offset, request.acks == ACKS_ALL, deadline_ms, done)
-        )
+        replica.partition.park(Parked(epoch, *places, request.acks == ACKS_ALL, deadline_ms, done))
         self._parked_produces += 1
         try:
             return await future

@@ -371,7 +371,7 @@ class Broker:
         def done(fate: Fate) -> None:
             self.world.answer(value, fate, offset)
 
-        self.partition.park(Parked(role.epoch, offset, True, FAR, done))
+        self.partition.park(Parked(role.epoch, offset, offset, True, FAR, done))
         self.world.parked.append((self, value))
         for follower in list(role.followers):
             self.push(follower)

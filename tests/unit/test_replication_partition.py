@@ -95,7 +95,8 @@ def append(partition: Partition, value: int) -> list[Fate]:
     fates: list[Fate] = []
     log = log_of(partition)
     log.append((partition.role.epoch, value))
-    partition.park(Parked(partition.role.epoch, log.log_end_offset - 1, True, 10_000, fates.append))
+    at = log.log_end_offset - 1
+    partition.park(Parked(partition.role.epoch, at, at, True, 10_000, fates.append))
     return fates
 
 
@@ -301,6 +302,33 @@ def test_rule_r5_an_entry_that_survives_the_change_of_leader_is_ok() -> None:
     partition.on_valid(Valid(9, 2, 5, 0))
     partition.on_push(Push(5, 2, 1, 2, 1, 0, encode([(2, 8)])))
     assert fates == [Fate.OK]
+
+
+def test_rule_r5_a_request_whose_first_batch_alone_survived_is_unknown() -> None:
+    partition = make()
+    lead(partition)
+    log = log_of(partition)
+    for value in (7, 8):
+        log.append((1, value))
+    fates: list[Fate] = []
+    partition.park(Parked(LeaderEpoch(1), 0, 1, True, 10_000, fates.append))
+    partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0)
+    partition.open_message(9, 0)
+    partition.on_diverging(Diverging(9, 2, 1, 1))
+    partition.open_message(10, 0)
+    partition.on_valid(Valid(10, 2, 5, 0))
+    partition.on_push(Push(5, 2, 1, 2, 2, 0, encode([(2, 9)])))
+    assert fates == [Fate.UNKNOWN]
+
+
+def test_a_retired_partition_serves_and_pushes_nothing() -> None:
+    partition = make()
+    lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    fates = append(partition, 7)
+    partition.retire()
+    assert isinstance(partition.role, Idle)
+    assert fates == [Fate.UNKNOWN]
 
 
 def test_rule_r5_unknown_at_the_deadline() -> None:
