@@ -1,18 +1,26 @@
 """The deciding core of a controller: commands in, facts out, and what it wants to do unasked.
 
-`Controller` holds the soft state that stands in no log (sessions, which topics to look at, whose
-shutdown waits); everything it decides is a pure function of an image. The shell around it,
+`Controller` holds the soft state that stands in no log (sessions, which partitions to look at,
+whose shutdown waits); everything it decides is a pure function of an image. The shell around it,
 ``quorum.active_controller``, owns the speculative image, the quorum, and the clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, MetadataOffset, TopicId
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    MetadataOffset,
+    TopicId,
+    TopicIdPartition,
+)
 from raft_metadata.controller.cluster_control import (
     ShutdownProgress,
     check_broker_epoch,
@@ -24,6 +32,7 @@ from raft_metadata.controller.cluster_control import (
     shutdown_progress,
 )
 from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
+from raft_metadata.controller.partition_change import at
 from raft_metadata.controller.replication_control import decide_alter_partition, decide_consequences
 from raft_metadata.controller.topics import (
     TopicDefaults,
@@ -106,8 +115,8 @@ class Controller:
             now_ms=now_ms,
         )
         self._random_source = random_source
-        self._unseen: dict[TopicId, None] = {}
-        """Topics that may owe changes, in the order they became so."""
+        self._unseen: dict[TopicIdPartition, None] = {}
+        """Partitions that may owe changes, in the order to look at them."""
         self._growing: dict[TopicId, int] = {}
         """Topics whose creation is under way, and the start of their stripe."""
         self._free_since: dict[BrokerEpoch, MetadataOffset] = {}
@@ -155,8 +164,8 @@ class Controller:
     # ---- what follows from the image
 
     def activate(self, image: MetadataImage) -> None:
-        """Begin anew from a committed image: every topic is looked at (rule M4)."""
-        self._unseen = dict.fromkeys(image.topics)
+        """Begin anew from a committed image: every partition is looked at (rule M4)."""
+        self._unseen = dict.fromkeys(_partitions_of(image, image.brokers.keys()))
         self._growing = {
             topic_id: self._chance()
             for topic_id, topic in image.topics.items()
@@ -168,10 +177,10 @@ class Controller:
     def appended(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """``image`` is the newest image now, ``delta`` what changed: look at that again."""
         if delta.changed_brokers:
-            self._unseen.update(dict.fromkeys(image.topics))
-        self._unseen.update(dict.fromkeys(delta.changed_topics))
+            self._unseen |= dict.fromkeys(_partitions_of(image, delta.changed_brokers.keys()))
+        for topic_id, indexes in delta.changed_partitions.items():
+            self._unseen |= {TopicIdPartition(topic_id, index): None for index in sorted(indexes)}
         for topic_id in delta.deleted_topics:
-            self._unseen.pop(topic_id, None)
             self._growing.pop(topic_id, None)
         for topic_id in delta.changed_topics:
             if image.topics[topic_id].is_complete:
@@ -207,12 +216,12 @@ class Controller:
     def _consequences(self, image: MetadataImage) -> Records:
         found = decide_consequences(
             image,
-            tuple(self._unseen),
+            self._unseen,
             default_min_isr=self.config.defaults.min_insync_replicas,
             changes_max=self.config.changes_per_batch_max,
         )
-        for topic_id in found.well:
-            del self._unseen[topic_id]
+        for where in tuple(islice(self._unseen, found.seen)):
+            del self._unseen[where]
         return found.records
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
@@ -312,3 +321,15 @@ class Controller:
     def _metadata_offset(self, broker: BrokerRegistration) -> int:
         session = self.sessions.session(broker.broker_id, broker.broker_epoch)
         return 0 if session is None else session.metadata_offset
+
+
+def _partitions_of(image: MetadataImage, brokers: Set[BrokerId]) -> Iterator[TopicIdPartition]:
+    """All partitions with a replica on these brokers; those they lead first, which can't wait."""
+    followed: list[TopicIdPartition] = []
+    for topic_id, topic in image.topics.items():
+        for index, partition in enumerate(topic.partitions):
+            if partition.leader in brokers or not partition.has_leader:
+                yield at(topic_id, index)
+            elif not brokers.isdisjoint(partition.replicas):
+                followed.append(at(topic_id, index))
+    yield from followed

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionEpoch, TopicId
+from raft_metadata.common.ids import (
+    BrokerId,
+    LeaderEpoch,
+    PartitionEpoch,
+    TopicId,
+    TopicIdPartition,
+)
 from raft_metadata.controller.cluster_control import check_broker_epoch
 from raft_metadata.controller.partition_change import (
     BrokerViews,
@@ -139,36 +145,41 @@ def _check_may_join(
 
 @dataclass(frozen=True, slots=True)
 class Consequences:
-    """A bounded batch of changes, valid alone, and what needs no further look."""
+    """A bounded batch of changes, valid alone."""
 
     records: tuple[PartitionChangeRecord, ...]
-    well: frozenset[TopicId]
-    """Topics that owe nothing."""
+    seen: int
+    """How many of the partitions were looked at, from the first on; the others wait."""
 
 
 def decide_consequences(
-    image: MetadataImage, topic_ids: Iterable[TopicId], *, default_min_isr: int, changes_max: int
+    image: MetadataImage,
+    partitions: Iterable[TopicIdPartition],
+    *,
+    default_min_isr: int,
+    changes_max: int,
 ) -> Consequences:
-    """What the partitions of these topics owe to the present state of the brokers (rule M4).
+    """What these partitions owe to the present state of the brokers (rule M4).
 
-    At most ``changes_max`` records: ask again, with the image these lead to, until all are well.
+    At most ``changes_max`` records: go on behind those that were seen, with the image these lead
+    to. A partition that is gone owes nothing.
     """
     views = BrokerViews.of(image.brokers)
+    min_isrs: dict[TopicId, int] = {}
     records: list[PartitionChangeRecord] = []
-    well: set[TopicId] = set()
-    for topic_id in topic_ids:
-        topic = image.topics.get(topic_id)
-        if topic is None:
-            well.add(topic_id)
+    seen = 0
+    for where in partitions:
+        seen += 1
+        partition = image.partition(where.topic_id, where.partition)
+        if partition is None:
             continue
-        min_isr = min_isr_of(image, topic, default_min_isr)
-        before = len(records)
-        for index, partition in enumerate(topic.partitions):
-            record = heal(views, at(topic_id, index), partition, min_isr)
-            if record is not None:
-                records.append(record)
-                if len(records) == changes_max:
-                    return Consequences(tuple(records), frozenset(well))
-        if len(records) == before:
-            well.add(topic_id)
-    return Consequences(tuple(records), frozenset(well))
+        min_isr = min_isrs.get(where.topic_id)
+        if min_isr is None:
+            topic = image.topics[where.topic_id]
+            min_isr = min_isrs[where.topic_id] = min_isr_of(image, topic, default_min_isr)
+        record = heal(views, where, partition, min_isr)
+        if record is not None:
+            records.append(record)
+            if len(records) == changes_max:
+                break
+    return Consequences(tuple(records), seen)

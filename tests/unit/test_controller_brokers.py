@@ -176,6 +176,15 @@ def test_rule_m4_consequences_come_in_bounded_batches_each_valid_alone() -> None
     assert [len(batch) for batch in world.log] == [1, 7, 7, 7, 7, 2]
 
 
+def test_partitions_that_lost_their_leader_come_before_those_that_lost_a_follower() -> None:
+    world = running(partitions_count=30)
+    world.core.config = replace(world.config, changes_per_batch_max=10)
+    world.log.clear()
+    world.kill(B1)
+    changes = [[r for r in batch if isinstance(r, PartitionChangeRecord)] for batch in world.log]
+    assert [{r.leader_epoch for r in batch} for batch in changes] == [set(), {1}, {0}, {0}]
+
+
 def test_rule_m4_a_new_controller_finds_what_the_last_one_left_undone() -> None:
     world = running(partitions_count=30)
     del world.alive[B1]
