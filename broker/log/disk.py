@@ -6,6 +6,7 @@ Paths are strings: ten thousand partitions hold some, and a Path costs half a ki
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _FILE_MODE = 0o644
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, not broken: what failed is put back, and may work later."""
 
 
 class Disk:

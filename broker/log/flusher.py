@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.checkpoints import write_atomically
+from broker.log.disk import DISK_FULL
 from raft_metadata.common.errors import StorageError
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class FlushToken:
     """Directories in which names were made, innermost first (rule Q6)."""
     checkpoints: list[tuple[str, bytes]] = field(default_factory=list)
     """(name, bytes) to write into the log's directory once the data is synced."""
+    unsealed_from: int = 0
+    """Base offset of the first segment that these checkpoints seal."""
+    checkpoints_failed: bool = False
+    """The disk was full: they are to be written by a later flush."""
 
 
 class Flusher:
@@ -153,8 +158,16 @@ class Flusher:
 
     def _take(self) -> list[FlushToken]:
         wanted, self._wanted = self._wanted, {}
-        tokens = [log.begin_flush() for log in wanted]
-        return [token for token in tokens if token is not None]
+        tokens = []
+        try:
+            for log in wanted:
+                token = log.begin_flush()
+                if token is not None:
+                    tokens.append(token)
+        except Exception as error:  # noqa: BLE001 what was begun would later prove unsynced bytes (Q6)
+            self._poison(error)
+            return []
+        return tokens
 
     def _kick(self) -> None:
         if self._in_flight or self.failed is not None or self._thread is None:
@@ -217,11 +230,21 @@ class Flusher:
                 for token in tokens:
                     self._sync_each(token)
             for token in tokens:
-                for name, data in token.checkpoints:
-                    write_atomically(self._disk, token.log.directory, name, data)
+                self._write_checkpoints(token)
         except BaseException as error:  # noqa: BLE001 handed over, then reported (rule Q6)
             return error
         return None
+
+    def _write_checkpoints(self, token: FlushToken) -> None:
+        """They only save the next start a scan: a full disk leaves them out for now."""
+        try:
+            for name, data in token.checkpoints:
+                write_atomically(self._disk, token.log.directory, name, data)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            _log.warning("disk full, checkpoints wait log=%s error=%s", token.log.name, error)
+            token.checkpoints_failed = True
 
     def _sync_each(self, token: FlushToken) -> None:
         for fd in token.descriptors:

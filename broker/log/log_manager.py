@@ -23,7 +23,7 @@ from broker.log.checkpoints import (
     read_checkpoint,
     write_atomically,
 )
-from broker.log.disk import Disk
+from broker.log.disk import DISK_FULL, Disk
 from broker.log.flusher import Flusher
 from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
@@ -156,7 +156,13 @@ class LogManager:
             if elapsed >= HIGH_WATERMARK_INTERVAL_MS:
                 elapsed = 0
                 data = self._high_watermarks()
-                await asyncio.to_thread(self._write_high_watermarks, data)
+                try:
+                    await asyncio.to_thread(self._write_high_watermarks, data)
+                except OSError as error:
+                    if error.errno not in DISK_FULL:
+                        raise
+                    # One that is too low costs nothing: the next leader raises it again.
+                    _log.warning("disk full, high watermarks not written error=%s", error)
 
     def flush_dirty(self) -> None:
         """Ask for a sync of every log that nobody asked to sync since it was written."""
@@ -263,11 +269,13 @@ class LogManager:
     def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
         """Set a damaged log aside, so that an empty one can be filled from a peer.
 
-        It stays in ``unclean`` until the controller has recorded it.
+        Only once the controller has recorded it: the mark goes with it. A crash in between leaves
+        the mark without a directory, which is reported once more.
         """
         key = TopicIdPartition(topic_id, partition)
         if self.offline.pop(key, None) is not None:
             self._quarantine(self._name_of(key), key)
+            self.forget_unclean(topic_id, partition)
 
     def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
         """The broker's image shows it recorded: it need not be reported again (rule R6)."""
@@ -303,6 +311,10 @@ class LogManager:
         key = TopicIdPartition(
             TopicId(str(fields["topic_id"])), PartitionId(int(str(fields["partition"])))
         )
+        if key in self.unclean:
+            # Found damaged in an earlier life, perhaps where recovery does not look again.
+            self._refuse(name, key, CorruptionError(self.unclean[key]))
+            return
         try:
             found = recover_log(
                 self._files, directory, clean_end=None if clean is None else clean[0]

@@ -6,11 +6,11 @@ inside, so no caller ever sees half a change.
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
 from broker.log.checkpoints import place_file, write_atomically
+from broker.log.disk import DISK_FULL
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import (
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, not broken: the write is cut back and the log lives on."""
 
 
 class PartitionLog:
@@ -63,26 +61,11 @@ class PartitionLog:
     """
 
     __slots__ = (
-        "_epochs",
-        "_new_directory",
-        "_new_segment",
-        "_recovery_point",
-        "_segments",
-        "_shared",
-        "config",
-        "durable_end",
-        "failed",
-        "generation",
-        "high_watermark",
-        "last_epoch",
-        "log_end_offset",
-        "log_start_offset",
-        "name",
-        "on_durable",
-        "partition",
-        "topic",
-        "topic_id",
-    )
+        "_epochs", "_new_directory", "_new_segment", "_recovery_point", "_sealed_to", "_segments",
+        "_shared", "config", "durable_end", "failed", "generation", "high_watermark",
+        "last_epoch", "log_end_offset", "log_start_offset", "name", "on_durable", "partition",
+        "topic", "topic_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -111,6 +94,7 @@ class PartitionLog:
         self._segments: list[Segment] = []
         self._epochs = LeaderEpochCache()
         self._recovery_point = 0
+        self._sealed_to = 0
         self._new_directory = False
         self._new_segment = False
 
@@ -121,7 +105,7 @@ class PartitionLog:
         self.log_start_offset = found.log_start_offset
         self.log_end_offset = found.log_end_offset
         self.durable_end = found.proven_end
-        self._recovery_point = found.recovery_point
+        self._recovery_point = self._sealed_to = found.recovery_point
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
         self._new_directory = any(segment.dirty for segment in found.segments)
 
@@ -256,7 +240,7 @@ class PartitionLog:
         except OSError as second:
             self._fail(second)
             self._storage_error(second, Outcome.UNKNOWN)
-        if error.errno not in _FULL:
+        if error.errno not in DISK_FULL:
             self._fail(error)
         self._storage_error(error, Outcome.NOT_WRITTEN)
 
@@ -292,7 +276,7 @@ class PartitionLog:
             token.directories = [self.directory]
         self._new_directory = self._new_segment = False
         active = self._segments[-1]
-        if active.base_offset > self._recovery_point:
+        if active.base_offset > self._sealed_to:
             self._seal(token, active.base_offset)
         self._shared.dirty.discard(self)
         return token
@@ -301,13 +285,14 @@ class PartitionLog:
         """Segments were closed by a roll: once synced, they need no scan at the next start."""
         files = self._shared.files
         for segment in self._segments[:-1]:
-            if segment.base_offset >= self._recovery_point:
+            if segment.base_offset >= self._sealed_to:
                 name = segment.index_path.rpartition("/")[2]
                 data = segment.index_bytes(files.disk, files.use(segment))
                 token.checkpoints.append((name, data))
         token.checkpoints += self._checkpoints(active_base)
         # From now on it may be on the disk, whatever becomes of the token: see `_truncate_files`.
         self._recovery_point = active_base
+        token.unsealed_from, self._sealed_to = self._sealed_to, active_base
 
     def _checkpoints(self, recovery_point: int) -> list[tuple[str, bytes]]:
         return checkpoint_files(self._epochs, recovery_point, self.log_start_offset)
@@ -318,6 +303,8 @@ class PartitionLog:
             segment.flushing -= 1
             if not synced:
                 segment.dirty = True
+        if token.checkpoints_failed:
+            self._sealed_to = min(self._sealed_to, token.unsealed_from)
         if not synced:
             return
         if token.generation != self.generation:
@@ -380,6 +367,7 @@ class PartitionLog:
             for name, data in self._checkpoints(last.base_offset):
                 write_atomically(disk, self.directory, name, data)
             self._recovery_point = last.base_offset
+        self._sealed_to = min(self._sealed_to, last.base_offset)
         last.index(disk, fd)
         disk.unlink(last.index_path)
         for segment in reversed(self._segments[keep + 1 :]):
@@ -479,7 +467,7 @@ class PartitionLog:
         name = active.index_path.rpartition("/")[2]
         data = active.index_bytes(files.disk, files.use(active))
         place_file(files.disk, self.directory, name, data, sync=False)
-        for name, data in self._checkpoints(self._recovery_point):
+        for name, data in self._checkpoints(self._sealed_to):
             place_file(files.disk, self.directory, name, data, sync=False)
 
     def _check_usable(self) -> None:

@@ -61,21 +61,27 @@ class LogKeeper:
         Never where nobody else leads: these bytes may be the last copy.
         """
         registration = image.partition(*partition_id)
-        recorded = partition_id not in self._logs.unclean
-        if registration is None or not registration.has_leader or not recorded:
+        if partition_id not in self._recorded_damage(image) or registration is None:
             return False
-        if registration.leader == self._config.broker_id:
+        if not registration.has_leader or registration.leader == self._config.broker_id:
             return False
         self._logs.reset_damaged(*partition_id)
         return True
 
-    def forget_recorded_damage(self, image: MetadataImage) -> None:
-        """Rule R6: the mark goes once a registration that reported it is settled."""
+    def _recorded_damage(self, image: MetadataImage) -> tuple[TopicIdPartition, ...]:
+        """What this incarnation reported and the controller has recorded (rules M4, R6)."""
         mine = image.brokers.get(self._config.broker_id)
         if mine is None or not mine.settled or mine.incarnation_id != self._incarnation_id:
-            return
-        for partition_id in mine.unclean_partitions:
-            if partition_id in self._logs.unclean:
+            return ()
+        return mine.unclean_partitions
+
+    def forget_recorded_damage(self, image: MetadataImage) -> None:
+        """Rule R6: a mark without its log is done with once it is recorded.
+
+        A damaged log that is still here keeps its mark until it is set aside.
+        """
+        for partition_id in self._recorded_damage(image):
+            if partition_id in self._logs.unclean and partition_id not in self._logs.offline:
                 self._logs.forget_unclean(*partition_id)
 
     def _log_config(self, image: MetadataImage, topic: TopicImage, settings: Settings) -> LogConfig:

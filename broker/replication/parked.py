@@ -3,7 +3,8 @@
 An entry is never judged by its offset alone. It is *ok* if the entry of that epoch is still at
 that offset when the high watermark passes it; *not written* only once the high watermark has passed
 an entry of a newer epoch at or below that offset, and none of its records is there; truncation here
-alone proves nothing, because another in-sync replica may still hold it and be elected. At its deadline it is unknown.
+alone proves nothing, because another in-sync replica may still hold it and be elected. At its
+deadline it is unknown.
 """
 
 from __future__ import annotations

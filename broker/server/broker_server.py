@@ -18,7 +18,13 @@ from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
-from broker.server.unclean import note_boot, page_cache_is_kept, present_boot_id, unclean_partitions
+from broker.server.unclean import (
+    check_log_directory,
+    note_boot,
+    page_cache_is_kept,
+    present_boot_id,
+    unclean_partitions,
+)
 from raft_metadata.common.ids import IncarnationId, TopicIdPartition, id_from_bytes
 
 if TYPE_CHECKING:
@@ -90,6 +96,7 @@ class BrokerServer:
         StorageError or OSError when the directory can't be trusted, BlockingIOError when another
         process uses it.
         """
+        check_log_directory(self._config.data_dir)
         await asyncio.to_thread(self.logs.open)
         self._boot_id = present_boot_id()
         self._cache_is_kept = page_cache_is_kept(self._config.data_dir, self._boot_id)

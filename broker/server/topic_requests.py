@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 CATCH_UP_MS = 1_000
 """How long an unknown topic is looked for at the active controller before it counts as unknown."""
-CREATE_TIMEOUT_MS = 15_000
+CREATE_TIMEOUT_MS = 5_000
 """How long an active controller is looked for to create or delete."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
 from broker.log.disk import Disk
-from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from raft_metadata.common.topic_config import FLUSH, choice_value
 
@@ -27,6 +27,19 @@ _log = logging.getLogger("broker.server")
 
 BOOT_ID_FILE = "boot-id"
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+
+
+def check_log_directory(data_dir: Path) -> None:
+    """Refuse to start where a broker has lived but its logs are gone (rule R6).
+
+    Starting empty under the same directory id would keep the places of the lost replicas.
+    """
+    if (data_dir / BOOT_ID_FILE).exists() and not (data_dir / "log").is_dir():
+        text = (
+            f"{data_dir / 'log'} is gone, and {data_dir} is not new; mount it again, or remove the "
+            f"whole folder {data_dir} so that the broker starts anew and fills from its peers"
+        )
+        raise StorageError(text)
 
 
 def page_cache_is_kept(data_dir: Path, boot_id: str, disk: Disk | None = None) -> bool:

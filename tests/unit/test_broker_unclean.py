@@ -9,7 +9,13 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.log.log_manager import LogManager
-from broker.server.unclean import note_boot, page_cache_is_kept, unclean_partitions
+from broker.server.unclean import (
+    check_log_directory,
+    note_boot,
+    page_cache_is_kept,
+    unclean_partitions,
+)
+from raft_metadata.common.errors import StorageError
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -88,3 +94,14 @@ def test_a_page_cache_is_kept_within_one_boot_only(tmp_path: Path) -> None:
     assert not page_cache_is_kept(tmp_path, "boot-2"), "asking notes nothing (rule R6)"
     note_boot(tmp_path, "")
     assert not page_cache_is_kept(tmp_path, ""), "an unknown boot proves nothing"
+
+
+def test_rule_r6_logs_that_are_gone_under_the_same_directory_id_stop_the_start(
+    tmp_path: Path,
+) -> None:
+    check_log_directory(tmp_path)
+    note_boot(tmp_path, "boot-1")
+    with pytest.raises(StorageError, match="is gone"):
+        check_log_directory(tmp_path)
+    (tmp_path / "log").mkdir()
+    check_log_directory(tmp_path)
