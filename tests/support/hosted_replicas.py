@@ -1,0 +1,146 @@
+"""A broker's `ReplicaManager` on real logs, fed with images made of records; no network."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NoReturn, cast
+
+from typing_extensions import override
+
+from broker.config import BrokerConfig
+from broker.log.log_manager import LogManager
+from broker.replication.replica_manager import ReplicaManager
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    ClusterId,
+    ControllerEpoch,
+    DirectoryId,
+    IncarnationId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicName,
+)
+from raft_metadata.image.metadata_delta import MetadataDelta
+from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.records.records import (
+    MetadataRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from broker.ports import ControllerChannel, PeerChannel
+
+ME, OTHER = BrokerId(1), BrokerId(2)
+ORDERS = TopicName("orders")
+FIRST_ID, SECOND_ID = TopicId("A" * 22), TopicId("B" * 22)
+ZERO = PartitionId(0)
+
+
+class NoFaults:
+    """Any fatal fault fails the test."""
+
+    def fatal(self, what: str, error: BaseException | None = None) -> NoReturn:
+        raise AssertionError(what) from error
+
+
+class StreamTransport(asyncio.Transport):
+    """Takes what a stream writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+
+    @override
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """No limit."""
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent.append(bytes(data))
+
+    @override
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.sent.append(b"".join(bytes(data) for data in list_of_data))
+
+    @override
+    def abort(self) -> None:
+        """Nobody is at the other end."""
+
+
+def registered(broker: BrokerId, epoch: int, incarnation: str) -> RegisterBrokerRecord:
+    """A registration; ``epoch`` is the offset it will stand at."""
+    return RegisterBrokerRecord(
+        broker_id=broker,
+        broker_epoch=BrokerEpoch(epoch),
+        incarnation_id=IncarnationId(incarnation),
+        directory_id=DirectoryId(f"d{broker}"),
+        http="h:1",
+        peer="h:2",
+    )
+
+
+def created(
+    topic_id: TopicId, replicas: tuple[BrokerId, ...], *, name: TopicName = ORDERS, count: int = 1
+) -> tuple[MetadataRecord, ...]:
+    """A topic whose partitions the first replica leads."""
+    return (
+        TopicRecord(name=name, topic_id=topic_id, partitions_count=count),
+        *(
+            PartitionRecord(
+                topic_id=topic_id,
+                partition=PartitionId(number),
+                replicas=replicas,
+                directories=tuple(DirectoryId(f"d{replica}") for replica in replicas),
+                isr=replicas,
+                elr=(),
+                leader=replicas[0],
+                leader_epoch=LeaderEpoch(0),
+                partition_epoch=PartitionEpoch(0),
+            )
+            for number in range(count)
+        ),
+    )
+
+
+def images(*batches: tuple[MetadataRecord, ...]) -> Iterator[MetadataImage]:
+    """The image after each batch of the metadata log."""
+    image = MetadataImage()
+    for records in batches:
+        delta = MetadataDelta(image)
+        count = delta.replay_all(records, image.next_offset)
+        image = delta.apply(MetadataOffset(image.next_offset + count), ControllerEpoch(1))
+        yield image
+
+
+def hosted(data_dir: Path, incarnation: str) -> tuple[LogManager, ReplicaManager]:
+    """One life of broker `ME` in this directory."""
+    config = BrokerConfig(
+        broker_id=ME,
+        cluster_id=ClusterId("c"),
+        directory_id=DirectoryId(f"d{ME}"),
+        data_dir=data_dir,
+        advertised_http="h:1",
+        advertised_peer="h:2",
+    )
+    logs = LogManager(data_dir, on_failed=lambda _: None)
+    logs.open()
+    manager = ReplicaManager(
+        config,
+        IncarnationId(incarnation),
+        logs,
+        cast("ControllerChannel", None),
+        cast("PeerChannel", None),
+        SystemClock(),
+        NoFaults(),
+    )
+    return logs, manager
