@@ -241,20 +241,24 @@ class LogManager:
         if error is not None:
             self._refuse(f"{topic}-{partition}", TopicIdPartition(topic_id, partition), error)
 
-    def delete(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """Close the log and move its directory into quarantine; durable on return.
+    def delete(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """Close these logs and move their directories into quarantine; durable on return.
 
-        Call this for a topic-deletion fact only (rule M5); `purge` unlinks later.
+        Call this for topic-deletion facts only (rule M5); `purge` unlinks later. One sync serves
+        all of them: syncing each would stop the loop for as long as a session lasts.
         """
-        key = TopicIdPartition(topic_id, partition)
-        log = self._logs.pop(key, None)
-        if log is not None:
-            log.close()
-            self._quarantine(log.name, key)
-        elif key in self.offline:
-            self._quarantine(self._name_of(key), key)
-        self.offline.pop(key, None)
-        self.unclean.pop(key, None)
+        moved = False
+        for key in partitions:
+            log = self._logs.pop(key, None)
+            if log is not None:
+                log.close()
+                moved |= self._quarantine(log.name, key)
+            elif key in self.offline:
+                moved |= self._quarantine(self._name_of(key), key)
+            self.offline.pop(key, None)
+            self.unclean.pop(key, None)
+        if moved:
+            self._sync_quarantine()
 
     def purge(self, names: Iterable[str]) -> None:
         """Unlink these quarantined directories: their grace period is over."""
@@ -274,7 +278,8 @@ class LogManager:
         """
         key = TopicIdPartition(topic_id, partition)
         if self.offline.pop(key, None) is not None:
-            self._quarantine(self._name_of(key), key)
+            if self._quarantine(self._name_of(key), key):
+                self._sync_quarantine()
             self.forget_unclean(topic_id, partition)
 
     def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
@@ -343,6 +348,7 @@ class LogManager:
             return
         _log.warning("never synced directory set aside log=%s", name)
         self._move(name, f"torn:{name}"[:_NAME_BYTES_MAX])
+        self._sync_quarantine()
 
     def _check_creatable(self, topic: TopicName, key: TopicIdPartition) -> None:
         name = f"{topic}-{key.partition}"
@@ -362,10 +368,13 @@ class LogManager:
     def _name_of(self, key: TopicIdPartition) -> str:
         return next(name for name, other in self._keys.items() if other == key)
 
-    def _quarantine(self, name: str, key: TopicIdPartition) -> None:
+    def _quarantine(self, name: str, key: TopicIdPartition) -> bool:
+        """Move the directory aside, not yet durable; whether there was one."""
         self._keys.pop(name, None)
-        if self._disk.exists(f"{self.root}/{name}"):
+        exists = self._disk.exists(f"{self.root}/{name}")
+        if exists:
             self._move(name, _text(key))
+        return exists
 
     def _move(self, name: str, quarantined: str) -> None:
         target = f"{self.root}/{QUARANTINE}"
@@ -373,7 +382,9 @@ class LogManager:
         if self._disk.exists(f"{target}/{quarantined}"):
             self._disk.remove_tree(f"{target}/{quarantined}")
         self._disk.rename(f"{self.root}/{name}", f"{target}/{quarantined}")
-        self._disk.sync_directory(target)
+
+    def _sync_quarantine(self) -> None:
+        self._disk.sync_directory(f"{self.root}/{QUARANTINE}")
         self._disk.sync_directory(self.root)
 
     def _close_cleanly(self, flusher: Flusher, broker_epoch: BrokerEpoch) -> None:

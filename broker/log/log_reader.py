@@ -79,10 +79,11 @@ def read_raw(
 ) -> bytes:
     """Whole batches from the one that holds ``from_offset`` on, none reaching past the end given.
 
-    At least one, else at most ``max_bytes``. Not checked here: the follower checks every crc.
+    At least one, else at most ``max_bytes``. Every crc is checked here too: a follower that refuses
+    a rotten batch can't say so, and would ask for it for ever (rule Q5).
 
     Raises:
-        CorruptionError: the walk met bytes that are no batch.
+        CorruptionError: a batch is damaged.
     """
     segment = _segment_of(segments, from_offset)
     if segment is None:
@@ -95,6 +96,7 @@ def read_raw(
             break
         if at > start and at + size - start > max_bytes:
             break
+        _whole(segment, buffer, at)
         at += size
     return buffer[start:at]
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("broker.replication")
 
-OPEN_RETRY_MS = 500
-"""An unanswered OPEN is sent again after this long: the leader's image may have been behind."""
+REFUSED_RETRY_MS = 500
+"""A refused OPEN is sent again after this long, with what the image says then."""
+UNANSWERED_RETRY_MS = 5_000
+"""An unanswered one waits longer: its answer may be on a slow way, and would be stale (rule R4)."""
 
 
 class LeaderLink:
@@ -95,7 +97,8 @@ class LeaderLink:
             role = replica.partition.role
             if not isinstance(role, Following) or role.session is not None:
                 continue
-            if now_ms - role.asked_ms >= OPEN_RETRY_MS:
+            pause_ms = REFUSED_RETRY_MS if role.refused else UNANSWERED_RETRY_MS
+            if now_ms - role.asked_ms >= pause_ms:
                 self.open(replica)
 
     def forget_session(self, replica: Replica) -> None:

@@ -51,7 +51,7 @@ class LogKeeper:
         holder = self._logs.holder(topic.name, number)
         if holder is not None and holder != topic.topic_id:
             # A name has one topic id at a time: this one says that the other was deleted (M5).
-            self._logs.delete(holder, number)
+            self._logs.delete([TopicIdPartition(holder, number)])
         config = self._log_config(image, topic, self.settings(image, topic))
         return self._logs.get_or_create(topic.name, number, topic.topic_id, config)
 

@@ -59,6 +59,8 @@ class Following:
     request: int = 0
     """The open request whose answer is awaited: answers to earlier ones are dropped (rule R4)."""
     asked_ms: int = 0
+    refused: bool = False
+    """The open request was refused, or its session given up: to be asked again soon."""
 
 
 @dataclass(slots=True)
@@ -340,6 +342,7 @@ class Partition:
         if not isinstance(role, Following) or self.broker_epoch is None:
             return None
         role.session, role.request, role.asked_ms = None, request, now_ms
+        role.refused = False
         return Open(
             request, role.epoch, self.broker_epoch, self.log.last_epoch,
             self.log.log_end_offset, self.log.durable_end,
@@ -383,9 +386,17 @@ class Partition:
             self.log.truncate_to(end)
         return True
 
-    def on_refused(self, message: Refused) -> bool:
-        """Whether this answers the open request; it is asked again after the next image."""
-        return self._awaiting(message.request, message.leader_epoch) is not None
+    def on_refused(self, message: Refused) -> None:
+        """The leader can't serve this position now; it is asked again after a pause."""
+        role = self._awaiting(message.request, message.leader_epoch)
+        if role is not None:
+            role.refused = True
+
+    def drop_session(self) -> None:
+        """What this session pushes can't be taken; the leader is asked again after a pause."""
+        role = self.role
+        if isinstance(role, Following):
+            role.session, role.refused = None, True
 
     def on_push(self, message: Push) -> bool | None:
         """Append. None: not of the present, dropped (R4). False: a gap, ask again."""

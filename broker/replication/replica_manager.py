@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 from broker.replication.follower_stream import FollowerStream
@@ -30,7 +31,7 @@ from broker.replication.log_keeper import LogKeeper
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
-from raft_metadata.common.errors import ErrorCode
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -54,6 +55,8 @@ _log = logging.getLogger("broker.replication")
 TICK_MS = 50
 ISR_CHECK_MS = 500
 """How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
+DELETES_PER_TICK = 50
+"""Logs moved into quarantine at once: more would hold the loop longer than a heartbeat."""
 PURGE_CHECK_MS = 10_000
 """How often deleted logs are looked at."""
 STALL_MS = 4 * TICK_MS
@@ -89,6 +92,8 @@ class ReplicaManager:
         self._links: dict[BrokerId, LeaderLink] = {}
         self._numbers = itertools.count(1)
         self._dirty: set[Replica] = set()
+        self._deleted: deque[TopicIdPartition] = deque()
+        """Logs of deleted topics that are still to be moved into quarantine."""
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
         self._isr_checked_ms = self._pinged_ms = self._purged_ms = self._ticked_ms
@@ -219,11 +224,12 @@ class ReplicaManager:
         return None if registration is None else registration.peer
 
     def _drop_topic(self, topic: TopicImage) -> None:
+        """A topic was deleted: nothing of it is served any more; its logs go in bounded steps."""
         for number in range(len(topic.partitions)):
             replica = self._replicas.get(key_of(topic.topic_id, PartitionId(number)))
             if replica is not None:
                 self._drop(replica)
-                self._logs.delete(topic.topic_id, PartitionId(number))
+                self._deleted.append(replica.partition.id)
 
     def _drop(self, replica: Replica) -> None:
         """No replica here any more. Its data stays until a deletion fact is old enough (M5)."""
@@ -336,11 +342,7 @@ class ReplicaManager:
         link = self._links[stream.leader]
         match frame:
             case Push():
-                taken = partition.on_push(frame)
-                if taken is False:
-                    link.open(replica)
-                elif taken and len(frame.batches) and not partition.settings.by_durable:
-                    stream.queue_ack(replica)
+                self._take_push(replica, stream, frame)
             case Valid():
                 if partition.on_valid(frame):
                     replica.log.request_flush()
@@ -352,8 +354,26 @@ class ReplicaManager:
                     self._faults.fatal("truncation below the high watermark", error)
                 if again:
                     link.open(replica)
-            case Refused() | Open() | Ack():
-                pass  # refused: asked again by the tick, with what the image says then
+            case Refused():
+                partition.on_refused(frame)  # asked again by the tick, as the image says then
+            case Open() | Ack():
+                pass
+
+    def _take_push(self, replica: Replica, stream: FollowerStream, push: Push) -> None:
+        """Append it. What one partition can't take ends its session, not the others' stream."""
+        partition = replica.partition
+        try:
+            taken = partition.on_push(push)
+        except (KafkaError, ValueError) as error:
+            _log.warning(
+                "push refused log=%s leader=%d error=%s", replica.log.name, stream.leader, error
+            )
+            partition.drop_session()
+            return
+        if taken is False:
+            self._links[stream.leader].open(replica)
+        elif taken and len(push.batches) and not partition.settings.by_durable:
+            stream.queue_ack(replica)
 
     # time
 
@@ -378,6 +398,9 @@ class ReplicaManager:
         for link in self._links.values():
             link.open_again(now_ms)
         self._keep_streams(now_ms, stalled_ms)
+        if self._deleted:
+            steps = min(len(self._deleted), DELETES_PER_TICK)
+            self._logs.delete([self._deleted.popleft() for _ in range(steps)])
         if now_ms - self._purged_ms >= PURGE_CHECK_MS:
             self._purged_ms = now_ms
             due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []

@@ -65,9 +65,9 @@ class BrokerServer:
         )
         self._loader = MetadataLoader(config, controllers, clock, self._publish)
         self._lifecycle = Lifecycle(
-            config, incarnation_id, controllers, self._loader, self._unclean_partitions
+            config, incarnation_id, controllers, self._loader, self._unclean_partitions, clock
         )
-        local = LocalPartitions(config, self.manager, clock)
+        local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
         self.apis = RoutedBrokerApis(
             config, local, self._loader, self._lifecycle, controllers, peers, clock, random_bytes
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
     from broker.server.metadata_loader import MetadataLoader
+    from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import IncarnationId, TopicIdPartition
 
 _log = logging.getLogger("broker.lifecycle")
@@ -38,11 +39,15 @@ class Lifecycle:
         controllers: ControllerChannel,
         loader: MetadataLoader,
         unclean_partitions: Callable[[], Sequence[TopicIdPartition]],
+        clock: Clock,
     ) -> None:
         self.broker_epoch: BrokerEpoch | None = None
         """As answered by the controller; roles go by what the image says."""
         self.may_stop = asyncio.Event()
         self.shutdown_blocked_by = ""
+        self._clock = clock
+        self._proven_ms: int | None = None
+        """When the last heartbeat was sent that an active controller acknowledged."""
         self._config = config
         self._incarnation_id = incarnation_id
         self._controllers = controllers
@@ -65,6 +70,16 @@ class Lifecycle:
         registration = self._loader.image.brokers.get(self._config.broker_id)
         mine = registration is not None and registration.incarnation_id == self._incarnation_id
         return mine and registration is not None and registration.settled
+
+    def is_proven(self) -> bool:
+        """Whether nobody can have been elected in this broker's place: a session is not over.
+
+        Counted from when the acknowledged heartbeat was sent, not from its answer (rule G3).
+        """
+        if self._proven_ms is None:
+            return False
+        age_ms = self._clock.monotonic_ms() - self._proven_ms
+        return age_ms < self._config.timeouts.broker_session_timeout_ms
 
     def want_shutdown(self) -> None:
         """Ask for a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
@@ -115,9 +130,11 @@ class Lifecycle:
                 metadata_offset=self._loader.image.next_offset,
                 want_shutdown=self._want_shutdown,
             )
+            sent_ms = self._clock.monotonic_ms()
             answers = await self._controllers.heartbeat(command)
             for answer in answers.values():
                 if answer.is_active:
+                    self._proven_ms = sent_ms
                     self._loader.note_committed(answer.committed_offset)
                     self.shutdown_blocked_by = answer.shutdown_blocked_by
                     if answer.should_shut_down and self._want_shutdown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,10 +53,18 @@ class Read:
 class LocalPartitions:
     """Stateless between requests but for the counts of what is parked."""
 
-    def __init__(self, config: BrokerConfig, manager: ReplicaManager, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        manager: ReplicaManager,
+        clock: Clock,
+        is_proven: Callable[[], bool],
+    ) -> None:
+        """``is_proven``: an active controller knew this broker less than a session ago."""
         self._config = config
         self._manager = manager
         self._clock = clock
+        self._is_proven = is_proven
         self._parked_produces = 0
         self._parked_fetches = 0
 
@@ -137,6 +145,9 @@ class LocalPartitions:
         first_epoch = role.epoch
         while True:
             partition, log = replica.partition, replica.log
+            if offset > log.log_end_offset and not self._is_proven():
+                # Rule R8: a deposed leader that has not heard of it may lack what another exposed.
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise KafkaError(
                     ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -175,7 +175,7 @@ class Controller:
 
     def settle(self, b: BrokerId) -> None:
         """What the image owes, as one bounded batch; then the registration may count as settled."""
-        found = decide_consequences(self.image, [TOPIC], default_min_isr=MIN_ISR, changes_max=1)
+        found = decide_consequences(self.image, [HERE], default_min_isr=MIN_ISR, changes_max=1)
         self.commit(list(found.records))
         self.record_settled(b)
 

@@ -88,6 +88,7 @@ def image(epoch: int, isr: tuple[BrokerId, ...], leader: BrokerId = ME) -> Metad
 class Here:
     manager: ReplicaManager
     local: LocalPartitions
+    proven: list[bool]
 
 
 @pytest.fixture
@@ -106,7 +107,8 @@ async def here(tmp_path: Path) -> AsyncIterator[Here]:
     logs.start(asyncio.get_running_loop())
     nobody = cast("Any", None)  # no task runs: neither controllers nor peers are ever asked
     manager = ReplicaManager(config, IncarnationId("life-1"), logs, nobody, nobody, clock, faults)
-    yield Here(manager, LocalPartitions(config, manager, clock))
+    proven = [True]
+    yield Here(manager, LocalPartitions(config, manager, clock, lambda: proven[0]), proven)
     logs.close(None)
 
 
@@ -161,6 +163,15 @@ async def test_rule_r8_between_high_watermark_and_log_end_waits(here: Here) -> N
     found = await waiting
     assert [piece.first_offset for piece in found.slices] == [1]
     assert (found.next_offset, found.high_watermark) == (2, 2)
+
+
+async def test_rule_r8_out_of_range_only_with_proof_of_leading(here: Here) -> None:
+    """Another leader may have exposed what a deposed one lacks."""
+    here.manager.on_metadata_update(image(1, (ME,)))
+    here.proven[0] = False
+    with pytest.raises(KafkaError) as caught:
+        await here.local.fetch(read(3))
+    assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
 async def test_acks_all_waits_for_the_other_member_and_times_out_unknown(here: Here) -> None:

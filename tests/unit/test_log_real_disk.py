@@ -9,6 +9,7 @@ import pytest
 
 from broker.log.disk import Disk
 from broker.log.log_directory import LogConfig
+from raft_metadata.common.ids import TopicIdPartition
 from tests.support.logs import Life, append, values_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ async def test_a_log_lives_through_flush_truncation_and_both_kinds_of_end(tmp_pa
     life = Life(Disk(), config, data_dir=str(tmp_path))
     assert life.manager.clean_broker_epoch == 7
     assert values_of(life.log()) == expected
-    life.manager.delete(life.log().topic_id, life.log().partition)
+    life.manager.delete([TopicIdPartition(life.log().topic_id, life.log().partition)])
     assert not (tmp_path / "log" / "orders-0").exists()
     life.manager.purge(life.manager.quarantined())
     life.close()

@@ -19,7 +19,7 @@ from raft_metadata.common.errors import (
     Outcome,
     StorageError,
 )
-from raft_metadata.common.ids import PartitionId, TopicId
+from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 from tests.support.logs import TOPIC, TOPIC_ID, Life, append, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -629,7 +629,7 @@ def test_rule_r11_the_clean_proof_is_consumed_at_start(disk: SimulatedDisk) -> N
 def test_rule_m5_deleted_data_stays_in_quarantine(disk: SimulatedDisk) -> None:
     life = Life(disk)
     append(life.log(), ["a"])
-    life.manager.delete(TOPIC_ID, PartitionId(0))
+    life.manager.delete([TopicIdPartition(TOPIC_ID, PartitionId(0))])
     assert life.manager.get(TOPIC_ID, PartitionId(0)) is None
     assert "/data/log/orders-0" not in disk.live
     assert life.manager.quarantined() == [f"{TOPIC_ID}:0"]
