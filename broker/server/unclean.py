@@ -34,7 +34,7 @@ def check_log_directory(data_dir: Path) -> None:
 
     Starting empty under the same directory id would keep the places of the lost replicas.
     """
-    if (data_dir / BOOT_ID_FILE).exists() and not (data_dir / "log").is_dir():
+    if (data_dir / BOOT_ID_FILE).exists() and not (data_dir / "log" / "lock").exists():
         text = (
             f"{data_dir / 'log'} is gone, and {data_dir} is not new; mount it again, or remove the "
             f"whole folder {data_dir} so that the broker starts anew and fills from its peers"

@@ -103,5 +103,8 @@ def test_rule_r6_logs_that_are_gone_under_the_same_directory_id_stop_the_start(
     note_boot(tmp_path, "boot-1")
     with pytest.raises(StorageError, match="is gone"):
         check_log_directory(tmp_path)
-    (tmp_path / "log").mkdir()
+    (tmp_path / "log").mkdir()  # an empty mount point is not the disk that was there
+    with pytest.raises(StorageError, match="is gone"):
+        check_log_directory(tmp_path)
+    (tmp_path / "log" / "lock").touch()
     check_log_directory(tmp_path)
