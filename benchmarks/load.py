@@ -181,8 +181,9 @@ class Generator:
             connection.looked = True
             connection.good = self._expect in text
         if not connection.good and not self._tally.first_error:
-            answer = bytes(self._buffer[: min(size, 400)])
-            self._tally.first_error = answer.decode(errors="replace")
+            status = self._buffer[: self._buffer.find(b"\r\n")] if start else b"(later piece)"
+            body = self._buffer[start : min(start + LOOK_AT_BYTES, size)]
+            self._tally.first_error = (status + b" " + body).decode(errors="replace")
 
     def _finish(self, connection: Connection) -> None:
         tally = self._tally

@@ -62,6 +62,8 @@ class Measured:
 
     figures: dict[str, Any]
     cpu_s: dict[str, float]
+    moved: bool = False
+    """Another broker led when it was over, so part of the load was forwarded."""
 
     @property
     def requests_per_s(self) -> float:
@@ -71,7 +73,8 @@ class Measured:
     def problem(self) -> str:
         """What went wrong, in a few words; empty if nothing did."""
         errors = self.figures["errors"]
-        return f"{errors} errors: {self.figures['first_error'][:200]!r}" if errors else ""
+        problems = [f"{errors} errors: {self.figures['first_error'][:250]}"] if errors else []
+        return "; ".join(problems + ["the leader moved meanwhile"] * self.moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

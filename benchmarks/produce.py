@@ -6,6 +6,7 @@ import shutil
 import statistics
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,21 +83,24 @@ async def _product_run(
         seconds=seconds,
         expect=GOOD_PRODUCT,
     )
-    return run_load(load, server_pids(product.now()))
+    run = run_load(load, server_pids(product.now()))
+    now_leader = await product.leader(topic)
+    return replace(run, moved=now_leader.id != leader.id)
 
 
 async def throughput(product: Product, seconds: float, rounds: int) -> list[Row]:
     """Rounds alternate between product and floor; each figure is the median of its rounds."""
     rows = []
     for flush, name in FLUSH_NAMES.items():
-        topic = f"produce-{flush}"
-        await product.create_topic(topic, flush=flush)
         for records in RECORDS_PER_REQUEST:
+            topic = f"produce-{flush}-{records}"
+            await product.create_topic(topic, flush=flush)
             floors, products = [], []
             for _ in range(rounds):
                 size = {"records": records, "connections": CONNECTIONS}
                 floors.append(_floor_run(flush=flush, seconds=seconds, **size))
                 products.append(await _product_run(product, topic, seconds=seconds, **size))
+            await product.delete_topic(topic)
             rows.append(_throughput_row(f"produce acks=all, {name}", records, products, floors))
     return rows
 

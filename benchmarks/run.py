@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING
 
 from benchmarks import failover, fetch, idle, produce
 from benchmarks.product import product
-from benchmarks.report import machine, missed, table
+from benchmarks.report import Row, machine, missed, table
+from chaos.cluster import ClusterError
+from chaos.deadline import TooLateError
+from chaos.http import CallError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.product import Product
-    from benchmarks.report import Row
 
+NO_FIGURE = "not measured"
+NOT_MEASURED = (CallError, ClusterError, TooLateError, RuntimeError, OSError, KeyError, TypeError)
+"""What a cluster that misbehaves looks like from here."""
 SECTIONS = ("idle", "produce", "latency", "spread", "fetch", "consumer", "failover")
 
 
@@ -42,7 +47,10 @@ async def run(options: Options) -> list[Row]:
         for section in SECTIONS:
             if section in options.sections:
                 print(f"measuring {section} …", file=sys.stderr, flush=True)
-                found = await measure(section, cluster, options)
+                try:
+                    found = await measure(section, cluster, options)
+                except NOT_MEASURED as error:
+                    found = [Row(what=section, product=NO_FIGURE, note=f"{error!r}"[:300])]
                 print(table(found), file=sys.stderr, flush=True)
                 rows += found
     return rows
@@ -102,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows))
     print()
     print(missed(rows))
-    return 0
+    return 1 if any(row.product == NO_FIGURE for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import orjson
@@ -34,15 +34,11 @@ def scripted(pieces: list[bytes]) -> Iterator[tuple[str, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        connection, _ = listener.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with connection:
-            try:
-                while connection.recv(65536):
-                    for piece in pieces:
-                        connection.sendall(piece)
-            except OSError:
-                return
+        with suppress(OSError), listener.accept()[0] as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while connection.recv(65536):
+                for piece in pieces:
+                    connection.sendall(piece)
 
     thread = threading.Thread(target=serve)
     thread.start()
