@@ -1,0 +1,110 @@
+"""Streams under hostile conditions: a rotten push, a way slower than the retry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.replication.follower_stream import FollowerStream
+from broker.replication.frames import Push, Valid, encode, encode_push_head, key_of
+from broker.replication.leader_link import LeaderLink
+from broker.replication.partition import Following
+from raft_metadata.common.ids import TopicId, TopicName
+from tests.support.hosted_replicas import (
+    FIRST_ID,
+    ME,
+    OTHER,
+    SECOND_ID,
+    ZERO,
+    StreamTransport,
+    created,
+    hosted,
+    images,
+    registered,
+)
+from tests.support.logs import Life, append
+from tests.support.simulated_disk import SimulatedDisk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from broker.log.log_manager import LogManager
+    from broker.replication.replica_manager import ReplicaManager
+
+ROUND_TRIP_MS = 1_600
+
+
+class SetClock:
+    """Shows the time it was set to."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+def following(data_dir: Path) -> tuple[LogManager, ReplicaManager, LeaderLink, FollowerStream]:
+    """Two partitions that `OTHER` leads, their opens sent on one stream."""
+    logs, manager = hosted(data_dir, "first")
+    for image in images(
+        (registered(OTHER, 0, "other"),),
+        (registered(ME, 1, "first"),),
+        created(FIRST_ID, (OTHER, ME), name=TopicName("a")),
+        created(SECOND_ID, (OTHER, ME), name=TopicName("b")),
+    ):
+        manager.on_metadata_update(image)
+    link = manager._links[OTHER]
+    link.stream = stream = FollowerStream(OTHER, manager)
+    stream.connection_made(StreamTransport())
+    for replica in list(link.replicas):
+        link.open(replica)
+    return logs, manager, link, stream
+
+
+def role_of(manager: ReplicaManager, topic_id: TopicId) -> Following:
+    role = manager._replicas[key_of(topic_id, ZERO)].partition.role
+    assert isinstance(role, Following)
+    return role
+
+
+def receive(stream: FollowerStream, data: bytes) -> None:
+    stream.get_buffer(-1)[: len(data)] = data
+    stream.buffer_updated(len(data))
+
+
+async def test_a_rotten_push_ends_its_own_session_and_nobody_elses(tmp_path: Path) -> None:
+    logs, manager, _, stream = following(tmp_path)
+    for topic_id in (FIRST_ID, SECOND_ID):
+        valid = Valid(role_of(manager, topic_id).request, 0, 5, 0)
+        receive(stream, encode(key_of(topic_id, ZERO), valid))
+    good = append(Life(SimulatedDisk()).log(), ["x"], epoch=0)
+    rotten = good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]
+    for topic_id, raw in ((FIRST_ID, rotten), (SECOND_ID, good)):
+        head = encode_push_head(key_of(topic_id, ZERO), Push(5, 0, 0, 1, 0, 0, b""), len(raw))
+        receive(stream, head + raw)
+    first, second = logs.get(FIRST_ID, ZERO), logs.get(SECOND_ID, ZERO)
+    assert first is not None
+    assert second is not None
+    assert (first.log_end_offset, second.log_end_offset) == (0, 1)
+    assert role_of(manager, FIRST_ID).session is None
+    assert role_of(manager, SECOND_ID).session == 5
+
+
+async def test_rule_r9_a_way_slower_than_the_retry_still_ends_in_a_session(tmp_path: Path) -> None:
+    _, manager, link, _ = following(tmp_path)
+    role = role_of(manager, FIRST_ID)
+    partition = manager._replicas[key_of(FIRST_ID, ZERO)].partition
+    link._clock = clock = SetClock(role.asked_ms)
+    answers = [(role.asked_ms + ROUND_TRIP_MS, role.request)]
+    for _ in range(200):
+        clock.now_ms += 50
+        link.open_again(clock.now_ms)
+        if role.request not in [request for _, request in answers]:
+            answers.append((role.asked_ms + ROUND_TRIP_MS, role.request))
+        for due_ms, request in answers:
+            if due_ms <= clock.now_ms and partition.on_valid(Valid(request, 0, 7, 0)):
+                return
+    raise AssertionError("no session within 10 s")
