@@ -42,7 +42,10 @@ async def test_deleting_a_topic_while_a_follower_catches_up_fails_no_log(tmp_pat
     stream = manager.accept_stream(OTHER)
     stream.connection_made(StreamTransport())
     stream.data_received(encode(key_of(FIRST_ID, ZERO), Open(1, 0, 1, -1, 0, 0)))
-    manager.on_metadata_update(deleted)  # in the turn before the first catch-up quantum
+    # Both in the turn before the first catch-up quantum: the topic goes, and its directory.
+    manager.on_metadata_update(deleted)
+    manager._tick(manager._clock.monotonic_ms())
+    assert logs.quarantined() == [f"{FIRST_ID}:0"]
     for _ in range(3):
         await asyncio.sleep(0)
     assert broken == []
