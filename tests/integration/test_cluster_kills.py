@@ -54,7 +54,7 @@ async def test_a_process_killed_under_load_takes_no_acknowledged_record_with_it(
     assert gap.ms < GAP_MS_MAX
 
 
-async def test_rule_f1_a_forwarding_broker_repeats_nothing_through_leader_kills(
+async def test_a_forwarding_broker_repeats_nothing_through_leader_kills(
     cluster: LiveCluster,
 ) -> None:
     topic = "forwarded"

@@ -104,7 +104,36 @@ async def test_produce_and_fetch_go_on_without_controllers_and_a_create_says_503
     log.info("longest gap %d ms; %s", gap.ms, await writer.judge(cluster))
 
 
-async def test_rule_r4_what_a_zombie_leader_does_later_conflicts_with_nothing(
+async def test_rule_f1_what_the_killed_leader_had_taken_is_unknown_and_stands_there_once(
+    cluster: LiveCluster,
+) -> None:
+    """The forwarding broker holds the record as a follower: sent again, it would be there twice."""
+    topic = "once"
+    await cluster.create_topic(topic)
+    await cluster.wait_isr(topic, 0, ALL, 1)
+    leader = await cluster.leader(topic)
+    forwarder, slow = (one.id for one in cluster.others(leader))
+    assert (await cluster.produce(forwarder, topic, "before")).status == 200
+    cluster.pause(f"broker-{slow}")
+    sent = asyncio.create_task(cluster.produce(forwarder, topic, "in flight"))
+
+    def replicated() -> bool:
+        return b"in flight" in b"".join(cluster.batches_on_disk(forwarder, topic, 0))
+
+    await cluster.until(replicated, "the forwarder holds the record")
+    await cluster.kill(f"broker-{leader}")
+    cluster.resume(f"broker-{slow}")
+    entry = (await sent).body["offsets"][0]
+    assert entry["outcome"] == "unknown", entry
+    await cluster.wait_isr(topic, 0, ALL - {leader}, forwarder)
+    cluster.start_node(f"broker-{leader}")
+    await cluster.wait_isr(topic, 0, ALL, forwarder)
+    assert (await cluster.produce(forwarder, topic, "after")).status == 200
+    fetched = await cluster.fetch(leader, topic)
+    assert [record["value"] for record in fetched.body] == ["before", "in flight", "after"]
+
+
+async def test_what_a_zombie_leader_does_later_conflicts_with_nothing(
     cluster: LiveCluster,
 ) -> None:
     topic = "zombie"
