@@ -30,6 +30,10 @@ class BrokerLimits:
 
     max_body_bytes: int = 16_777_216
     max_header_bytes: int = 32_768
+    max_records_per_request: int = 100_000
+    """A body of empty records may hold millions: decoding them would hold the loop for seconds."""
+    max_objects_per_request: int = 500_000
+    """Opening braces of a produce body, counted before it is decoded: the same, for nested ones."""
     max_partitions_per_topic: int = 10_000
     max_fetch_bytes: int = 67_108_864
     max_fetch_wait_ms: int = 60_000

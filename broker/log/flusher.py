@@ -144,7 +144,7 @@ class Flusher:
         Raises:
             StorageError: a sync failed; the flusher is poisoned.
         """
-        if self._in_flight:
+        while self._in_flight:  # collecting a round may start the next one
             self._round_over.wait()
             self._collect()
         tokens = self._take()

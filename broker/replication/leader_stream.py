@@ -78,8 +78,8 @@ class PushSession:
     def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None:
         """Bytes that were just written whole to the log (rule R2)."""
         stream = self.stream
-        too_much = self._pending_bytes + len(raw) > stream.host.push_bytes
-        if self.next == base_offset and not stream.paused and not (self._pending and too_much):
+        too_much = self._pending_bytes + len(raw) > stream.host.push_bytes  # goes in quanta
+        if self.next == base_offset and not stream.paused and not too_much:
             if not self._pending:
                 self._pending_from = base_offset
             self._pending.append(raw)

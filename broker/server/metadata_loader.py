@@ -123,7 +123,11 @@ class MetadataLoader:
         self.image = image
         if not self.loaded.is_set():
             return
-        self._publish(image)
+        try:
+            self._publish(image)
+        except KafkaError as error:  # of this broker, not of the source: the image was half applied
+            msg = f"metadata image at {image.next_offset} could not be applied: {error}"
+            raise RuntimeError(msg) from error
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

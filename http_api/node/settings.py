@@ -135,6 +135,8 @@ SETTINGS: tuple[Setting, ...] = (
         [
             ("max_body_bytes", 1 << 10, 1 << 30, "largest request body; above: 413"),
             ("max_header_bytes", 1 << 10, 1 << 20, "largest header field of a request"),
+            ("max_records_per_request", 1, 10_000_000, "records of one produce; above: 413"),
+            ("max_objects_per_request", 1, 100_000_000, "JSON objects in one produce; above: 413"),
             ("max_partitions_per_topic", 1, 1_000_000, "partitions one topic may have"),
             ("max_fetch_bytes", 1 << 10, 1 << 30, "largest max_bytes of a fetch"),
             ("max_fetch_wait_ms", 1, 3_600_000, "longest timeout of a fetch"),

@@ -220,8 +220,11 @@ class Controller:
             default_min_isr=self.config.defaults.min_insync_replicas,
             changes_max=self.config.changes_per_batch_max,
         )
+        # Those that owe something stay until an image shows it done: their batch may be refused.
+        owing = {(record.topic_id, record.partition) for record in found.records}
         for where in tuple(islice(self._unseen, found.seen)):
-            del self._unseen[where]
+            if where not in owing:
+                del self._unseen[where]
         return found.records
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:

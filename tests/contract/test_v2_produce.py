@@ -436,3 +436,22 @@ async def test_a_body_at_the_limit_is_taken() -> None:
     body = json.dumps({"records": [{"value": "x" * 100}]})
     async with open_door(limits=BrokerLimits(max_body_bytes=len(body))) as door:
         assert (await door.post("/topics/flights", body, JSON_V2)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (
+            BrokerLimits(max_records_per_request=3),
+            "the body holds 4 records, max_records_per_request is 3; send it in parts",
+        ),
+        (
+            BrokerLimits(max_objects_per_request=4),
+            "the body holds 5 JSON objects, max_objects_per_request is 4; send it in parts",
+        ),
+    ],
+)
+async def test_a_body_of_too_many_records_is_refused(limits: BrokerLimits, message: str) -> None:
+    async with open_door(limits=limits) as door:
+        answer = await door.post("/topics/flights", b'{"records":[{},{},{},{}]}', JSON_V2)
+    assert answer.golden == (413, V2, {"error_code": 413, "message": message})

@@ -103,7 +103,7 @@ class ProduceRoutes:
             raise _no_schemas(await read_body(request, self._limits.max_body_bytes), embedded)
         produce = ProduceRequest(
             topic=topic,
-            records=_records(await read_body(request, self._limits.max_body_bytes), stored_as),
+            records=self._records(await read_body(request, self._limits.max_body_bytes), stored_as),
             key_format=stored_as,
             value_format=stored_as,
             partition=partition,
@@ -115,6 +115,17 @@ class ProduceRoutes:
         except KafkaError as error:
             return await self._refused_as_a_whole(produce, error)
         return answer(results)
+
+    def _records(self, body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
+        """Decoded, within the limits: the first is counted before the body is decoded."""
+        objects, most = body.count(b"{"), self._limits.max_objects_per_request
+        if objects > most:
+            raise _too_many(f"{objects} JSON objects", "max_objects_per_request", most)
+        records = _records(body, stored_as)
+        most = self._limits.max_records_per_request
+        if len(records) > most:
+            raise _too_many(f"{len(records)} records", "max_records_per_request", most)
+        return records
 
     def _acks_and_timeout(self, request: web.Request) -> tuple[int, int]:
         if not request.query_string:
@@ -187,6 +198,12 @@ def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
     except KafkaError as error:
         raise RestError(400, RestCode.BAD_REQUEST, error.message) from None
     return records
+
+
+def _too_many(what: str, limit: str, most: int) -> RestError:
+    return RestError(
+        413, RestCode.TOO_LARGE, f"the body holds {what}, {limit} is {most}; send it in parts"
+    )
 
 
 def _no_schemas(body: bytes, embedded: EmbeddedFormat) -> RestError:
