@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -73,7 +74,10 @@ class Measured:
     def problem(self) -> str:
         """What went wrong, in a few words; empty if nothing did."""
         errors = self.figures["errors"]
-        problems = [f"{errors} errors: {self.figures['first_error'][:250]}"] if errors else []
+        text = self.figures["first_error"]
+        said = re.search(r'"(?:error|message)":"([^"]+)"', text)
+        reason = said.group(1) if said else text
+        problems = [f"{errors} errors: {reason[:100]}"] if errors else []
         return "; ".join(problems + ["the leader moved meanwhile"] * self.moved)
 
 

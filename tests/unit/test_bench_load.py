@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from benchmarks.load import Generator, produce_body, render_post
-from benchmarks.processes import Load, child, run_load
+from benchmarks.processes import Load, Measured, child, run_load
 from benchmarks.produce import floor
 
 if TYPE_CHECKING:
@@ -120,6 +120,17 @@ def test_floor_stores_dense_offsets_and_answers_for_all_replicas(*, fsync: bool)
         {"base_offset": 3, "count": 1000},
         {"base_offset": 1003, "count": 1},
     ]
+
+
+def test_a_problem_is_told_in_the_servers_words() -> None:
+    figures = {
+        "errors": 3,
+        "first_error": '503 x {"offsets":[{"error_code":5,"error":"NO_LEADER: p"',
+    }
+    assert Measured(figures, {}).problem == "3 errors: NO_LEADER: p"
+    assert Measured({**figures, "errors": 0}, {}).problem == ""
+    moved = Measured({**figures, "errors": 0}, {}, moved=True)
+    assert moved.problem == "the leader moved meanwhile"
 
 
 def test_floor_under_load() -> None:
