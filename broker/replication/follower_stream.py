@@ -29,6 +29,7 @@ MAX_PUSH_FRAME_BYTES = 64 << 20
 class FollowerHost(Protocol):
     """What the stream asks of the `ReplicaManager`."""
 
+    def broken(self, what: str, error: Exception) -> None: ...
     def leader_attached(self, stream: FollowerStream) -> None: ...
     def leader_detached(self, stream: FollowerStream) -> None: ...
     def leader_sent(self, stream: FollowerStream, key: Key, frame: frames.Frame) -> None: ...
@@ -76,6 +77,9 @@ class FollowerStream(asyncio.BufferedProtocol):
         except FrameError as error:
             _log.warning("stream closed leader=%d reason=%s", self.leader, error)
             self.close()
+            return
+        except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
+            self.host.broken("frame of a leader", error)
             return
         rest = self._filled - used
         if used and rest:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.replication")
 
 REFUSED_RETRY_MS = 500
-"""A refused OPEN is sent again after this long, with what the image says then."""
+"""A refused OPEN is sent again after this long, doubling, with what the image says then."""
 UNANSWERED_RETRY_MS = 5_000
 """An unanswered one waits longer: its answer may be on a slow way, and would be stale (rule R4)."""
 
@@ -97,7 +97,9 @@ class LeaderLink:
             role = replica.partition.role
             if not isinstance(role, Following) or role.session is not None:
                 continue
-            pause_ms = REFUSED_RETRY_MS if role.refused else UNANSWERED_RETRY_MS
+            pause_ms = UNANSWERED_RETRY_MS
+            if role.refused:
+                pause_ms = min(pause_ms, REFUSED_RETRY_MS << min(role.refusals - 1, 10))
             if now_ms - role.asked_ms >= pause_ms:
                 self.open(replica)
 

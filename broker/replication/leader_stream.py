@@ -17,6 +17,7 @@ from broker.record.batch import walk
 from broker.replication import frames
 from broker.replication.frames import Ack, FrameError, Key, Open, Push, Valid
 from broker.replication.partition_state import FollowerState, LeaderState
+from raft_metadata.common.errors import KafkaError, StorageError
 
 if TYPE_CHECKING:
     from broker.replication.replica import Replica
@@ -42,6 +43,7 @@ class LeaderHost(Protocol):
     push_bytes: int
     buffer_bytes: int
 
+    def broken(self, what: str, error: Exception) -> None: ...
     def stream_attached(self, stream: LeaderStream) -> None: ...
     def stream_detached(self, stream: LeaderStream) -> None: ...
     def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None: ...
@@ -192,6 +194,8 @@ class LeaderStream(asyncio.Protocol):
             _log.warning("stream closed follower=%d reason=%s", self.follower, error)
             self.close()
             return
+        except Exception as error:  # noqa: BLE001 as above: never only a line in the log
+            self.host.broken("frame of a follower", error)
         self._received = bytes(view[at:]) if at < size else b""
 
     def _receive(self, kind: int, body: memoryview) -> None:
@@ -241,10 +245,20 @@ class LeaderStream(asyncio.Protocol):
             while waiting and not self.paused:
                 session = waiting.pop()
                 session.marked = False
-                session.ship()
-        finally:  # the connection is full, or one log failed: the others keep their turn
+                self._ship_one(session)
+        finally:  # the connection is full: what waits keeps its place
             self._marked = waiting[::-1] + self._marked
             self._schedule()
+
+    def _ship_one(self, session: PushSession) -> None:
+        """One log that can't be read does not keep the others from their turn."""
+        try:
+            session.ship()
+        except (KafkaError, StorageError, OSError) as error:
+            # The log has failed, and its owner ends the process (see `ReplicaManager`).
+            _log.error("push failed log=%s error=%s", session.replica.log.name, error)
+        except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
+            self.host.broken("push", error)
 
     def write(self, head: bytes, pieces: list[bytes]) -> None:
         """Hand bytes to the connection; gone connections swallow them."""

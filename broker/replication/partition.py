@@ -59,8 +59,10 @@ class Following:
     request: int = 0
     """The open request whose answer is awaited: answers to earlier ones are dropped (rule R4)."""
     asked_ms: int = 0
+    refusals: int = 0
+    """How often in a row a request was refused or a session given up: the pause doubles."""
     refused: bool = False
-    """The open request was refused, or its session given up: to be asked again soon."""
+    """The open request is among them: to be asked again after that pause."""
 
 
 @dataclass(slots=True)
@@ -391,12 +393,14 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is not None:
             role.refused = True
+            role.refusals += 1
 
     def drop_session(self) -> None:
         """What this session pushes can't be taken; the leader is asked again after a pause."""
         role = self.role
         if isinstance(role, Following):
             role.session, role.refused = None, True
+            role.refusals += 1
 
     def on_push(self, message: Push) -> bool | None:
         """Append. None: not of the present, dropped (R4). False: a gap, ask again."""
@@ -409,6 +413,7 @@ class Partition:
             if message.from_offset != self.log.log_end_offset:
                 return False
             self.log.append_as_follower(message.batches)
+            role.refusals = 0
             self.log.request_flush()
         self._raise_to(min(message.high_watermark, self.log.log_end_offset))
         self.parked.resolve(self.log, self.high_watermark)

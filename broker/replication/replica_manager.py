@@ -55,6 +55,8 @@ _log = logging.getLogger("broker.replication")
 TICK_MS = 50
 ISR_CHECK_MS = 500
 """How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
+MAX_UNKNOWN_OPENS = 20_000
+"""Partitions that followers may ask for before this image holds them; then they are refused."""
 DELETES_PER_TICK = 50
 """Logs moved into quarantine at once: more would hold the loop longer than a heartbeat."""
 PURGE_CHECK_MS = 10_000
@@ -88,10 +90,12 @@ class ReplicaManager:
         self._faults = faults
         self._isr = IsrKeeper(config.broker_id, controllers, clock)
         self._replicas: dict[Key, Replica] = {}
-        self._streams: set[LeaderStream] = set()
+        self._streams: dict[LeaderStream, None] = {}  # in order of arrival
         self._links: dict[BrokerId, LeaderLink] = {}
         self._numbers = itertools.count(1)
         self._dirty: set[Replica] = set()
+        self._unknown_opens: dict[Key, dict[BrokerId, Open]] = {}
+        """Opens for partitions that this image does not hold yet (rule R9)."""
         self._deleted: deque[TopicIdPartition] = deque()
         """Logs of deleted topics that are still to be moved into quarantine."""
         self._tasks: asyncio.TaskGroup | None = None
@@ -127,7 +131,10 @@ class ReplicaManager:
 
     def on_metadata_update(self, image: MetadataImage) -> None:
         """Follow the image: open, close and change the role of replicas. Called in order."""
+        known = self.broker_epoch is not None
         before, self.image = self.image, image
+        if not known and self.broker_epoch is not None:
+            self._drop_strays()
         self._keeper.forget_recorded_damage(image)
         everything = before.brokers is not image.brokers
         for topic_id, topic in before.topics.items():
@@ -139,6 +146,20 @@ class ReplicaManager:
         for replica in self._replicas.values():
             if replica.partition.early_opens:
                 self._retry_early_opens(replica)
+
+    def _drop_strays(self) -> None:
+        """Topics that were deleted while this broker was down.
+
+        The first image with the own registration is behind all that this disk has lived through:
+        what it lacks was deleted (rule M5).
+        """
+        gone = [
+            TopicIdPartition(log.topic_id, log.partition)
+            for log in self._logs.logs()
+            if log.topic_id not in self.image.topics
+        ]
+        gone += [where for where in self._logs.offline if where.topic_id not in self.image.topics]
+        self._deleted.extend(gone)
 
     def _apply_topic(
         self, topic: TopicImage, before: TopicImage | None, *, everything: bool
@@ -191,6 +212,7 @@ class ReplicaManager:
         replica = Replica(topic.name, partition, log)
         partition.on_high_watermark = lambda _: self._high_watermark_moved(replica)
         log.on_durable = lambda: self._durable_end_moved(replica)
+        partition.early_opens = self._unknown_opens.pop(replica.key, {})
         self._replicas[replica.key] = replica
         return replica
 
@@ -264,6 +286,10 @@ class ReplicaManager:
         if replica.fetch_waiters:
             replica.wake_fetches()
 
+    def broken(self, what: str, error: Exception) -> None:
+        """A bug met in a callback: another replica shall take over, this process ends."""
+        self._faults.fatal(f"replication is broken: {what}", error)
+
     # leader host: streams of followers
 
     def accept_stream(self, follower: BrokerId) -> LeaderStream:
@@ -272,11 +298,11 @@ class ReplicaManager:
 
     def stream_attached(self, stream: LeaderStream) -> None:
         """A follower broker connected."""
-        self._streams.add(stream)
+        self._streams[stream] = None
 
     def stream_detached(self, stream: LeaderStream) -> None:
         """A follower broker's connection ended: so did its sessions."""
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
         for session in stream.sessions.values():
             replica = session.replica
             replica.partition.stream_closed(stream.follower, session.number)
@@ -288,8 +314,7 @@ class ReplicaManager:
         """Validate a follower's position and start its session."""
         replica = self._replicas.get(key)
         if replica is None:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            stream.answer(key, Refused(message.request, message.leader_epoch, code.number))
+            self._park_unknown_open(stream, key, message)
             return
         session, now_ms = next(self._numbers), self._clock.monotonic_ms()
         answer = replica.partition.on_open(
@@ -304,10 +329,18 @@ class ReplicaManager:
             case None:
                 pass  # parked until the image arrives
 
+    def _park_unknown_open(self, stream: LeaderStream, key: Key, message: Open) -> None:
+        """The follower's image may be ahead: a new topic shall not wait for a second question."""
+        if len(self._unknown_opens) < MAX_UNKNOWN_OPENS:
+            self._unknown_opens.setdefault(key, {})[stream.follower] = message
+        else:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            stream.answer(key, Refused(message.request, message.leader_epoch, code.number))
+
     def _retry_early_opens(self, replica: Replica) -> None:
         for follower, message in list(replica.partition.early_opens.items()):
             del replica.partition.early_opens[follower]
-            stream = next((s for s in self._streams if s.follower == follower), None)
+            stream = next((s for s in reversed(self._streams) if s.follower == follower), None)
             if stream is not None:
                 self.follower_opens(stream, replica.key, message)
 

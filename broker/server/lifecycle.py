@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
-from raft_metadata.records.commands import BrokerHeartbeat, RegisterBroker
+from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer, RegisterBroker
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ class Lifecycle:
             answers = await self._controllers.heartbeat(command)
             for answer in answers.values():
                 if answer.is_active:
-                    self._proven_ms = sent_ms
+                    if self._proves(answer):
+                        self._proven_ms = sent_ms
                     self._loader.note_committed(answer.committed_offset)
                     self.shutdown_blocked_by = answer.shutdown_blocked_by
                     if answer.should_shut_down and self._want_shutdown:
@@ -148,6 +149,11 @@ class Lifecycle:
                 _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
                 return
             await self._pause(next_at - loop.time())
+
+    def _proves(self, answer: HeartbeatAnswer) -> bool:
+        """An answer proves leadership only to an image that is as new as it, and unfenced."""
+        alive = answer.state in (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
+        return alive and self._loader.image.next_offset >= answer.committed_offset
 
     async def _pause(self, seconds: float) -> None:
         self._beat_now.clear()
