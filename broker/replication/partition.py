@@ -218,8 +218,9 @@ class Partition:
         if message.log_end > 0 and (at_epoch < message.last_epoch or end < message.log_end):
             return Diverging(message.request, role.epoch, at_epoch, end)
         ends = (message.log_end, message.durable_end)
-        role.opened(follower, known.broker_epoch, session, ends, now_ms)
-        role.acknowledged(follower, session, ends, self.log.log_end_offset, now_ms)
+        leader_end = self.log.log_end_offset
+        role.opened(follower, known.broker_epoch, session, ends, leader_end, now_ms)
+        role.acknowledged(follower, session, ends, leader_end, now_ms)
         self.advance()
         return Valid(message.request, role.epoch, session, self.log.log_start_offset)
 

@@ -25,9 +25,13 @@ class FollowerState:
     durable_end: int
     caught_up_ms: int
     """When it last held everything the leader had at that moment."""
-    acked_ms: int
-    leader_end_at_ack: int
-    """The leader's log end when the last acknowledgement came in."""
+    mark_ms: int
+    mark_end: int
+    """The leader's log end at ``mark_ms``: a follower that reaches it was caught up as of then.
+
+    Kept until it is reached. Acknowledgements of a stream overlap: a mark that moved with each of
+    them would never be reached under load, and every healthy follower would count as late.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class LeaderState:
         broker_epoch: BrokerEpoch,
         session: int,
         ends: tuple[int, int],
+        leader_end: int,
         now_ms: int,
     ) -> FollowerState:
         """A validated follower starts a session at its own log end; ``ends`` = log, durable."""
@@ -106,7 +111,7 @@ class LeaderState:
         old = self.followers.get(follower)
         caught_up_ms = old.caught_up_ms if old else self.since_ms
         state = FollowerState(
-            session, broker_epoch, log_end, log_end, durable_end, caught_up_ms, now_ms, log_end
+            session, broker_epoch, log_end, log_end, durable_end, caught_up_ms, now_ms, leader_end
         )
         self.followers[follower] = state
         return state
@@ -123,9 +128,11 @@ class LeaderState:
         end = state.durable_end if self.by_durable else state.log_end
         if end >= leader_end:
             state.caught_up_ms = now_ms
-        elif end >= state.leader_end_at_ack:  # held all there was at the previous one (Kafka)
-            state.caught_up_ms = max(state.caught_up_ms, state.acked_ms)
-        state.acked_ms, state.leader_end_at_ack = now_ms, leader_end
+        elif end >= state.mark_end:
+            state.caught_up_ms = max(state.caught_up_ms, state.mark_ms)
+        else:
+            return True
+        state.mark_ms, state.mark_end = now_ms, leader_end
         return True
 
     def closed(self, follower: BrokerId, session: int) -> None:
@@ -190,6 +197,7 @@ class LeaderState:
         self.since_ms += stalled_ms
         for state in self.followers.values():
             state.caught_up_ms += stalled_ms
+            state.mark_ms += stalled_ms
 
     def propose(
         self,

@@ -118,7 +118,7 @@ def _no_divergence(patch: pytest.MonkeyPatch) -> None:
         if same and known is not None and known.broker_epoch == message.broker_epoch:
             ends = (min(message.log_end, self.log.log_end_offset), message.durable_end)
             assert isinstance(role, LeaderState)
-            role.opened(follower, known.broker_epoch, args[0], ends, 0)
+            role.opened(follower, known.broker_epoch, args[0], ends, 0, 0)
             return Valid(message.request, role.epoch, args[0], 0)
         return real(self, follower, message, brokers, *args)
 

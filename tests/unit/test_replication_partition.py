@@ -157,6 +157,20 @@ def test_rule_r1_a_member_that_stops_syncing_is_removed_after_the_lag_time() -> 
     assert partition.high_watermark == 0, "a proposed shrink counts only once it is committed"
 
 
+def test_overlapping_acknowledgements_keep_a_healthy_follower_in_the_isr() -> None:
+    """Each one comes before the follower reaches the end the leader had at the one before."""
+    partition = make()
+    role = lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+    log = log_of(partition)
+    for step in range(1, 1_001):  # 10 s at one record and one acknowledgement in 10 ms, 50 behind
+        log.append((1, step))
+        if step > 50:
+            partition.on_ack(TWO, Ack(11, 1, step - 50, step - 50), step * 10)
+    assert role.laggards(log.log_end_offset, 10_000, 3_000) == {THREE}
+
+
 def test_high_watermark_stands_below_min_isr_committed() -> None:
     partition = make()
     role = lead(partition, isr=(ONE,))
