@@ -74,7 +74,7 @@ class Lifecycle:
     def is_proven(self) -> bool:
         """Whether nobody can have been elected in this broker's place: a session is not over.
 
-        Counted from when the acknowledged heartbeat was sent, not from its answer (rule G3).
+        Counted from when the acknowledged heartbeat was sent, not from its answer.
         """
         if self._proven_ms is None:
             return False

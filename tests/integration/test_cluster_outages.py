@@ -17,6 +17,8 @@ from tests.support.live_writer import writing
 
 log = logging.getLogger("tests.cluster")
 ALL = {1, 2, 3}
+STALL_S = 2.5
+"""Two broker sessions."""
 WITHOUT_CONTROLLERS_S = 3.0
 """More than two broker sessions: nobody may be fenced or stop because of it."""
 
@@ -167,3 +169,27 @@ async def test_what_a_zombie_leader_does_later_conflicts_with_nothing(
     log.info("longest gap of the living %d ms; %s", gap.ms, await writer.judge(cluster))
     await cluster.wait_same_on_disk(topic, 1)
     assert (await cluster.partition(topic))["leader_epoch"] > before["leader_epoch"]
+
+
+async def test_rule_m7_a_machine_that_stood_still_fences_nobody(cluster: LiveCluster) -> None:
+    topic = "stalled"
+    await cluster.create_topic(topic, 2)
+    for partition in range(2):
+        await cluster.wait_isr(topic, partition, ALL, 1)
+    nodes = [f"broker-{one.id}" for one in cluster.brokers]
+    nodes += [f"controller-{one.id}" for one in cluster.controllers]
+    async with writing(cluster, topic, 2) as writer:
+        before = [await cluster.partition(topic, partition) for partition in range(2)]
+        for name in nodes:
+            cluster.pause(name)
+        await asyncio.sleep(STALL_S)  # the fault itself: nothing is waited for
+        for name in reversed(nodes):
+            cluster.resume(name)
+        await writer.more(100)
+        after = [await cluster.partition(topic, partition) for partition in range(2)]
+    for one, other in zip(before, after, strict=True):
+        assert (one["leader_epoch"], one["partition_epoch"]) == (
+            other["leader_epoch"],
+            other["partition_epoch"],
+        ), (one, other)
+    await writer.judge(cluster)
