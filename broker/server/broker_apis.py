@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from broker.config import BrokerConfig
+    from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
     from broker.server.lifecycle import Lifecycle
@@ -160,6 +161,16 @@ class RoutedBrokerApis:
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         """See `BrokerApis`."""
         return await self._topics.delete(command)
+
+    # groups
+
+    async def group(self, request: GroupRequest[A]) -> A:
+        """See `BrokerApis`."""
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    async def list_groups(self) -> list[GroupDescription]:
+        """See `BrokerApis`."""
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     # produce
 

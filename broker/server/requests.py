@@ -20,6 +20,7 @@ from raft_metadata.common.ids import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.lines import ProduceRecord
     from raft_metadata.image.metadata_image import MetadataImage
@@ -136,6 +137,17 @@ class BrokerApis(Protocol):
 
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         """Answers once this broker's image has lost the topic."""
+        ...
+
+    async def group(self, request: GroupRequest[A]) -> A:
+        """Ask the group's coordinator, wherever it is; see `broker.coordinator.requests`.
+
+        Sent at most once where it may have taken effect (rules F1, F2).
+        """
+        ...
+
+    async def list_groups(self) -> list[GroupDescription]:
+        """Every coordinator's groups, sorted. COORDINATOR_NOT_AVAILABLE if one can't be asked."""
         ...
 
     async def catch_up_with_topic(self, topic: TopicName) -> None:

@@ -43,10 +43,17 @@ class RestCode(IntEnum):
     HEADER_TOO_LARGE = 431
     KAFKA_BAD_REQUEST = 40002
     """Refused by a rule of the log: topic exists, invalid name, factor, config or parameter."""
+    CONSUMER_CONFIG = 40001
+    """A setting of a consumer instance. Confluent answers it with a 422, and clients rely on it."""
     FORBIDDEN = 40301
     TOPIC_NOT_FOUND = 40401
     PARTITION_NOT_FOUND = 40402
     UNKNOWN_TOPIC_OR_PARTITION = 40403
+    """Also Confluent's number for a consumer instance that is not there."""
+    GROUP_NOT_FOUND = 40405
+    FORMAT_MISMATCH = 40601
+    INSTANCE_EXISTS = 40902
+    ILLEGAL_STATE = 40903
     KEY_SCHEMA_MISSING = 42201
     VALUE_SCHEMA_MISSING = 42202
     JSON_CONVERSION = 42203
@@ -66,6 +73,7 @@ class RestStatus(NamedTuple):
 
 _BAD_REQUEST = RestStatus(400, RestCode.KAFKA_BAD_REQUEST)
 _NOT_HERE = RestStatus(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION)
+_ILLEGAL_STATE = RestStatus(409, RestCode.ILLEGAL_STATE)
 _FAILED = RestStatus(500, RestCode.KAFKA_ERROR)
 _FAILED_RETRIABLE = RestStatus(500, RestCode.KAFKA_RETRIABLE_ERROR)
 _UNAVAILABLE = RestStatus(503, RestCode.BROKER_NOT_AVAILABLE)
@@ -114,6 +122,20 @@ REST_STATUS: Mapping[ErrorCode, RestStatus] = {
     ErrorCode.METADATA_BEHIND: _UNAVAILABLE,
     ErrorCode.METADATA_STALE_SOURCE: _UNAVAILABLE,
     ErrorCode.QUEUE_FULL: _UNAVAILABLE,
+    ErrorCode.OFFSET_METADATA_TOO_LARGE: _BAD_REQUEST,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: _UNAVAILABLE,
+    ErrorCode.NOT_COORDINATOR: _UNAVAILABLE,
+    ErrorCode.INVALID_GROUP_ID: _BAD_REQUEST,
+    ErrorCode.UNKNOWN_MEMBER_ID: _NOT_HERE,
+    ErrorCode.GROUP_ID_NOT_FOUND: RestStatus(404, RestCode.GROUP_NOT_FOUND),
+    ErrorCode.GROUP_MAX_SIZE_REACHED: _BAD_REQUEST,
+    ErrorCode.FENCED_MEMBER_EPOCH: _ILLEGAL_STATE,
+    ErrorCode.INSTANCE_ALREADY_EXISTS: RestStatus(409, RestCode.INSTANCE_EXISTS),
+    ErrorCode.ILLEGAL_STATE: _ILLEGAL_STATE,
+    ErrorCode.FORMAT_MISMATCH: RestStatus(406, RestCode.FORMAT_MISMATCH),
+    ErrorCode.SCHEMAS_NOT_SUPPORTED: RestStatus(422, RestCode.INVALID_SCHEMA),
+    ErrorCode.UNREADABLE_RECORD: RestStatus(422, RestCode.JSON_CONVERSION),
+    ErrorCode.INVALID_CONSUMER_CONFIG: RestStatus(422, RestCode.CONSUMER_CONFIG),
 }
 
 _NO_LEADER_FOUND = frozenset(

@@ -29,8 +29,11 @@ class ErrorCode(Enum):
     BROKER_NOT_AVAILABLE = (8, False, "the broker is not available")
     REPLICA_NOT_AVAILABLE = (9, True, "the replica is not available")
     MESSAGE_TOO_LARGE = (10, False, "the record is larger than max.message.bytes")
+    OFFSET_METADATA_TOO_LARGE = (12, False, "the metadata of an offset is too large")
     NETWORK_EXCEPTION = (13, True, "the connection to another node broke")
+    COORDINATOR_LOAD_IN_PROGRESS = (14, True, "the group coordinator is loading its log")
     COORDINATOR_NOT_AVAILABLE = (15, True, "the group coordinator is not available")
+    NOT_COORDINATOR = (16, True, "this broker is not the group's coordinator")
     INVALID_TOPIC_EXCEPTION = (17, False, "the topic name is invalid")
     NOT_ENOUGH_REPLICAS = (19, True, "fewer in-sync replicas than min.insync.replicas")
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = (
@@ -38,6 +41,8 @@ class ErrorCode(Enum):
         True,
         "appended, but to fewer in-sync replicas than min.insync.replicas",
     )
+    INVALID_GROUP_ID = (24, False, "the group or instance name is invalid")
+    UNKNOWN_MEMBER_ID = (25, False, "the consumer instance does not exist")
     CLUSTER_AUTHORIZATION_FAILED = (31, False, "not authorized")
     TOPIC_ALREADY_EXISTS = (36, False, "the topic already exists")
     INVALID_PARTITIONS = (37, False, "the number of partitions is invalid")
@@ -48,11 +53,13 @@ class ErrorCode(Enum):
     INVALID_REQUEST = (42, False, "the request is malformed")
     POLICY_VIOLATION = (44, False, "the request violates a policy")
     KAFKA_STORAGE_ERROR = (56, True, "the log directory is offline")
+    GROUP_ID_NOT_FOUND = (69, False, "the group does not exist")
     FENCED_LEADER_EPOCH = (74, True, "the leader epoch is older than the present one")
     UNKNOWN_LEADER_EPOCH = (75, True, "the leader epoch is newer than this broker knows")
     STALE_BROKER_EPOCH = (77, False, "the broker epoch is not the registered one")
     OFFSET_NOT_AVAILABLE = (78, True, "the high watermark has not reached the epoch's start yet")
     PREFERRED_LEADER_NOT_AVAILABLE = (80, True, "the preferred leader is not in sync")
+    GROUP_MAX_SIZE_REACHED = (81, False, "the group, or the broker, has as many as it may have")
     ELIGIBLE_LEADERS_NOT_AVAILABLE = (83, True, "no eligible leader is alive")
     INVALID_UPDATE_VERSION = (95, True, "the partition epoch is not the present one")
     UNKNOWN_TOPIC_ID = (100, True, "this cluster does not hold this topic id")
@@ -66,10 +73,18 @@ class ErrorCode(Enum):
     INCONSISTENT_CLUSTER_ID = (104, False, "the node belongs to another cluster")
     INELIGIBLE_REPLICA = (107, True, "a proposed in-sync replica is not eligible")
     NEW_LEADER_ELECTED = (108, True, "the change was made and another leader elected")
+    FENCED_MEMBER_EPOCH = (110, False, "the member epoch is not the present one")
     OUTCOME_UNKNOWN = (10001, True, "the write may or may not have happened")
     METADATA_BEHIND = (10002, True, "this controller has not reached that metadata offset")
     METADATA_STALE_SOURCE = (10003, True, "this controller has lost contact with the quorum")
     QUEUE_FULL = (10004, True, "a queue has reached its limit; nothing was appended")
+
+    INSTANCE_ALREADY_EXISTS = (10005, False, "the group has a consumer instance of this name")
+    ILLEGAL_STATE = (10006, False, "the consumer instance can't do this in its present state")
+    FORMAT_MISMATCH = (10007, False, "the consumer instance has another format")
+    SCHEMAS_NOT_SUPPORTED = (10008, False, "schemas are not supported")
+    UNREADABLE_RECORD = (10009, False, "a record can't be shown in this format")
+    INVALID_CONSUMER_CONFIG = (10010, False, "a setting of the consumer instance is invalid")
 
     def __init__(self, number: int, retriable: bool, message: str) -> None:  # noqa: FBT001 enum row
         self.number = number

@@ -18,6 +18,9 @@ TopicId = NewType("TopicId", str)
 """22 characters: one life of a topic name."""
 TopicName = NewType("TopicName", str)
 PartitionId = NewType("PartitionId", int)
+GroupId = NewType("GroupId", str)
+InstanceId = NewType("InstanceId", str)
+"""A consumer instance of one group; also its member id there."""
 
 MetadataOffset = NewType("MetadataOffset", int)
 """Dense counter of accepted metadata records (rule M1); the first record has offset 0."""

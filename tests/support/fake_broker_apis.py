@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
 from broker.record.lines import encode_batches, key_view, oversized
@@ -46,6 +46,7 @@ from raft_metadata.records.records import BrokerState, ResourceType
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
     from raft_metadata.records.commands import CreateTopic, DeleteTopic
 
@@ -106,6 +107,9 @@ class FakeBrokerApis:
         self.caught_up: list[str] = []
         self.max_message_bytes = 1_048_576
         self.fetching = asyncio.Event()
+        self.group_answers: dict[type, object] = {}
+        """What `group` answers to a request of this type; an exception is raised."""
+        self.groups: list[GroupDescription] = []
 
     # ------------------------------------------------------------ set-up
 
@@ -282,6 +286,16 @@ class FakeBrokerApis:
         rest = {key: value for key, value in self.image.topics.items() if key != topic.topic_id}
         self._set_topics(rest)
         return TopicDeleted(topic_id=topic.topic_id, next_offset=MetadataOffset(10))
+
+    async def group(self, request: GroupRequest[A]) -> A:
+        self.requests.append(request)
+        answer = self.group_answers.get(type(request))
+        if isinstance(answer, BaseException):
+            raise answer
+        return cast("A", answer)
+
+    async def list_groups(self) -> list[GroupDescription]:
+        return self.groups
 
     async def catch_up_with_topic(self, topic: TopicName) -> None:
         self.caught_up.append(topic)

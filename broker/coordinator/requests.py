@@ -1,0 +1,311 @@
+"""What a client can ask a group coordinator. `BrokerApis.group` answers these, on any broker.
+
+Each request names its answer as its type argument. Names are checked, settings validated and
+limits kept behind the door, so that every front end gives the same answers. What is raised is a
+`KafkaError`:
+
+- UNKNOWN_MEMBER_ID: no such instance, or its session expired; GROUP_ID_NOT_FOUND: no such group.
+- INSTANCE_ALREADY_EXISTS: the name is taken in this group.
+- ILLEGAL_STATE: subscribed and assigned by hand, seek or commit outside the assignment, commit past
+  what was delivered; FENCED_MEMBER_EPOCH: a commit without an instance while members live.
+- FORMAT_MISMATCH, SCHEMAS_NOT_SUPPORTED, UNREADABLE_RECORD: a read that can't be rendered.
+- COORDINATOR_NOT_AVAILABLE: nobody took the request in time, nothing was recorded; anything of
+  outcome unknown: it may have been (rules F1, F2: never sent again inside the cluster).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from raft_metadata.common.ids import (
+        BrokerId,
+        GroupId,
+        InstanceId,
+        PartitionId,
+        TopicName,
+        TopicPartition,
+    )
+
+A = TypeVar("A")
+
+SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
+"""Accepted when an instance is created, refused when it reads (interfaces, section 4)."""
+FORMATS = frozenset({"binary", "json"}) | SCHEMA_FORMATS
+
+
+class OffsetReset(Enum):
+    """Where a partition without a committed offset starts. NONE: reading it is an error."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """What a consumer instance was created with; all times in milliseconds."""
+
+    format: str = "binary"
+    """One of `FORMATS`."""
+    auto_offset_reset: OffsetReset = OffsetReset.LATEST
+    auto_commit: bool = True
+    """Commits only positions that an earlier read already returned."""
+    auto_commit_interval_ms: int = 5_000
+    fetch_min_bytes: int = 1
+    """-1: wait the whole time-out (Confluent's own default)."""
+    request_timeout_ms: int = 1_000
+    """How long a read waits that names no time-out."""
+    session_timeout_ms: int = 300_000
+    strimzi: bool = False
+    """Strimzi's dialect: a commit stores the offset as given; Confluent's stores offset + 1."""
+
+
+# what partitions are named by
+
+
+class Edge(Enum):
+    """An end of a partition to seek to."""
+
+    BEGINNING = "beginning"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record at or behind this time (ms since 1970)."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeekTarget:
+    """Where to read on: an offset, an end, or a time."""
+
+    topic: TopicName
+    partition: PartitionId
+    to: int | Edge | AtTime
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """A committed offset, or one to commit. See each request for what ``offset`` means there."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsetRow:
+    """A row of `GroupOffsets`: ``offset`` is the next one to read."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int
+    metadata: str
+    end_offset: int | None
+    """The high watermark; None where the topic is gone or its leader did not answer."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records to be read yet; None where the end is not known."""
+        return None if self.end_offset is None else max(0, self.end_offset - self.offset)
+
+
+# requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest(Generic[A]):
+    """Anything asked of one group's coordinator. ``A`` is the type of its answer."""
+
+    group: GroupId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceCreated:
+    """The name as asked for, or the one that was made up."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateInstance(GroupRequest[InstanceCreated]):
+    """``instance`` None: the door makes up a name before anything is sent."""
+
+    instance: InstanceId | None = None
+    settings: ConsumerSettings = ConsumerSettings()
+    client_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteInstance(GroupRequest[None]):
+    """Leaves the group at once. With auto-commit, positions already returned are committed."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe(GroupRequest[None]):
+    """Replaces the subscription and joins at once. Exactly one of topics and pattern is set."""
+
+    instance: InstanceId
+    topics: tuple[TopicName, ...] | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsubscribe(GroupRequest[None]):
+    """Gives up subscription and manual assignment alike; also without any."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceDescription:
+    """An instance as the coordinator sees it."""
+
+    settings: ConsumerSettings
+    topics: tuple[TopicName, ...]
+    """Subscribed by name, or matched by the pattern; sorted."""
+    pattern: str | None
+    assignment: tuple[TopicPartition, ...]
+    """Owned now, by subscription or by hand; sorted."""
+    is_manual: bool
+    member_epoch: int
+    """-1 without a subscription."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeInstance(GroupRequest[InstanceDescription]):
+    """Subscription and assignment."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign(GroupRequest[None]):
+    """Replaces the manual assignment; outside the group's rebalancing."""
+
+    instance: InstanceId
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolledRecords:
+    """``body``: a JSON array in the v2 record shape, in the instance's format."""
+
+    body: bytes
+    count: int
+    format: str
+    """``json`` or ``binary``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll(GroupRequest[PolledRecords]):
+    """Read on. Moves positions: never sent again by anyone but the client (rule F2)."""
+
+    instance: InstanceId
+    timeout_ms: int | None = None
+    """None: the instance's own ``request_timeout_ms``."""
+    max_bytes: int | None = None
+    accepted: frozenset[str] | None = None
+    """Formats the client takes, as in `FORMATS`; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsCommitted:
+    """``strimzi``: the instance's dialect, which decides how HTTP says "done"."""
+
+    strimzi: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(GroupRequest[OffsetsCommitted]):
+    """``offsets`` None: everything delivered. Else as the client said them: the dialect adds 1."""
+
+    instance: InstanceId
+    offsets: tuple[GroupOffset, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedOffsets(GroupRequest[tuple[GroupOffset, ...]]):
+    """Committed offsets, as stored (the next one to read); without any, left out."""
+
+    instance: InstanceId
+    partitions: tuple[TopicPartition, ...] | None = None
+    """None: whatever the instance owns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seek(GroupRequest[None]):
+    """Move positions of owned partitions; all of them or none."""
+
+    instance: InstanceId
+    targets: tuple[SeekTarget, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitGroup(GroupRequest[None]):
+    """Commit without an instance: ``offset`` = the next one to read, any offset.
+
+    While the group has live members, both member fields are required and must be a live member's
+    present ones (FENCED_MEMBER_EPOCH otherwise).
+    """
+
+    offsets: tuple[GroupOffset, ...]
+    member_id: InstanceId | None = None
+    member_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOffsets(GroupRequest[tuple[GroupOffsetRow, ...]]):
+    """Everything the group has committed, with ends and lag; sorted. Empty for an unknown group."""
+
+    topics: frozenset[TopicName] | None = None
+    """None: all."""
+
+
+class GroupState(Enum):
+    """As KIP-848 names them. RECONCILING: some member does not yet own its target."""
+
+    EMPTY = "Empty"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberDescription:
+    """A live instance of the group: a member where it subscribes, else assigned by hand or idle."""
+
+    instance: InstanceId
+    """Also its member id."""
+    client_id: str
+    assignment: tuple[TopicPartition, ...]
+    is_manual: bool
+    member_epoch: int
+    """-1 without a subscription."""
+    topics: tuple[TopicName, ...] = ()
+    target: tuple[TopicPartition, ...] = ()
+    """What it is to own once the others have given it up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDescription:
+    """A group as its coordinator sees it. ``members`` sorted by instance."""
+
+    group: GroupId
+    state: GroupState
+    assignor: str
+    coordinator: BrokerId
+    group_epoch: int
+    members: tuple[MemberDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeGroup(GroupRequest[GroupDescription]):
+    """GROUP_ID_NOT_FOUND for a group without instances and offsets."""
