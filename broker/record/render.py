@@ -39,6 +39,32 @@ def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
     return b"[" + joined[:-1].replace(b"\n", b",") + b"]"
 
 
+def lines_with_batches(slices: Sequence[BatchSlice]) -> bytes:
+    """The stored lines, each run of one batch behind a line that says how to read it.
+
+    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format"}}``: what a
+    line itself does not hold. ``timestamp`` is that of records without one of their own. No work
+    per record; a stored line starts with its offset, so the two kinds can't be confused.
+    """
+    parts: list[bytes | bytearray | memoryview] = []
+    for piece in slices:
+        header = piece.header
+        parts.append(
+            b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,'
+            b'"key_format":"%b","value_format":"%b"}}\n'
+            % (
+                piece.first_offset,
+                piece.next_offset,
+                piece.count,
+                header.append_timestamp,
+                header.key_format.name.lower().encode(),
+                header.value_format.name.lower().encode(),
+            )
+        )
+        parts.append(piece.lines)
+    return b"".join(parts)
+
+
 def splice_timestamps(piece: BatchSlice) -> bytes:
     """The lines with ``"timestamp"`` in each: the record's own, else the batch's append time."""
     lines = piece.lines if isinstance(piece.lines, bytes) else bytes(piece.lines)

@@ -108,6 +108,12 @@ def topics(cluster_id: str) -> Call[list[TopicInfo]]:
     return Call(Request(method="GET", path=_v3(cluster_id, "topics")), parse)
 
 
+def topic(cluster_id: str, name: str) -> Call[TopicInfo]:
+    """One topic; `ApiError` 40403 if there is none."""
+    path = _v3(cluster_id, "topics", name)
+    return Call(Request(method="GET", path=path), lambda answer: _topic(answer.json()))
+
+
 def create_topic(
     cluster_id: str,
     name: str,

@@ -10,6 +10,7 @@ import pytest
 
 from broker.server.requests import FetchRequest
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import TopicName
 from tests.support.fake_broker_apis import APPEND_MS
 from tests.support.http_door import Door
 
@@ -51,6 +52,7 @@ async def test_headers_say_where_to_go_on_and_whom_to_ask(door: Door) -> None:
         "quorumlog-leader": "1",
         "quorumlog-leader-url": "http://127.0.0.1:8082",
         "quorumlog-leader-epoch": "4",
+        "quorumlog-topic-id": door.apis.image.topic(TopicName("flights")).topic_id,
     }
 
 
@@ -90,6 +92,35 @@ async def test_include_timestamp_splices_it_into_stored_lines(door: Door, accept
     text = answer.body.decode()
     records = json.loads(text) if accept == LINES else [json.loads(x) for x in text.splitlines()]
     assert [record["timestamp"] for record in records] == [APPEND_MS, 5]
+
+
+async def test_include_batches_says_once_per_batch_how_to_read_its_lines(door: Door) -> None:
+    await fill(door)
+    record = {"value": "AP8=", "key": "aw=="}
+    await door.post("/topics/flights/partitions/0", {"records": [record]}, BINARY_V2)
+    answer = await door.get(f"{RECORDS}?offset=0&include=batches", NDJSON)
+    assert (answer.status, answer.type) == (200, NDJSON)
+    assert answer.body.splitlines() == [
+        batch_line(0, "json"),
+        b'{"offset":0,"key":"AA","value":{"n":1}}',
+        batch_line(1, "json"),
+        b'{"offset":1,"timestamp":5,"key":null,"value":null}',
+        batch_line(2, "binary"),
+        b'{"offset":2,"key":"aw==","value":"AP8="}',
+    ]
+
+
+def batch_line(offset: int, form: str) -> bytes:
+    return (
+        f'{{"batch":{{"offset":{offset},"next_offset":{offset + 1},"count":1,'
+        f'"timestamp":{APPEND_MS},"key_format":"{form}","value_format":"{form}"}}}}'
+    ).encode()
+
+
+@pytest.mark.parametrize(("include", "accept"), [("batches", LINES), ("weather", NDJSON)])
+async def test_what_can_not_be_included_is_refused(door: Door, include: str, accept: str) -> None:
+    answer = await door.get(f"{RECORDS}?offset=0&include={include}", accept)
+    assert (answer.status, answer.json["error_code"]) == (400, 40002)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """``GET /topics/T/partitions/P/records``: the direct fetch, without any state on the server.
 
 Stored lines go out as they are (NDJSON: a join; array: a join and one same-length replace). Only
-the v2 record shape and ``include=timestamp`` cost work per record.
+the v2 record shape and ``include=timestamp`` cost work per record; ``include=batches`` tells the
+time and the formats once per batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs, web
 
 from broker.record.batch import RecordFormat
-from broker.record.render import lines_to_array, render_v2, splice_timestamps
+from broker.record.render import (
+    lines_to_array,
+    lines_with_batches,
+    render_v2,
+    splice_timestamps,
+)
 from broker.record.values import UnreadableRecordError
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from http_api.server.context import ApiContext
     from http_api.server.routing import Router
     from raft_metadata.common.ids import PartitionId, TopicName
+    from raft_metadata.image.metadata_image import TopicImage
 
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
@@ -63,22 +70,24 @@ class FetchRoutes:
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
         request[ERROR_TYPE] = content_type
-        fetch, with_timestamp = self._request(topic_name(topic), partition_id(partition), request)
-        await self._check_exists(fetch.topic, fetch.partition)
+        fetch = self._request(topic_name(topic), partition_id(partition), request)
+        include = _include(request.query, content_type)
+        image = await self._existing(fetch.topic, fetch.partition)
         result = await self._fetch(fetch)
         try:
-            body = _render(result.slices, content_type, fetch, with_timestamp=with_timestamp)
+            body = _render(result.slices, content_type, fetch, include)
         except UnreadableRecordError as error:
             raise _unreadable(error, fetch) from None
-        return await _send(request, body, self._headers(result, content_type))
+        return await _send(request, body, self._headers(result, content_type, image))
 
-    async def _check_exists(self, topic: TopicName, partition: PartitionId) -> None:
+    async def _existing(self, topic: TopicName, partition: PartitionId) -> TopicImage:
         image = await find_topic(self._apis, topic)
         if image is None:
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, topic_not_found(topic))
         if not 0 <= partition < image.partitions_count:
             text = partition_not_found(topic, partition)
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, text)
+        return image
 
     async def _fetch(self, fetch: FetchRequest) -> FetchResult:
         try:
@@ -91,11 +100,11 @@ class FetchRoutes:
 
     def _request(
         self, topic: TopicName, partition: PartitionId, request: web.Request
-    ) -> tuple[FetchRequest, bool]:
+    ) -> FetchRequest:
         query = request.query
         offset, timestamp = _start(query)
         limits = self._limits
-        fetch = FetchRequest(
+        return FetchRequest(
             topic=topic,
             partition=partition,
             offset=offset,
@@ -107,12 +116,8 @@ class FetchRoutes:
                 query, "timeout", TIMEOUT_MS_DEFAULT, 0, limits.max_fetch_wait_ms
             ),
         )
-        include = query.get("include")
-        if include not in {None, "timestamp"}:
-            raise bad_parameter("include", include, "timestamp")
-        return fetch, include is not None
 
-    def _headers(self, result: FetchResult, content_type: str) -> dict[str, str]:
+    def _headers(self, result: FetchResult, content_type: str, topic: TopicImage) -> dict[str, str]:
         """What a reader needs to go on, and whom to ask directly next time."""
         headers = {
             hdrs.CONTENT_TYPE: content_type,
@@ -121,6 +126,7 @@ class FetchRoutes:
             "Quorumlog-Next-Offset": str(result.next_offset),
             "Quorumlog-Leader": str(result.leader_id),
             "Quorumlog-Leader-Epoch": str(result.leader_epoch),
+            "Quorumlog-Topic-Id": topic.topic_id,
         }
         leader = self._apis.image.brokers.get(result.leader_id)
         if leader is not None:
@@ -141,13 +147,25 @@ def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:
     return None, query_integer(query, "timestamp", None, 0, OFFSET_MAX)
 
 
+def _include(query: Mapping[str, str], content_type: str) -> str | None:
+    """What is to be told beside the records."""
+    include = query.get("include")
+    if include not in {None, "timestamp", "batches"}:
+        raise bad_parameter("include", include, "timestamp or batches")
+    if include == "batches" and content_type != NDJSON:
+        raise bad_parameter("include", include, f"it together with 'Accept: {NDJSON}'")
+    return include
+
+
 def _render(
-    slices: Sequence[BatchSlice], content_type: str, fetch: FetchRequest, *, with_timestamp: bool
+    slices: Sequence[BatchSlice], content_type: str, fetch: FetchRequest, include: str | None
 ) -> bytes:
     if content_type in {NDJSON, LINES}:
         if not slices:
             return b"" if content_type == NDJSON else b"[]"
-        if with_timestamp:
+        if include == "batches":
+            return lines_with_batches(slices)
+        if include == "timestamp":
             lines = b"".join([splice_timestamps(piece) for piece in slices])
             if content_type == NDJSON:
                 return lines
