@@ -7,7 +7,7 @@ with a failed run; a row number there is the line of the input, counted from 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
@@ -62,14 +62,57 @@ class Unacknowledged:
     reason: str
 
 
+class Effect(NamedTuple):
+    """Something a fault did that can be counted from outside. It was felt if it grew."""
+
+    what: str
+    before: int
+    after: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing the demo broke. `evidence` shows that it was felt (a new epoch, a new term)."""
+    """One thing a run broke. `evidence` shows that it was felt (a new epoch, a new term).
+
+    `effects` is the same for the checkers, `healed_ms` when the network was whole again (None: it
+    had not been cut).
+    """
 
     name: str
     target: str
     at_ms: int
     evidence: str = ""
+    healed_ms: int | None = None
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leadership:
+    """Who leads a partition in an epoch, with which ISR, as a broker told it."""
+
+    partition: int
+    leader: int | None
+    epoch: int
+    isr: tuple[int, ...]
+    told_by: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reign:
+    """A controller says that it is active in a term."""
+
+    controller: int
+    term: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something a person reading the history wants to know."""
+
+    at_ms: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +125,40 @@ class MetadataWrite:
     what: str
 
 
-Event = Acknowledgement | Unacknowledged | Fault | MetadataWrite
-
-
 class Line(NamedTuple):
     """A record as a reader got it: the JSON texts of key and value, byte for byte."""
 
     offset: int
     key: bytes
     value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one fetch of a tail got: lines from `offset` on, or, in `refusal`, a 4xx and its text.
+
+    A fetch without an answer, or one answered 503, tells nothing and is not written down.
+    """
+
+    broker: int
+    partition: int
+    offset: int
+    sent_ms: int
+    answered_ms: int
+    lines: tuple[Line, ...] = ()
+    refusal: str = ""
+
+
+Event = (
+    Acknowledgement
+    | Unacknowledged
+    | Fault
+    | MetadataWrite
+    | Leadership
+    | Reign
+    | Note
+    | Observation
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +186,9 @@ class History:
     unacknowledged: list[Unacknowledged] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     metadata_writes: list[MetadataWrite] = field(default_factory=list)
+    leaderships: list[Leadership] = field(default_factory=list)
+    reigns: list[Reign] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Remember an event and write its line."""
@@ -130,6 +201,14 @@ class History:
                 self.faults.append(event)
             case MetadataWrite():
                 self.metadata_writes.append(event)
+            case Leadership():
+                self.leaderships.append(event)
+            case Reign():
+                self.reigns.append(event)
+            case Observation():
+                self.observations.append(event)
+            case Note():
+                pass
         self.write(to_line(event, self.records))
 
     def acknowledged_rows(self) -> int:
@@ -140,7 +219,8 @@ class History:
 def to_line(event: Event, records: Sequence[Record]) -> bytes:
     """One newline-terminated JSON object.
 
-    An acknowledgement's records are ``[row, partition, offset, value text]``.
+    An acknowledgement's records are ``[row, partition, offset, value text]``, what an observation
+    got is ``[offset, key text, value text]``.
     """
     if isinstance(event, Acknowledgement):
         positions = [
@@ -155,4 +235,8 @@ def to_line(event: Event, records: Sequence[Record]) -> bytes:
         }
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
     name = type(event).__name__.lower()
+    if isinstance(event, Observation):
+        lines = [[line.offset, line.key.decode(), line.value.decode()] for line in event.lines]
+        told = {"observation": replace(event, lines=()), "lines": lines}
+        return orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE)
     return orjson.dumps({name: event}, option=orjson.OPT_APPEND_NEWLINE)

@@ -198,30 +198,51 @@ class Http:
         lines: list[Line] = []
         offset, high_watermark = 0, None
         while high_watermark is None or offset < high_watermark:
-            target = (
-                f"{url}/topics/{topic}/partitions/{partition}/records"
-                f"?offset={offset}&max_bytes={max_bytes}&timeout=1000"
+            page, high_watermark = await self.fetch(
+                url, topic, partition, offset, accept=accept, max_bytes=max_bytes
             )
-            try:
-                async with self._session.get(
-                    target, headers={"Accept": accept}, timeout=aiohttp.ClientTimeout(total=30)
-                ) as answer:
-                    body = await answer.read()
-                    if answer.status != HTTP_OK:
-                        msg = f"GET {target}: {answer.status} {body[:300]!r}"
-                        raise CallError(msg, answer.status)
-                    high_watermark = int(answer.headers["Quorumlog-High-Watermark"])
-            except (aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
-                msg = f"GET {target}: {str(error) or type(error).__name__}"
-                raise CallError(msg) from error
-            page = lines_of_ndjson(body) if accept == NDJSON else lines_of_array(body)
             if not page and offset < high_watermark:
-                msg = f"GET {target}: nothing, but the high watermark is {high_watermark}"
+                place = f"{url}/topics/{topic}/partitions/{partition}"
+                msg = f"{place}: nothing from {offset} on, high watermark {high_watermark}"
                 raise CallError(msg)
             if page:
                 lines.extend(page)
                 offset = page[-1].offset + 1
         return lines
+
+    async def fetch(
+        self,
+        url: str,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        accept: str = NDJSON,
+        max_bytes: int = 1 << 20,
+        timeout_ms: int = 1000,
+        deadline_s: float = 30.0,
+    ) -> tuple[list[Line], int]:
+        """One direct fetch: the lines, and the high watermark. `CallError` for all but a 200."""
+        target = (
+            f"{url}/topics/{topic}/partitions/{partition}/records"
+            f"?offset={offset}&max_bytes={max_bytes}&timeout={timeout_ms}"
+        )
+        try:
+            async with self._session.get(
+                target,
+                headers={"Accept": accept},
+                timeout=aiohttp.ClientTimeout(total=deadline_s),
+            ) as answer:
+                body = await answer.read()
+                if answer.status != HTTP_OK:
+                    msg = f"GET {target}: {answer.status} {body[:300]!r}"
+                    raise CallError(msg, answer.status)
+                high_watermark = int(answer.headers["Quorumlog-High-Watermark"])
+        except (aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
+            msg = f"GET {target}: {str(error) or type(error).__name__}"
+            raise CallError(msg) from error
+        page = lines_of_ndjson(body) if accept == NDJSON else lines_of_array(body)
+        return page, high_watermark
 
     async def wait_ready(self, url: str, deadline_s: float) -> None:
         """Until the broker's ``/readyz`` answers 200."""

@@ -9,7 +9,7 @@ import click
 
 from http_api.cli.options import format_option, set_option
 from http_api.node.cluster_plan import DEFAULT_BROKERS, DEFAULT_CONTROLLERS, UpOptions
-from http_api.node.local_cluster import run_up
+from http_api.node.local_cluster import run_format, run_up
 from http_api.node.ports import DEFAULT_PORT
 from http_api.node.process_setup import raise_open_file_limit, set_up_logging
 from raft_metadata.common.clock import SystemClock
@@ -40,6 +40,11 @@ from raft_metadata.common.clock import SystemClock
     help="Everything the cluster writes. The same directory finds everything again.",
 )
 @click.option("--no-restart", is_flag=True, help="A node that dies stays dead.")
+@click.option(
+    "--format-only",
+    is_flag=True,
+    help="Make the folders and end: each config.toml can be edited before the first start.",
+)
 @set_option
 @format_option
 def up(
@@ -48,6 +53,7 @@ def up(
     port: int | None,
     data_dir: Path,
     no_restart: bool,  # noqa: FBT001 a flag of the command line
+    format_only: bool,  # noqa: FBT001
     overrides: tuple[str, ...],
     form: str,
 ) -> int:
@@ -66,4 +72,6 @@ def up(
         restart=not no_restart,
         overrides=overrides,
     )
+    if format_only:
+        return run_format(options, os.environ, form)
     return run_up(options, SystemClock(), os.environ, form)

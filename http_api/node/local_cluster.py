@@ -286,3 +286,23 @@ def run_up(options: UpOptions, clock: Clock, environment: Mapping[str, str], for
             lock.release()
 
     return asyncio.run(supervise())
+
+
+def run_format(options: UpOptions, environment: Mapping[str, str], form: str) -> int:
+    """``up --format-only``: the folders, ports and ``cluster.json`` of a cluster, nothing started.
+
+    What is edited in a ``config.toml`` from then on (``[dial]``, ``[advertised]``) holds from the
+    first start.
+    """
+    lock = FolderLock(options.data_dir / "lock")
+    try:
+        description = asyncio.run(prepare_cluster(options, environment, lock))
+        write_cluster_file(options.data_dir, description.all_down(ClusterState.STOPPED, None))
+    finally:
+        lock.release()
+    if form == "json":
+        said = {"cluster_id": description.cluster_id, "data_dir": str(options.data_dir)}
+        sys.stdout.write(json.dumps(said) + "\n")
+    else:
+        sys.stdout.write(f"quorumlog formatted {options.data_dir}\n")
+    return EXIT_OK

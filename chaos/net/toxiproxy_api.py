@@ -1,0 +1,158 @@
+"""Toxiproxy's HTTP API through the library ``toxiproxy-python``: the only module that imports it.
+
+The library 0.1.1 keeps one server per process in class attributes, has no time-outs on any request
+(a server that is paused hangs its caller) and takes a 5xx for success (guarantees §5.2). Here each
+object has a consumer class of its own, every request a time-out, and every answer is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+try:
+    import toxiproxy.api as library
+    from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
+except ImportError:  # pragma: no cover an installation without the extra
+    library = None
+
+REQUEST_TIMEOUT_S = (1.0, 2.0)
+"""To connect, and between two bytes of the answer; the server answers in under 10 ms."""
+BLACKHOLE = "timeout"
+"""Toxiproxy's name for it; a time-out of 0 ms drops everything for ever and closes nothing."""
+REQUESTS, ANSWERS = "upstream", "downstream"
+_NO_PROXY_FOR_THIS = {"http": None, "all": None}
+"""The machine's HTTP_PROXY is not for talking to ourselves."""
+_METRIC = re.compile(
+    r'^toxiproxy_proxy_(received|sent)_bytes_total\{direction="(\w+)",.*proxy="([^"]+)".*\} (\S+)$',
+    re.MULTILINE,
+)
+
+
+class NetworkError(Exception):
+    """The proxy server does not do what it is asked; nothing a run finds then means anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyView:
+    """A proxy as the server describes it; a toxic is (type, stream, toxicity, attributes)."""
+
+    name: str
+    listen: str
+    upstream: str
+    enabled: bool
+    toxics: tuple[tuple[str, str, float, tuple[tuple[str, int], ...]], ...]
+
+
+class ToxiproxyApi:
+    """One server's API. Blocking; owned by one `Network`, which calls it from one thread at a time.
+
+    Raises:
+        NetworkError: from every method: no answer in time, or an answer that says no.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        if library is None:
+            msg = "toxiproxy-python is not installed: pip install 'quorumlog[chaos]'"
+            raise NetworkError(msg)
+        # A class of our own, so that two servers in one process don't share an address.
+        self._consumer = type("Consumer", (library.APIConsumer,), {"host": host, "port": port})
+
+    def version(self) -> str:
+        """What the server says it is; a server built from source says ``git``."""
+        return str(self._ask("GET", "/version").get("version", ""))
+
+    def proxies(self) -> dict[str, ProxyView]:
+        """Every proxy with its toxics, by name."""
+        return {name: _view(body) for name, body in self._ask("GET", "/proxies").items()}
+
+    def create(self, name: str, listen: str, upstream: str) -> None:
+        """A new proxy that forwards `listen` to `upstream` (both ``host:port``)."""
+        body = {"name": name, "listen": listen, "upstream": upstream, "enabled": True}
+        self._ask("POST", "/proxies", body)
+
+    def destroy(self, name: str) -> None:
+        """End a proxy and its connections."""
+        self._ask("DELETE", f"/proxies/{name}")
+
+    def enable(self, name: str, *, enabled: bool) -> None:
+        """Accept connections again, or reset them all and refuse new ones."""
+        self._ask("POST", f"/proxies/{name}", {"enabled": enabled})
+
+    def add_blackhole(self, name: str, stream: str) -> None:
+        """Drop everything in one direction. Existing connections stay open and fall silent."""
+        body = {
+            "name": f"{BLACKHOLE}_{stream}",
+            "type": BLACKHOLE,
+            "stream": stream,
+            "toxicity": 1.0,
+            "attributes": {"timeout": 0},
+        }
+        self._ask("POST", f"/proxies/{name}/toxics", body)
+
+    def remove_toxic(self, name: str, toxic: str) -> None:
+        """Remove it; a blackhole's connections are closed by that."""
+        self._ask("DELETE", f"/proxies/{name}/toxics/{toxic}")
+
+    def toxic_names(self, name: str) -> list[str]:
+        """The names of a proxy's toxics."""
+        return [str(toxic["name"]) for toxic in self._ask("GET", f"/proxies/{name}/toxics")]
+
+    def bytes_by_proxy(self) -> dict[str, dict[tuple[str, str], int]]:
+        """Per proxy: (``received`` or ``sent``, stream) → bytes of connections that have ended."""
+        found: dict[str, dict[tuple[str, str], int]] = {}
+        for what, stream, proxy, count in _METRIC.findall(self._text("GET", "/metrics")):
+            found.setdefault(proxy, {})[what, stream] = int(float(count))
+        return found
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        answer = self._request(method, path, body)
+        if answer.status_code == 204:
+            return {}
+        try:
+            return answer.json()
+        except ValueError as error:
+            _fail(method, path, f"not JSON: {answer.content[:200]!r}", error)
+
+    def _text(self, method: str, path: str) -> str:
+        return str(self._request(method, path, None).text)
+
+    def _request(self, method: str, path: str, body: object) -> Any:
+        options: dict[str, Any] = {"timeout": REQUEST_TIMEOUT_S, "proxies": _NO_PROXY_FOR_THIS}
+        if body is not None:
+            options["json"] = body
+        call = getattr(self._consumer, method.lower())
+        try:
+            answer = call(path, **options)
+        except (NotFound, ProxyExists, InvalidToxic) as error:
+            _fail(method, path, f"{type(error).__name__}: {error}", error)
+        except OSError as error:  # every exception of requests is one
+            _fail(method, path, f"no answer: {error}", error)
+        if answer.status_code >= 300:
+            _fail(method, path, f"{answer.status_code} {answer.content[:200]!r}", None)
+        return answer
+
+
+def _fail(method: str, path: str, reason: str, cause: Exception | None) -> NoReturn:
+    msg = f"toxiproxy {method} {path}: {reason}"
+    raise NetworkError(msg) from cause
+
+
+def _view(body: dict[str, Any]) -> ProxyView:
+    toxics = sorted(
+        (
+            str(toxic["type"]),
+            str(toxic["stream"]),
+            float(toxic["toxicity"]),
+            tuple(sorted(toxic["attributes"].items())),
+        )
+        for toxic in body["toxics"]
+    )
+    return ProxyView(
+        name=str(body["name"]),
+        listen=str(body["listen"]),
+        upstream=str(body["upstream"]),
+        enabled=bool(body["enabled"]),
+        toxics=tuple(toxics),
+    )
