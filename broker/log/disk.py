@@ -15,6 +15,8 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 _FILE_MODE = 0o644
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""Too many open files here, or on the whole machine: says nothing about the disk."""
 """The disk is full, not broken: what failed is put back, and may work later."""
 
 

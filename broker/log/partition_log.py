@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
 from broker.log.checkpoints import place_file, write_atomically
-from broker.log.disk import DISK_FULL
+from broker.log.disk import DISK_FULL, OUT_OF_DESCRIPTORS
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import (
@@ -441,6 +441,8 @@ class PartitionLog:
         try:
             return function(self._shared.files, self._segments, *arguments, **options)
         except (CorruptionError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+                self._storage_error(error, Outcome.NOT_WRITTEN)
             self._fail(error)
             raise
 

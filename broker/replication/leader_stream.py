@@ -255,8 +255,12 @@ class LeaderStream(asyncio.Protocol):
         try:
             session.ship()
         except (KafkaError, StorageError, OSError) as error:
-            # The log has failed, and its owner ends the process (see `ReplicaManager`).
-            _log.error("push failed log=%s error=%s", session.replica.log.name, error)
+            # A log that failed is its owner's business (see `ReplicaManager`). One that could not
+            # be read just now (no descriptor was free) is asked for again by a new connection.
+            log = session.replica.log
+            _log.error("push failed log=%s error=%s", log.name, error)
+            if log.failed is None:
+                self.close()
         except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
             self.host.broken("push", error)
 

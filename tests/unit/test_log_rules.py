@@ -646,3 +646,23 @@ def test_another_life_of_the_topic_does_not_get_the_old_data(disk: SimulatedDisk
     with pytest.raises(KafkaError) as refused:
         life.manager.get_or_create(TOPIC, PartitionId(0), TopicId("N" * 22))
     assert refused.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+def test_a_read_without_a_free_descriptor_fails_the_read_not_the_broker(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(disk, LogConfig(segment_bytes=1024))
+    log = life.log()
+    flush_each(life, log, [f"{n}" + "x" * 500 for n in range(4)])
+    life.manager._files.forget(log._segments[0])
+
+    def no_descriptor(path: str, *, create: bool = False) -> int:
+        raise OSError(errno.EMFILE, f"too many open files: {path} {create}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open", no_descriptor)
+        with pytest.raises(KafkaError) as refused:
+            log.read(0, 1 << 20, 4)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert (life.failures, log.failed) == ([], None)
+    assert log.read(0, 1 << 20, 4)
