@@ -55,6 +55,11 @@ as base64 by mistake would be changed silently, the other way round nothing is l
 
 V2_REPLIES: Mapping[str, str] = {V2: V2, JSON: V2}
 """What an Accept may name on v2 paths → the type of the answer."""
+CONSUMER_REPLIES: Mapping[str, str] = {
+    **V2_REPLIES,
+    **{f"application/vnd.kafka.{embedded.value}.v2+json": V2 for embedded in EmbeddedFormat},
+}
+"""The same on a consumer instance's paths: clients name the instance's format there, too."""
 V3_REPLIES: Mapping[str, str] = {JSON: JSON}
 FETCH_REPLIES: Mapping[str, str] = {
     V2_JSON: V2_JSON,
@@ -64,6 +69,21 @@ FETCH_REPLIES: Mapping[str, str] = {
     LINES: LINES,
 }
 PLAIN_REPLIES: Mapping[str, str] = {"text/plain": TEXT, JSON: TEXT}
+
+
+def embedded_type(embedded: str) -> str:
+    """The v2 type of records in this format."""
+    return f"application/vnd.kafka.{embedded}.v2+json"
+
+
+def accepted_formats(accept: str | None) -> frozenset[str]:
+    """Formats of records an Accept takes. A type that names none (and a wildcard) takes all."""
+    names = [embedded.value for embedded in EmbeddedFormat]
+    return frozenset(
+        name
+        for name in names
+        if choose_reply(accept, {embedded_type(name): "", V2: "", JSON: ""}) is not None
+    )
 
 
 def essence(header: str) -> str:

@@ -50,8 +50,8 @@ def check_name(parameter: str, name: str) -> str:
     """
     if NAME.fullmatch(name) and name not in {".", ".."}:
         return name
-    if _CONTROL.search(name):
-        pictures = shown(name).translate(_PICTURES)
+    if has_control_characters(name):
+        pictures = as_pictures(shown(name))
         raise RestError(
             400, RestCode.BAD_REQUEST, f"Invalid parameter '{parameter}' got '{pictures}'"
         )
@@ -61,6 +61,16 @@ def check_name(parameter: str, name: str) -> str:
         f"Invalid {parameter} '{shown(name)}': expected 1 to 249 characters of A-Z a-z 0-9 . _ - "
         "and neither '.' nor '..'",
     )
+
+
+def has_control_characters(name: str) -> bool:
+    """Whether a name holds what can't be shown as it is."""
+    return _CONTROL.search(name) is not None
+
+
+def as_pictures(text: str) -> str:
+    """Control characters as control pictures (U+2400 and on)."""
+    return text.translate(_PICTURES)
 
 
 def produce_reply(rows: Iterable[bytes]) -> bytes:

@@ -16,10 +16,12 @@ from http_api.server.bodies import continue_unless_too_large
 from http_api.server.context import ERROR_TYPE, ApiContext
 from http_api.server.error_middleware import EnvelopeRequestHandler, error_middleware
 from http_api.server.routes.ops import OpsRoutes
+from http_api.server.routes.v2.consumers import ConsumerRoutes
 from http_api.server.routes.v2.fetch import FetchRoutes
 from http_api.server.routes.v2.metadata import MetadataRoutes
 from http_api.server.routes.v2.produce import ProduceRoutes
 from http_api.server.routes.v3.clusters import ClusterRoutes
+from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import Router
@@ -51,9 +53,11 @@ def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> we
         ProduceRoutes(context),
         FetchRoutes(context),
         MetadataRoutes(context),
+        ConsumerRoutes(context),
         ClusterRoutes(context),
         TopicRoutes(context),
         PartitionRoutes(context),
+        ConsumerGroupRoutes(context),
         OpsRoutes(context),
     ):
         routes.add_to(router)
@@ -66,7 +70,7 @@ def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> we
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
     app.router.add_route(
         "*",
-        "/{path:.*}",
+        "/{path:(?s:.*)}",  # a line break in a path, too, is ours to refuse
         dispatch,
         expect_handler=continue_unless_too_large(limits.max_body_bytes),
     )

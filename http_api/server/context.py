@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ERROR_TYPE = web.RequestKey("error_type", str)
 """Content-Type of an error answer to this request; set once the route is known."""
+MOVES_POSITIONS = web.RequestKey("moves_positions", bool)
+"""Set where a GET is no pure read: what is unknown about its outcome is then said."""
 
 
 @dataclass(frozen=True, slots=True)

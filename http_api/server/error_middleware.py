@@ -21,7 +21,7 @@ from http_api.contract.errors import (
     failure_envelope,
 )
 from http_api.contract.media_types import JSON, V2
-from http_api.server.context import ERROR_TYPE, reply
+from http_api.server.context import ERROR_TYPE, MOVES_POSITIONS, reply
 from raft_metadata.common.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -64,11 +64,16 @@ def error_type(request: web.BaseRequest) -> str:
     return JSON if request.path.lstrip("/").partition("/")[0] == "v3" else V2
 
 
+def _is_pure_read(request: web.Request) -> bool:
+    """Whether a failure leaves nothing behind. Reading as a group's consumer does (rule F2)."""
+    return request.method in _READS and not request.get(MOVES_POSITIONS, False)
+
+
 def _kafka_error(request: web.Request, error: KafkaError) -> web.Response:
     status, code = REST_STATUS[error.code]
     if status < 500:
         return reply(envelope(code, error.message), error_type(request), status)
-    outcome = Outcome.NOT_WRITTEN if request.method in _READS else error.outcome
+    outcome = Outcome.NOT_WRITTEN if _is_pure_read(request) else error.outcome
     body = failure_envelope(code, error.message, retriable=error.code.retriable, outcome=outcome)
     _log.debug("refused path=%s code=%s outcome=%s", request.path, error.code.name, outcome.value)
     return reply(body, error_type(request), status, RETRY_LATER if status == 503 else None)
@@ -90,7 +95,7 @@ def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Respon
 
 
 def _unexpected(request: web.Request) -> web.Response:
-    outcome = Outcome.NOT_WRITTEN if request.method in _READS else Outcome.UNKNOWN
+    outcome = Outcome.NOT_WRITTEN if _is_pure_read(request) else Outcome.UNKNOWN
     body = failure_envelope(
         RestCode.KAFKA_ERROR,
         "the server met an unexpected error; its log has the details",

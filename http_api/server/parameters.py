@@ -48,6 +48,11 @@ def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
     )
 
 
+def integer(raw: str) -> int | None:
+    """The integer a text spells in decimal, or None; it fits into 64 bits."""
+    return int(raw) if _INTEGER.fullmatch(raw) else None
+
+
 def query_integer(
     query: Mapping[str, str], name: str, default: int | None, low: int, high: int
 ) -> int:

@@ -1,0 +1,169 @@
+"""JSON shapes of v3's consumer groups: Confluent's views, and our own list of offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from http_api.contract.v3 import Links
+
+JsonObject = dict[str, Any]
+
+GROUPS = "consumer-groups"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What a group is shown as."""
+
+    group: str
+    state: str
+    """As KIP-848 names it: ``Empty``, ``Reconciling``, ``Stable``."""
+    assignor: str
+    coordinator: int
+    group_epoch: int
+    is_simple: bool
+    """No member subscribes: offsets, and perhaps instances that were assigned by hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerFacts:
+    """What a live instance of a group is shown as."""
+
+    consumer: str
+    client_id: str
+    member_epoch: int
+    is_manual: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagFacts:
+    """A committed offset beside the partition's end, and who reads it."""
+
+    topic: str
+    partition: int
+    offset: int
+    """The next one to read."""
+    metadata: str
+    end_offset: int | None
+    lag: int | None
+    """None where the end is not known."""
+    consumer: str
+    """Empty when nobody owns the partition."""
+    client_id: str
+
+
+def group(links: Links, facts: GroupFacts) -> JsonObject:
+    """A group; ``group_epoch`` is ours."""
+    path = (GROUPS, facts.group)
+    return {
+        "kind": "KafkaConsumerGroup",
+        "metadata": links.metadata(f"consumer-group={facts.group}", *path),
+        "cluster_id": links.cluster_id,
+        "consumer_group_id": facts.group,
+        "is_simple": facts.is_simple,
+        "partition_assignor": facts.assignor,
+        "state": facts.state.upper(),
+        "type": "CONSUMER",
+        "coordinator": links.related("brokers", facts.coordinator),
+        "consumers": links.related(*path, "consumers"),
+        "lag_summary": links.related(*path, "lag-summary"),
+        "group_epoch": facts.group_epoch,
+    }
+
+
+def consumer(links: Links, group_id: str, facts: ConsumerFacts) -> JsonObject:
+    """A live instance. ``instance_id`` is Kafka's static membership, which we have none of."""
+    path = (GROUPS, group_id, "consumers", facts.consumer)
+    return {
+        "kind": "KafkaConsumer",
+        "metadata": links.metadata(f"consumer-group={group_id}/consumer={facts.consumer}", *path),
+        "cluster_id": links.cluster_id,
+        "consumer_group_id": group_id,
+        "consumer_id": facts.consumer,
+        "instance_id": None,
+        "client_id": facts.client_id,
+        "assignments": links.related(*path, "assignments"),
+        "member_epoch": facts.member_epoch,
+        "is_manual": facts.is_manual,
+    }
+
+
+def assignment(
+    links: Links, group_id: str, consumer_id: str, topic: str, partition: int
+) -> JsonObject:
+    """A partition that an instance owns."""
+    path = (GROUPS, group_id, "consumers", consumer_id, "assignments", topic)
+    crn = f"consumer-group={group_id}/consumer={consumer_id}/assignment={topic}"
+    return {
+        "kind": "KafkaConsumerAssignment",
+        "metadata": links.metadata(f"{crn}/partition={partition}", *path, "partitions", partition),
+        "cluster_id": links.cluster_id,
+        "consumer_group_id": group_id,
+        "consumer_id": consumer_id,
+        "topic_name": topic,
+        "partition_id": partition,
+        "partition": links.related("topics", topic, "partitions", partition),
+        "lag": links.related(GROUPS, group_id, "lags", topic, "partitions", partition),
+    }
+
+
+def lag(links: Links, group_id: str, facts: LagFacts) -> JsonObject:
+    """How far behind a group is in one partition."""
+    path = (GROUPS, group_id, "lags", facts.topic, "partitions", facts.partition)
+    crn = f"consumer-group={group_id}/lag={facts.topic}/partition={facts.partition}"
+    return {
+        "kind": "KafkaConsumerLag",
+        "metadata": links.metadata(crn, *path),
+        "cluster_id": links.cluster_id,
+        "consumer_group_id": group_id,
+        "topic_name": facts.topic,
+        "partition_id": facts.partition,
+        "consumer_id": facts.consumer,
+        "instance_id": None,
+        "client_id": facts.client_id,
+        "current_offset": facts.offset,
+        "log_end_offset": facts.end_offset,
+        "lag": facts.lag,
+    }
+
+
+def lag_summary(links: Links, group_id: str, lags: Sequence[LagFacts]) -> JsonObject:
+    """The largest lag and the sum. What is not known is left out; without any, nulls and 0."""
+    path = (GROUPS, group_id)
+    known = [row for row in lags if row.lag is not None]
+    worst = max(known, key=lambda row: row.lag or 0, default=None)
+    owner = worst.consumer if worst is not None else ""
+    return {
+        "kind": "KafkaConsumerGroupLagSummary",
+        "metadata": links.metadata(f"consumer-group={group_id}/lag-summary", *path, "lag-summary"),
+        "cluster_id": links.cluster_id,
+        "consumer_group_id": group_id,
+        "max_lag_consumer_id": owner,
+        "max_lag_instance_id": None,
+        "max_lag_client_id": worst.client_id if worst is not None else "",
+        "max_lag_topic_name": worst.topic if worst is not None else None,
+        "max_lag_partition_id": worst.partition if worst is not None else None,
+        "max_lag": worst.lag if worst is not None else 0,
+        "total_lag": sum(row.lag or 0 for row in known),
+        "max_lag_consumer": links.related(*path, "consumers", owner) if owner else None,
+        "max_lag_partition": (
+            links.related("topics", worst.topic, "partitions", worst.partition)
+            if worst is not None
+            else None
+        ),
+    }
+
+
+def offset(facts: LagFacts) -> JsonObject:
+    """A committed offset: the next one to read."""
+    return {
+        "topic_name": facts.topic,
+        "partition_id": facts.partition,
+        "offset": facts.offset,
+        "metadata": facts.metadata,
+        "lag": facts.lag,
+    }

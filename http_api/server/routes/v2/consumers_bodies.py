@@ -1,0 +1,335 @@
+"""What the bodies of v2's consumer paths ask for.
+
+A field that is not known is refused: a mistyped ``offsets`` would otherwise read as "commit
+everything". Inside a row more fields are taken, so that a record that was read can be sent back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import hdrs
+
+from broker.coordinator.requests import (
+    AtTime,
+    ConsumerSettings,
+    Edge,
+    GroupOffset,
+    OffsetReset,
+    SeekTarget,
+)
+from http_api.contract.consumers import (
+    IGNORED_NAMED_MAX,
+    ONE_WAY_ONLY,
+    check_name_in_body,
+    is_setting_name,
+)
+from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
+from http_api.server.bodies import read_body, unsupported_media_type
+from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from aiohttp import web
+
+MAX_ROWS = 10_000
+"""Partitions named in one body: as many as a topic may have."""
+_INT32_MAX = 2**31 - 1
+_OFFSET_MAX = 10**18 - 1
+"""The largest offset any path takes."""
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def read_object(
+    request: web.Request, limit: int, *, empty_needs_no_type: bool = False
+) -> dict[str, Any]:
+    """The body's JSON object; ``{}`` for an empty body, whatever its Content-Type.
+
+    ``empty_needs_no_type``: a written ``{}`` is as good as an empty body.
+
+    Raises:
+        RestError: 415 for another Content-Type, 400 for what is not a JSON object.
+    """
+    body = (await read_body(request, limit)).strip()
+    if not body or (empty_needs_no_type and body == b"{}"):
+        return {}
+    content_type = request.headers.get(hdrs.CONTENT_TYPE)
+    if request.method == "POST" and produce_format(content_type) is None:
+        raise unsupported_media_type(content_type, V2)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        text = f"Bad Request: body is not JSON: {error}"
+        raise RestError(400, RestCode.BAD_REQUEST, text) from None
+    if not isinstance(value, dict):
+        raise RestError(400, RestCode.BAD_REQUEST, "Bad Request: expected a JSON object")
+    return value
+
+
+# creating an instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewInstance:
+    """What a create body asks for. ``instance`` None: a name is to be made up."""
+
+    instance: InstanceId | None
+    settings: ConsumerSettings
+    client_id: str
+    ignored: tuple[str, ...]
+    """Keys that have no meaning here."""
+
+
+def new_instance(fields: dict[str, Any]) -> NewInstance:
+    """A create body, read. A null is as good as an absent key."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    return NewInstance(
+        ignored=_ignored(given),
+        instance=_instance_name(given),
+        client_id=_text(given, "client.id") or "",
+        settings=_settings(given),
+    )
+
+
+def _bad_setting(key: str, value: object, expected: str) -> RestError:
+    text = f"Invalid value {shown(repr(value))} for '{shown(key)}': expected {expected}"
+    return RestError(422, RestCode.CONSUMER_CONFIG, text)
+
+
+def _flag(key: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
+    if known is None:
+        raise _bad_setting(key, value, "true or false")
+    return known
+
+
+def _integer(key: str, value: object) -> int:
+    number = _number(value)
+    if number is None or abs(number) > _INT32_MAX:
+        raise _bad_setting(key, value, "an integer")
+    return number
+
+
+def _format(key: str, value: object) -> str:
+    known = [embedded.value for embedded in EmbeddedFormat]
+    if not isinstance(value, str) or value.lower() not in known:
+        raise _bad_setting(key, value, f"one of {', '.join(known)}")
+    return value.lower()
+
+
+def _reset(key: str, value: object) -> OffsetReset:
+    known = [reset.value for reset in OffsetReset]
+    if not isinstance(value, str) or value.lower() not in known:
+        raise _bad_setting(key, value, f"one of {', '.join(known)}")
+    return OffsetReset(value.lower())
+
+
+_SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "format": ("format", _format),
+    "auto.offset.reset": ("auto_offset_reset", _reset),
+    "enable.auto.commit": ("auto_commit", _flag),
+    "auto.commit.enable": ("auto_commit", _flag),
+    "auto.commit.interval.ms": ("auto_commit_interval_ms", _integer),
+    "fetch.min.bytes": ("fetch_min_bytes", _integer),
+    "responseMinBytes": ("fetch_min_bytes", _integer),
+    "consumer.request.timeout.ms": ("request_timeout_ms", _integer),
+    "requestWaitMs": ("request_timeout_ms", _integer),
+    "session.timeout.ms": ("session_timeout_ms", _integer),
+}
+"""Key of the body → (field of `ConsumerSettings`, what reads its value)."""
+_NAMES = ("id", "name", "client.id")
+
+
+def _settings(given: dict[str, Any]) -> ConsumerSettings:
+    """Kinds are checked here, ranges behind the door."""
+    chosen: dict[str, Any] = {}
+    for key, (field, read) in _SETTINGS.items():
+        if key in given:
+            chosen[field] = read(key, given[key])
+    strimzi = "enable.auto.commit" in given and "auto.commit.enable" not in given
+    return ConsumerSettings(**chosen, strimzi=strimzi)
+
+
+def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
+    """Dotted keys that have no meaning here, sorted; any other unknown key is refused."""
+    unknown = sorted(given.keys() - _SETTINGS.keys() - set(_NAMES))
+    for key in unknown:
+        if not is_setting_name(key):
+            expected = ", ".join(("name", *_SETTINGS))
+            text = f"Unrecognized field: {shown(key)}; expected {expected}, or a setting of Kafka's"
+            raise RestError(422, RestCode.CONSUMER_CONFIG, text)
+    if len(unknown) > IGNORED_NAMED_MAX:
+        more = len(unknown) - IGNORED_NAMED_MAX
+        return (*unknown[:IGNORED_NAMED_MAX], f"and {more} more")
+    return tuple(unknown)
+
+
+def _instance_name(given: dict[str, Any]) -> InstanceId | None:
+    """``id`` before ``name``, as Confluent has it."""
+    for key in ("id", "name"):
+        name = _text(given, key)
+        if name is not None:
+            return InstanceId(check_name_in_body("instance_name", name))
+    return None
+
+
+def _text(given: dict[str, Any], key: str) -> str | None:
+    value = given.get(key)
+    if value is not None and (not isinstance(value, str) or len(value) > 1_000):
+        raise _bad_setting(key, value, "a string of at most 1000 characters")
+    return value
+
+
+# subscription, assignment, offsets, positions
+
+
+def unprocessable(text: str) -> RestError:
+    """A body whose fields don't say what to do."""
+    return RestError(422, RestCode.UNPROCESSABLE, text)
+
+
+def subscription(fields: dict[str, Any]) -> tuple[tuple[TopicName, ...] | None, str | None]:
+    """(topics, pattern): exactly one of them is set; topics may be empty."""
+    _only(fields, "topics", "topic_pattern")
+    topics, pattern = fields.get("topics"), fields.get("topic_pattern")
+    if topics is not None and not isinstance(topics, list):
+        raise unprocessable("'topics': expected a list of topic names")
+    if pattern is not None and not (isinstance(pattern, str) and pattern):
+        raise unprocessable("'topic_pattern': expected a regular expression")
+    if topics is not None and pattern is not None:
+        raise RestError(409, RestCode.ILLEGAL_STATE, ONE_WAY_ONLY)
+    if topics is None:
+        if pattern is None:
+            raise unprocessable('expected {"topics": […]} or {"topic_pattern": "…"}')
+        return None, pattern
+    _count(topics)
+    return tuple(dict.fromkeys(_topic(name) for name in topics)), None
+
+
+def partitions(fields: dict[str, Any]) -> tuple[TopicPartition, ...]:
+    """``{"partitions": [{"topic", "partition"}]}``."""
+    _only(fields, "partitions")
+    rows = _rows(fields, "partitions")
+    return tuple(dict.fromkeys(_place(row) for row in rows))
+
+
+def commit(fields: dict[str, Any]) -> tuple[GroupOffset, ...] | None:
+    """``{"offsets": [{"topic", "partition", "offset", "metadata"?}]}``; None: all delivered.
+
+    Redpanda's clients say ``partitions`` instead.
+    """
+    if not fields:
+        return None
+    _only(fields, "offsets", "partitions")
+    name = "offsets" if "offsets" in fields else "partitions"
+    _only(fields, name)
+    found = []
+    for row in _rows(fields, name):
+        place = _place(row)
+        metadata = row.get("metadata")
+        if not isinstance(metadata, str | None):
+            raise unprocessable("'metadata': expected a string")
+        found.append(
+            GroupOffset(place.topic, place.partition, row_offset(row, "offset"), metadata or "")
+        )
+    return tuple(found)
+
+
+def positions(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
+    """``{"offsets": [{"topic", "partition", "offset"}], "timestamps": [{…, "timestamp"}]}``."""
+    _only(fields, "offsets", "timestamps")
+    if fields.get("offsets") is None and fields.get("timestamps") is None:
+        raise unprocessable('expected {"offsets": [{"topic", "partition", "offset"}]}')
+    found = []
+    for row in _rows(fields, "offsets") if fields.get("offsets") is not None else ():
+        place = _place(row)
+        found.append(SeekTarget(place.topic, place.partition, row_offset(row, "offset")))
+    for row in _rows(fields, "timestamps") if fields.get("timestamps") is not None else ():
+        place = _place(row)
+        found.append(SeekTarget(place.topic, place.partition, AtTime(_time_ms(row))))
+    return tuple(found)
+
+
+def edges(fields: dict[str, Any], edge: Edge) -> tuple[SeekTarget, ...]:
+    """``{"partitions": [{"topic", "partition"}]}``, all to one end."""
+    return tuple(SeekTarget(at.topic, at.partition, edge) for at in partitions(fields))
+
+
+def _only(fields: dict[str, Any], *known: str) -> None:
+    unknown = sorted(fields.keys() - set(known))
+    if unknown:
+        text = f"Unrecognized field: {shown(unknown[0])}; expected {' or '.join(known)}"
+        raise unprocessable(text)
+
+
+def _rows(fields: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    rows = fields.get(name)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise unprocessable(f"'{name}': expected a list of objects")
+    _count(rows)
+    return rows
+
+
+def _count(rows: list[Any]) -> None:
+    if len(rows) > MAX_ROWS:
+        text = f"the body names {len(rows)} topics or partitions, at most {MAX_ROWS} are taken"
+        raise RestError(413, RestCode.TOO_LARGE, text)
+
+
+def _topic(name: object) -> TopicName:
+    if not isinstance(name, str):
+        raise unprocessable(f"'topic' is {shown(repr(name))}, expected a topic name")
+    return TopicName(check_name_in_body("topic_name", name))
+
+
+def _place(row: dict[str, Any]) -> TopicPartition:
+    topic, number = _topic(row.get("topic")), _number(row.get("partition"))
+    if number is None or not 0 <= number <= _INT32_MAX:
+        got = shown(repr(row.get("partition")))
+        raise unprocessable(f"'partition' is {got}, expected the number of a partition")
+    return TopicPartition(topic, PartitionId(number))
+
+
+def row_offset(row: dict[str, Any], name: str) -> int:
+    """An offset of a row."""
+    number = _number(row.get(name))
+    if number is None or not 0 <= number <= _OFFSET_MAX:
+        got = shown(repr(row.get(name)))
+        raise unprocessable(f"'{name}' is {got}, expected an offset from 0 on")
+    return number
+
+
+def _time_ms(row: dict[str, Any]) -> int:
+    """ISO-8601 (UTC where it names no zone), or a number of milliseconds since 1970."""
+    value = row.get("timestamp")
+    number = _number(value)
+    if number is None and isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+        else:
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            number = round((moment - _EPOCH).total_seconds() * 1000)
+    if number is None or not 0 <= number <= _OFFSET_MAX:
+        got = shown(repr(value))
+        raise unprocessable(f"'timestamp' is {got}, expected a time like 2026-01-31T12:00:00Z")
+    return number
+
+
+def _number(value: object) -> int | None:
+    """A JSON integer, or a string of digits (Redpanda's clients send these)."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else None

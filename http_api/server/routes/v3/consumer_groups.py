@@ -1,0 +1,286 @@
+"""``/v3/clusters/C/consumer-groups…``: groups, their consumers, assignments, lags and offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from broker.coordinator.requests import (
+    CommitGroup,
+    DescribeGroup,
+    GroupDescription,
+    GroupOffset,
+    GroupOffsets,
+    MemberDescription,
+)
+from http_api.contract import consumer_groups as shapes
+from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.media_types import JSON
+from http_api.contract.v2 import check_name
+from http_api.server.bodies import read_json_object
+from http_api.server.context import json_reply, reply
+from http_api.server.parameters import partition_id, topic_name
+from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.server.topics import NOT_HOSTED
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from broker.coordinator.requests import GroupOffsetRow
+    from http_api.contract.v3 import Links
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+
+KIND = "KafkaConsumerGroup"
+MAX_OFFSETS = 10_000
+"""Rows of one PATCH: as many as a topic may have partitions."""
+_INT32_MAX = 2**31 - 1
+_OFFSET_MAX = 10**18 - 1
+_BODY = ("data", "member_id", "member_epoch")
+
+
+class ConsumerGroupRoutes:
+    """Consumer groups of the v3 door. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._limits = context.limits
+        self._path = ClusterPath(context)
+
+    def add_to(self, router: Router) -> None:
+        groups = f"/v3/clusters/{{cluster}}/{shapes.GROUPS}"
+        group = groups + "/{group}"
+        consumer = group + "/consumers/{consumer}"
+        router.add("GET", groups, self.list_groups, JSON)
+        router.add("GET", group, self.describe, JSON)
+        router.add("GET", group + "/consumers", self.consumers, JSON)
+        router.add("GET", consumer, self.consumer, JSON)
+        router.add("GET", consumer + "/assignments", self.assignments, JSON)
+        one = "/{topic}/partitions/{partition}"
+        router.add("GET", consumer + "/assignments" + one, self.assignment, JSON)
+        router.add("GET", group + "/lags", self.lags, JSON)
+        router.add("GET", group + "/lags" + one, self.lag, JSON)
+        router.add("GET", group + "/lag-summary", self.lag_summary, JSON)
+        router.add("GET", group + "/offsets", self.offsets, JSON)
+        router.add("PATCH", group + "/offsets", self.commit, JSON)
+
+    # groups and their consumers
+
+    async def list_groups(self, request: web.Request, cluster: str) -> web.Response:
+        """All groups, whoever coordinates them."""
+        links = self._path.enter(request, cluster)
+        data = [_group(links, found) for found in await self._apis.list_groups()]
+        return json_reply(links.collection(KIND, data, shapes.GROUPS), JSON)
+
+    async def describe(self, request: web.Request, cluster: str, group: str) -> web.Response:
+        """One group; ``coordinator`` names the broker that serves it at the moment."""
+        links = self._path.enter(request, cluster)
+        return json_reply(_group(links, await self._describe(_group_id(group))), JSON)
+
+    async def consumers(self, request: web.Request, cluster: str, group: str) -> web.Response:
+        """The live instances of a group."""
+        links = self._path.enter(request, cluster)
+        found = await self._describe(_group_id(group))
+        data = [_consumer(links, found.group, member) for member in found.members]
+        path = (shapes.GROUPS, found.group, "consumers")
+        return json_reply(links.collection("KafkaConsumer", data, *path), JSON)
+
+    async def consumer(
+        self, request: web.Request, cluster: str, group: str, consumer: str
+    ) -> web.Response:
+        """One live instance."""
+        links = self._path.enter(request, cluster)
+        found, member = await self._member(group, consumer)
+        return json_reply(_consumer(links, found.group, member), JSON)
+
+    async def assignments(
+        self, request: web.Request, cluster: str, group: str, consumer: str
+    ) -> web.Response:
+        """The partitions an instance owns."""
+        links = self._path.enter(request, cluster)
+        found, member = await self._member(group, consumer)
+        data = [
+            shapes.assignment(links, found.group, member.instance, topic, number)
+            for topic, number in member.assignment
+        ]
+        path = (shapes.GROUPS, found.group, "consumers", member.instance, "assignments")
+        return json_reply(links.collection("KafkaConsumerAssignment", data, *path), JSON)
+
+    async def assignment(
+        self,
+        request: web.Request,
+        cluster: str,
+        group: str,
+        consumer: str,
+        topic: str,
+        partition: str,
+    ) -> web.Response:
+        """One partition an instance owns."""
+        links = self._path.enter(request, cluster)
+        place = (topic_name(topic), partition_id(partition))
+        found, member = await self._member(group, consumer)
+        if place not in member.assignment:
+            text = f"Consumer {member.instance} does not own partition {place[1]} of {place[0]}."
+            raise RestError(404, RestCode.NOT_FOUND, text)
+        return json_reply(shapes.assignment(links, found.group, member.instance, *place), JSON)
+
+    # lags and offsets
+
+    async def lags(self, request: web.Request, cluster: str, group: str) -> web.Response:
+        """The lag of every partition the group has committed."""
+        links = self._path.enter(request, cluster)
+        group_id = _group_id(group)
+        data = [shapes.lag(links, group_id, row) for row in await self._owned_lags(group_id)]
+        path = (shapes.GROUPS, group_id, "lags")
+        return json_reply(links.collection("KafkaConsumerLag", data, *path), JSON)
+
+    async def lag(
+        self, request: web.Request, cluster: str, group: str, topic: str, partition: str
+    ) -> web.Response:
+        """The lag of one partition."""
+        links = self._path.enter(request, cluster)
+        group_id, place = _group_id(group), (topic_name(topic), partition_id(partition))
+        for row in await self._owned_lags(group_id):
+            if (row.topic, row.partition) == place:
+                return json_reply(shapes.lag(links, group_id, row), JSON)
+        raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
+
+    async def lag_summary(self, request: web.Request, cluster: str, group: str) -> web.Response:
+        """The group's largest lag, and the sum."""
+        links = self._path.enter(request, cluster)
+        group_id = _group_id(group)
+        rows = await self._owned_lags(group_id)
+        return json_reply(shapes.lag_summary(links, group_id, rows), JSON)
+
+    async def offsets(self, request: web.Request, cluster: str, group: str) -> web.Response:
+        """Everything the group has committed; empty for a group that has nothing."""
+        links = self._path.enter(request, cluster)
+        group_id = _group_id(group)
+        found = await self._apis.group(GroupOffsets(group=group_id))
+        data = [shapes.offset(_lag(row, None)) for row in found]
+        path = (shapes.GROUPS, group_id, "offsets")
+        return json_reply(links.collection("KafkaConsumerGroupOffset", data, *path), JSON)
+
+    async def commit(self, request: web.Request, cluster: str, group: str) -> web.Response:
+        """Commit without an instance; ``offset`` is the next one to read."""
+        self._path.enter(request, cluster)
+        group_id = _group_id(group)
+        fields = await read_json_object(request, self._limits.max_body_bytes)
+        await self._apis.group(commit_of(group_id, fields))
+        return reply(b"", JSON, 204)
+
+    # asking the coordinator
+
+    async def _describe(self, group_id: GroupId) -> GroupDescription:
+        try:
+            return await self._apis.group(DescribeGroup(group=group_id))
+        except KafkaError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
+            text = f"Consumer group {group_id} cannot be found."
+            raise RestError(404, RestCode.GROUP_NOT_FOUND, text) from None
+
+    async def _member(
+        self, group: str, consumer: str
+    ) -> tuple[GroupDescription, MemberDescription]:
+        group_id, instance = _group_id(group), check_name("instance_name", consumer)
+        found = await self._describe(group_id)
+        for member in found.members:
+            if member.instance == instance:
+                return found, member
+        text = f"Consumer {instance} cannot be found in group {group_id}."
+        raise RestError(404, RestCode.NOT_FOUND, text)
+
+    async def _owned_lags(self, group_id: GroupId) -> list[shapes.LagFacts]:
+        """Offsets with ends, and who owns each partition; 404 for an unknown group."""
+        found = await self._describe(group_id)
+        offsets = await self._apis.group(GroupOffsets(group=group_id))
+        owners = {place: member for member in found.members for place in member.assignment}
+        return [_lag(row, owners.get(TopicPartition(row.topic, row.partition))) for row in offsets]
+
+
+def _group_id(raw: str) -> GroupId:
+    return GroupId(check_name("group_name", raw))
+
+
+def _group(links: Links, found: GroupDescription) -> shapes.JsonObject:
+    facts = shapes.GroupFacts(
+        group=found.group,
+        state=found.state.value,
+        assignor=found.assignor,
+        coordinator=found.coordinator,
+        group_epoch=found.group_epoch,
+        is_simple=not any(member.member_epoch >= 0 for member in found.members),
+    )
+    return shapes.group(links, facts)
+
+
+def _consumer(links: Links, group_id: GroupId, member: MemberDescription) -> shapes.JsonObject:
+    facts = shapes.ConsumerFacts(
+        consumer=member.instance,
+        client_id=member.client_id,
+        member_epoch=member.member_epoch,
+        is_manual=member.is_manual,
+    )
+    return shapes.consumer(links, group_id, facts)
+
+
+def _lag(row: GroupOffsetRow, owner: MemberDescription | None) -> shapes.LagFacts:
+    return shapes.LagFacts(
+        topic=row.topic,
+        partition=row.partition,
+        offset=row.offset,
+        metadata=row.metadata,
+        end_offset=row.end_offset,
+        lag=row.lag,
+        consumer=owner.instance if owner is not None else "",
+        client_id=owner.client_id if owner is not None else "",
+    )
+
+
+def commit_of(group_id: GroupId, fields: dict[str, Any]) -> CommitGroup:
+    """The commit a PATCH body asks for; what it may commit is the coordinator's business."""
+    unknown = sorted(fields.keys() - set(_BODY))
+    if unknown:
+        raise _bad_request(f"unknown field '{shown(unknown[0])}': expected {', '.join(_BODY)}")
+    rows = fields.get("data")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise _bad_request("'data': expected a list of objects")
+    if len(rows) > MAX_OFFSETS:
+        text = f"the body holds {len(rows)} offsets, at most {MAX_OFFSETS} are taken"
+        raise RestError(413, RestCode.TOO_LARGE, text)
+    member_id, member_epoch = fields.get("member_id"), fields.get("member_epoch")
+    if not isinstance(member_id, str | None):
+        raise _bad_request("'member_id': expected a string")
+    if member_epoch is not None and not _is_integer(member_epoch, _INT32_MAX):
+        raise _bad_request("'member_epoch': expected an integer")
+    return CommitGroup(
+        group=group_id,
+        offsets=tuple(_offset(row) for row in rows),
+        member_id=None if member_id is None else InstanceId(check_name("member_id", member_id)),
+        member_epoch=member_epoch,
+    )
+
+
+def _offset(row: dict[str, Any]) -> GroupOffset:
+    topic, partition, offset = (row.get(key) for key in ("topic_name", "partition_id", "offset"))
+    metadata = row.get("metadata")
+    if not isinstance(topic, str):
+        raise _bad_request("'topic_name': expected a string")
+    if not _is_integer(partition, _INT32_MAX):
+        raise _bad_request("'partition_id': expected the number of a partition")
+    if not _is_integer(offset, _OFFSET_MAX):
+        raise _bad_request("'offset': expected the next offset to read, from 0 on")
+    if not isinstance(metadata, str | None):
+        raise _bad_request("'metadata': expected a string")
+    name = TopicName(check_name("topic_name", topic))
+    return GroupOffset(name, PartitionId(partition), offset, metadata or "")
+
+
+def _is_integer(value: object, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _bad_request(text: str) -> RestError:
+    return RestError(400, RestCode.BAD_REQUEST, f"Bad Request: {text}")
