@@ -62,7 +62,8 @@ class Unacknowledged:
     reason: str
 
 
-class Effect(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Effect:
     """Something a fault did that can be counted from outside. It was felt if it grew."""
 
     what: str

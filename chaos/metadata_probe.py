@@ -27,7 +27,10 @@ RETRY_AFTER_S = 0.05
 
 
 class MetadataProbe:
-    """Writes metadata until `stop`. Owned by the run, runs as its task."""
+    """Writes metadata until `stop`. Owned by the run, runs as its task.
+
+    `keeps_every`: each so-manieth topic is left in place, for a checker to find (0: none is).
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class MetadataProbe:
         *,
         name: str = "probe",
         interval_s: float = INTERVAL_S,
+        keeps_every: int = 0,
     ) -> None:
         self._http = http
         self._history = history
@@ -47,6 +51,7 @@ class MetadataProbe:
         self._clock = clock
         self._name = name
         self._interval_s = interval_s
+        self._keeps_every = keeps_every
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
@@ -55,7 +60,7 @@ class MetadataProbe:
 
     async def run(self) -> None:
         """One write after the other, `interval_s` apart while they succeed."""
-        number = 0
+        number = creations = 0
         created: str | None = None
         while not self._stopped.is_set():
             url = self._endpoints[number % len(self._endpoints)].url + self._topics
@@ -68,7 +73,9 @@ class MetadataProbe:
                     created = None
                 else:
                     await self._create(url, f"{self._name}-{number}")
-                    created = f"{self._name}-{number}"
+                    creations += 1
+                    if not self._keeps_every or creations % self._keeps_every:
+                        created = f"{self._name}-{number}"
                 ok = True
             except CallError as error:
                 ok, created, what = False, None, f"{what}: {error}"

@@ -1,0 +1,109 @@
+"""Was each fault felt, was enough written around it, and did anybody go round the proxies?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.checkers.verdict import Verdict, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chaos.history import Fault, History
+
+
+def check_felt(history: History) -> Verdict:
+    """Every fault has effects that can be counted from outside, and each of them grew.
+
+    A fault without evidence is a fault that may not have happened: a run with one proves nothing.
+    """
+    faults = [] if history.faults else ["nothing was broken"]
+    told = []
+    for fault in history.faults:
+        if not fault.effects:
+            faults.append(f"{fault.name}: no evidence of any effect")
+        faults += [
+            f"{fault.name}: {effect.what} stayed at {effect.after} (was {effect.before})"
+            for effect in fault.effects
+            if effect.after <= effect.before
+        ]
+        felt = ", ".join(f"{one.what} {one.before} → {one.after}" for one in fault.effects)
+        told.append(f"{fault.name} ({fault.target}): {felt}")
+    return verdict("faults were felt", "; ".join(told), faults)
+
+
+def check_floor(
+    history: History,
+    partitions: int,
+    floor: int,
+    *,
+    sheltered: Iterable[int] = (),
+) -> Verdict:
+    """Enough was acknowledged on every partition before, during and after each fault.
+
+    "Everything became unknown or 503" satisfies every other checker; it proves nothing, so it is
+    red. `sheltered`: partitions that a fault may stop while it lasts (they must go on after it).
+    """
+    answered: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
+    for ack in history.acknowledgements:
+        for position in ack.positions:
+            answered.setdefault(position.partition, []).append(ack.answered_ms)
+    spared = set(sheltered)
+    faults: list[str] = [] if history.faults else ["nothing was broken"]
+    least: int | None = None
+    for name, since, until in _windows(history.faults):
+        for partition, times in answered.items():
+            if name.startswith("during") and partition in spared:
+                continue
+            count = sum(1 for at in times if since <= at < until)
+            least = count if least is None else min(least, count)
+            if count < floor:
+                faults.append(f"partition {partition}: {count} acknowledged {name}")
+    return verdict(
+        "enough was acknowledged to prove something",
+        f"at least {least or 0} per partition and window, floor {floor}; "
+        f"{len(history.acknowledgements):,} in all",
+        faults,
+    )
+
+
+def _windows(faults: list[Fault]) -> list[tuple[str, float, float]]:
+    """(name, from, to) before, during and after each fault, in milliseconds."""
+    found: list[tuple[str, float, float]] = []
+    since = float("-inf")
+    for fault in faults:
+        found.append((f"before {fault.name}", since, fault.at_ms))
+        since = fault.at_ms if fault.healed_ms is None else fault.healed_ms
+        if fault.healed_ms is not None:
+            found.append((f"during {fault.name}", fault.at_ms, fault.healed_ms))
+    if faults:
+        found.append((f"after {faults[-1].name}", since, float("inf")))
+    return found
+
+
+def check_bypass(connections: int, proxied: int) -> Verdict:
+    """No node reached another on a way that has no proxy.
+
+    Args:
+        connections: made to the address nodes are told and must not use.
+        proxied: bytes that went through the proxies: 0 would mean that nobody used them.
+    """
+    faults = [] if connections == 0 else [f"{connections} connections went round the proxies"]
+    if proxied <= 0:
+        faults.append("nothing went through the proxies")
+    return verdict(
+        "nodes keep to their proxies",
+        f"{connections} connections elsewhere, {proxied:,} bytes through proxies",
+        faults,
+    )
+
+
+def check_back_to_normal(name: str, took_ms: int | None, limit_ms: int, state: str) -> Verdict:
+    """After the heal every replica is in sync again, within the limit (None: never)."""
+    late = took_ms is None or took_ms > limit_ms
+    took = "never" if took_ms is None else f"after {took_ms / 1000:.1f} s"
+    return verdict(
+        f"whole again: {name}",
+        f"{state} {took}, limit {limit_ms / 1000:g} s",
+        [f"{state} {took}"] if late else [],
+    )

@@ -1,0 +1,91 @@
+"""Who ruled when: one leader per epoch, one controller per term, and no storm of elections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.checkers.verdict import Verdict, verdict
+
+if TYPE_CHECKING:
+    from chaos.history import Fault, History
+
+
+def check_one_ruler(history: History) -> Verdict:
+    """No epoch of a partition had two leaders, no term two active controllers, whoever told it."""
+    leaders: dict[tuple[int, int], set[int]] = {}
+    for told in history.leaderships:
+        if told.leader is not None:
+            leaders.setdefault((told.partition, told.epoch), set()).add(told.leader)
+    active: dict[int, set[int]] = {}
+    for reign in history.reigns:
+        active.setdefault(reign.term, set()).add(reign.controller)
+    faults = [
+        f"partition {partition} epoch {epoch}: leaders {sorted(several)}"
+        for (partition, epoch), several in leaders.items()
+        if len(several) > 1
+    ]
+    faults += [
+        f"term {term}: controllers {sorted(several)} say they are active"
+        for term, several in active.items()
+        if len(several) > 1
+    ]
+    if not leaders or not active:
+        faults.append(f"{len(leaders)} epochs and {len(active)} terms were seen")
+    return verdict(
+        "one ruler per epoch and term",
+        f"{len(leaders)} partition epochs, {len(active)} terms",
+        faults,
+    )
+
+
+def check_churn(history: History, fault: Fault, terms_max: int) -> Verdict:
+    """While a fault lasts, controllers change at most so often.
+
+    A controller that hears nobody must not depose one that the majority follows, again and again
+    (guarantees §2.4: three depositions within 2 s, for as long as the fault lasted).
+    """
+    until = float("inf") if fault.healed_ms is None else fault.healed_ms
+    terms = {reign.term for reign in history.reigns if fault.at_ms <= reign.seen_ms < until}
+    faults = [] if len(terms) <= terms_max else [f"terms {sorted(terms)}"]
+    if not history.reigns:
+        faults.append("no reign was seen at all")
+    return verdict(
+        f"few elections: {fault.name}",
+        f"{len(terms)} new terms in {(until - fault.at_ms) / 1000:.1f} s, at most {terms_max}",
+        faults,
+    )
+
+
+def check_topics(history: History, present: frozenset[str]) -> Verdict:
+    """Topics whose creation was acknowledged are there in the end, deleted ones are not.
+
+    A name whose last attempt has an unknown outcome is not judged. What the probe wrote reads
+    ``create NAME`` or ``delete NAME``.
+    """
+    last: dict[str, tuple[str, bool]] = {}
+    for write in history.metadata_writes:
+        verb, name = write.what.split(":", 1)[0].split()[:2]
+        last[name] = (verb, write.ok)
+    created = {name for name, state in last.items() if state == ("create", True)}
+    deleted = {name for name, state in last.items() if state == ("delete", True)}
+    faults = [f"{name} was created and is gone" for name in sorted(created - present)]
+    faults += [f"{name} was deleted and is back" for name in sorted(deleted & present)]
+    if not created or not deleted:
+        faults.append(f"only {len(created)} creations and {len(deleted)} deletions to judge by")
+    return verdict(
+        "acknowledged metadata stays",
+        f"{len(created)} topics created, {len(deleted)} deleted, "
+        f"{sum(1 for write in history.metadata_writes if not write.ok)} attempts failed",
+        faults,
+    )
+
+
+def check_stepped_down(took_ms: int | None, limit_ms: int) -> Verdict:
+    """A controller without a majority stopped calling itself active in time (None: not looked)."""
+    late = took_ms is None or took_ms > limit_ms
+    figures = "not looked at" if took_ms is None else f"after {took_ms / 1000:.2f} s"
+    return verdict(
+        "a cut-off controller stops ruling",
+        f"{figures}, limit {limit_ms / 1000:g} s",
+        [figures] if late else [],
+    )

@@ -1,0 +1,70 @@
+"""A cluster of our own whose nodes reach each other through proxies, and no other way."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from chaos.cluster import ClusterError, LocalCluster, quorumlog_command
+from chaos.net.network import Network
+from chaos.net.toxiproxy_server import find_server
+from chaos.net.tripwire import Tripwire
+from chaos.net.wiring import real_targets, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+FORMAT_DEADLINE_S = 15.0
+
+
+class ProxiedCluster:
+    """Formats, wires, starts. `async with`; nothing of it is left afterwards, whatever happens.
+
+    `leave_nothing` does the same without a loop, for an owner that is interrupted.
+    """
+
+    def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
+        self._options = list(options)
+        self.local = LocalCluster(directory, options)
+        self.network = Network(find_server(), directory / "toxiproxy.log")
+        self.tripwire = Tripwire()
+        self._owned = AsyncExitStack()
+
+    async def __aenter__(self) -> ProxiedCluster:
+        await asyncio.to_thread(self._format)
+        self.network.start()
+        self._owned.callback(self.leave_nothing)
+        await self._owned.enter_async_context(self.tripwire)
+        data_dir = self.local.data_dir
+        ways = await self.network.lay(real_targets(data_dir))
+        wire(data_dir, ways, self.tripwire.address)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._owned.aclose()
+
+    def leave_nothing(self) -> None:
+        """Kill every process of the cluster and the proxies."""
+        try:
+            self.local.kill_everything()
+        finally:
+            self.network.stop()
+
+    def _format(self) -> None:
+        command = [*quorumlog_command(), "up", "--format-only", "--port", "0"]
+        command += ["--data-dir", str(self.local.data_dir), *self._options]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=FORMAT_DEADLINE_S, check=False
+        )
+        if done.returncode != 0:
+            msg = f"`up --format-only` ended with {done.returncode}: {done.stderr.strip()}"
+            raise ClusterError(msg)
