@@ -61,6 +61,9 @@ fi
 if ! made_for $project_stamp "$project_digest"; then
     total=1
     install --quiet --no-deps --no-build-isolation --editable .
+    # Spark lists the modules of each folder on the path, which an editable install is not seen by.
+    packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "$(pwd)/spark_source/auto_registration" >"$packages/pyspark_quorumlog.pth"
     echo "$project_digest" >$project_stamp
     made=yes
 fi
