@@ -126,7 +126,8 @@ async def _run(options: argparse.Namespace) -> None:
     async with aiohttp.ClientSession(timeout=timeout) as session:
         member = Member(session, options.url, options.group, options.name)
         await member.join(options.topic)
-        print("joined", flush=True)
+        sys.stdout.write("joined\n")
+        sys.stdout.flush()
         await stdin.readline()
         while not stdin.at_eof():
             os.write(out, await member.read())
@@ -143,7 +144,7 @@ def main() -> int:
     try:
         asyncio.run(_run(parser.parse_args()))
     except MemberError as error:
-        print(error, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{error}\n")
         return 1
     return 0
 

@@ -52,8 +52,8 @@ def check_all_delivered(
 def check_one_owner(members: Mapping[str, Sequence[Delivery]], killed: str) -> Verdict:
     """No record reached two living members, and each member read each partition in order.
 
-    The killed member's last answers were not committed yet: its successor reads them again, which is
-    what at least once means. They are counted. Anything else that came twice had two owners.
+    The killed member's last answers were not committed yet: its successor reads them again, which
+    is what at least once means. They are counted. Anything else that came twice had two owners.
     """
     living: dict[Place, str] = {}
     faults: list[str] = []
@@ -71,7 +71,7 @@ def check_one_owner(members: Mapping[str, Sequence[Delivery]], killed: str) -> V
     return verdict(
         "no partition owned by two",
         f"{again:,} records of the killed member read again by its successors, "
-        "none by two living ones",
+        f"{len(faults)} by two living ones or out of order",
         faults,
     )
 
@@ -100,7 +100,7 @@ def check_taken_over(
     gap_ms = first_ms - at_ms
     return verdict(
         name,
-        f"{killed} killed at offset {before[-1].offset + 1:,} of partition {partition}, {successor} "
-        f"went on after {gap_ms / 1000:.1f} s, limit {limit_ms / 1000:g} s",
+        f"{killed} killed at offset {before[-1].offset + 1:,} of partition {partition}, "
+        f"{successor} went on after {gap_ms / 1000:.1f} s, limit {limit_ms / 1000:g} s",
         [f"{gap_ms} ms"] if gap_ms > limit_ms else [],
     )

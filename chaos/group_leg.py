@@ -1,0 +1,217 @@
+"""The demo's consumer group: three members, three brokers, one of them killed half way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from chaos.checkers.group_reads import (
+    Delivery,
+    Place,
+    check_all_delivered,
+    check_one_owner,
+    check_taken_over,
+)
+from chaos.checkers.verdict import Verdict, verdict
+from chaos.cluster import ClusterError
+from chaos.deadline import within
+from chaos.group_member import ROW, SESSION_TIMEOUT_MS, deliveries, digest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from chaos.cluster import ClusterFile, Node
+    from chaos.history import Reading
+    from chaos.http import Http
+    from chaos.screen import Screen
+
+GROUP = "arrivals"
+MEMBERS = 3
+JOIN_DEADLINE_S = 20.0
+READ_DEADLINE_S = 90.0
+LEAVE_DEADLINE_S = 20.0
+KILL_AT_SHARE = 0.2
+"""Of the fullest partition: so that much of it is left for the successor."""
+TAKE_OVER_LIMIT_MS = SESSION_TIMEOUT_MS + 4_000
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A running member and the file it writes."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    out: Path
+
+    @property
+    def rows(self) -> int:
+        """Records delivered so far."""
+        return self.out.stat().st_size // ROW.size if self.out.exists() else 0
+
+
+async def play(
+    http: Http, now: ClusterFile, topic: str, held: Reading, directory: Path, screen: Screen
+) -> list[Verdict]:
+    """Read the topic with a group whose busiest member is killed; `held` is what the topic holds.
+
+    Raises:
+        ClusterError, TooLateError, CallError: the group did not get to its end.
+    """
+    total = sum(len(lines) for lines in held.partitions.values())
+    fullest = max(held.partitions, key=lambda partition: len(held.partitions[partition]))
+    began = time.monotonic()
+    async with _members(now, topic, directory) as members:
+        screen.say(
+            f"group {GROUP}: {len(members)} members read {total:,} records, each through one broker"
+        )
+        await _kill_at(members, fullest, int(KILL_AT_SHARE * len(held.partitions[fullest])))
+        at_ms = time.monotonic_ns() // 1_000_000
+        killed = await _owner(members, fullest)
+        killed.process.send_signal(signal.SIGKILL)
+        await killed.process.wait()
+        screen.say(f"killed {killed.name}, which owned the fullest partition ({fullest})")
+        await _read_whole(members, held)
+        await _leave([member for member in members if member is not killed])
+        seconds = time.monotonic() - began
+        read = {member.name: deliveries(member.out) for member in members}
+    screen.say(f"group {GROUP} read everything in {seconds:.1f} s")
+    digests = _digests(held)
+    verdicts = [
+        check_all_delivered(held, digests, read),
+        check_one_owner(read, killed.name),
+        check_taken_over(read, killed.name, fullest, at_ms, TAKE_OVER_LIMIT_MS),
+        await _check_committed(http, now, topic, held),
+    ]
+    return [replace(one, name=f"group: {one.name}") for one in verdicts]
+
+
+@asynccontextmanager
+async def _members(now: ClusterFile, topic: str, directory: Path) -> AsyncIterator[list[_Member]]:
+    """Members that have all joined and now read; none is left afterwards."""
+    members: list[_Member] = []
+    try:
+        for number in range(MEMBERS):
+            broker = now.brokers[number % len(now.brokers)]
+            members.append(await _start(broker, topic, f"member-{number + 1}", directory))
+        async with within(JOIN_DEADLINE_S, f"{MEMBERS} members have joined group {GROUP}"):
+            for member in members:
+                assert member.process.stdout is not None
+                if await member.process.stdout.readline() != b"joined\n":
+                    raise await _died(member)
+        for member in members:
+            assert member.process.stdin is not None
+            member.process.stdin.write(b"go\n")
+        yield members
+    finally:
+        for member in members:
+            if member.process.returncode is None:
+                member.process.kill()
+            await member.process.wait()
+
+
+async def _start(broker: Node, topic: str, name: str, directory: Path) -> _Member:
+    out = directory / f"{name}.rows"
+    arguments = ["--url", broker.url, "--group", GROUP, "--name", name, "--topic", topic]
+    with (directory / f"{name}.err").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "chaos.group_member",
+            *arguments,
+            "--out",
+            str(out),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+    return _Member(name, process, out)
+
+
+async def _died(member: _Member) -> ClusterError:
+    code = await member.process.wait()
+    said = member.out.with_suffix(".err").read_text().strip()
+    return ClusterError(f"{member.name} ended with {code}: {said or 'without a word'}")
+
+
+async def _alive(members: Sequence[_Member]) -> None:
+    for member in members:
+        if member.process.returncode is not None:
+            raise await _died(member)
+
+
+async def _kill_at(members: Sequence[_Member], partition: int, offset: int) -> None:
+    """Until some member was given this much of the partition."""
+    async with within(READ_DEADLINE_S, f"the group reads partition {partition} up to {offset}"):
+        while True:
+            await _alive(members)
+            for member in members:
+                if _end(deliveries(member.out), partition) > offset:
+                    return
+            await asyncio.sleep(POLL_S)
+
+
+async def _owner(members: Sequence[_Member], partition: int) -> _Member:
+    return max(members, key=lambda member: _end(deliveries(member.out), partition))
+
+
+def _end(rows: Sequence[Delivery], partition: int) -> int:
+    return max((row.offset + 1 for row in rows if row.partition == partition), default=0)
+
+
+async def _read_whole(members: Sequence[_Member], held: Reading) -> None:
+    total = sum(len(lines) for lines in held.partitions.values())
+    dead = [member for member in members if member.process.returncode is not None]
+    async with within(READ_DEADLINE_S, f"group {GROUP} reads all {total:,} records"):
+        while True:
+            await _alive([member for member in members if member not in dead])
+            if sum(member.rows for member in members) >= total:
+                places = {(d.partition, d.offset) for one in members for d in deliveries(one.out)}
+                if len(places) >= total:
+                    return
+            await asyncio.sleep(POLL_S)
+
+
+async def _leave(members: Sequence[_Member]) -> None:
+    for member in members:
+        assert member.process.stdin is not None
+        member.process.stdin.close()
+    async with within(LEAVE_DEADLINE_S, f"the members of group {GROUP} leave"):
+        for member in members:
+            if await member.process.wait():
+                raise await _died(member)
+
+
+def _digests(held: Reading) -> Mapping[Place, int]:
+    return {
+        (partition, line.offset): digest(line.key, line.value)
+        for partition, lines in held.partitions.items()
+        for line in lines
+    }
+
+
+async def _check_committed(http: Http, now: ClusterFile, topic: str, held: Reading) -> Verdict:
+    """The members that left had committed all they were given."""
+    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{GROUP}/offsets"
+    answer = await http.get_json(now.brokers[-1].url + path)
+    committed = {
+        row["partition_id"]: row["offset"] for row in answer["data"] if row["topic_name"] == topic
+    }
+    ends = {
+        partition: lines[-1].offset + 1 for partition, lines in held.partitions.items() if lines
+    }
+    return verdict(
+        "committed to the end",
+        f"{len(ends)} partitions, {sum(ends.values()):,} records",
+        [
+            f"partition {partition}: committed {committed.get(partition)}, end {end}"
+            for partition, end in ends.items()
+            if committed.get(partition) != end
+        ],
+    )
