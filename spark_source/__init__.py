@@ -1,1 +1,20 @@
-"""The PySpark data source. No code yet: it arrives with consumer groups."""
+"""The PySpark data source: ``spark.read.format("quorumlog")`` and what goes with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spark_source.presets import session as session
+
+__all__ = ["session"]
+
+
+def __getattr__(name: str) -> object:
+    """`session` on first use: Spark imports this package in every look-up of a data source."""
+    if name == "session":
+        from spark_source.presets import session
+
+        return session
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

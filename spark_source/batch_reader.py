@@ -1,0 +1,73 @@
+"""``spark.read.format("quorumlog")``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from typing_extensions import override
+
+from spark_source import offsets, planning
+from spark_source.cluster import Cluster
+from spark_source.options import LATEST
+from spark_source.task_reader import ReadSettings, TaskRanges, read_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from spark_source.offsets import Range
+    from spark_source.options import SourceOptions
+
+
+def read_settings(options: SourceOptions, columns: tuple[str, ...]) -> ReadSettings:
+    """What tasks need of the options."""
+    return ReadSettings(
+        connection=options.connection,
+        columns=columns,
+        fail_on_data_loss=options.fail_on_data_loss,
+        fetch_bytes=options.fetch_bytes,
+    )
+
+
+def plan(cluster: Cluster, found: Sequence[Range], options: SourceOptions) -> list[InputPartition]:
+    """The tasks for these ranges. Which ranges a task has depends on nothing but the ranges."""
+    if not found:
+        return []
+    cluster.cluster_id()
+    times = {one.topic: cluster.timestamp_type(one.topic, one.topic_id) for one in found}
+    return [TaskRanges(task, cluster.urls, times) for task in planning.tasks(found, options)]
+
+
+class QuorumlogBatchReader(DataSourceReader):
+    """Plans on the driver, reads in tasks. Pickled by Spark, so it holds only options."""
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._settings = read_settings(options, columns)
+
+    @override
+    def partitions(self) -> list[InputPartition]:
+        """Resolve both ends once, now: the query reads this and nothing later."""
+        options = self._options
+        cluster = Cluster(options.connection)
+        try:
+            ends = {topic: cluster.ends(topic) for topic in options.topics}
+            start = offsets.resolve(
+                ends,
+                options.starting,
+                options.starting_default,
+                fail_on_data_loss=options.fail_on_data_loss,
+            )
+            end = offsets.resolve(
+                ends, options.ending, LATEST, fail_on_data_loss=options.fail_on_data_loss
+            )
+            found = offsets.ranges(start, end, fail_on_data_loss=options.fail_on_data_loss)
+            return plan(cluster, found, options)
+        finally:
+            cluster.close()
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(partition, self._settings)

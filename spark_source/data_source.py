@@ -1,0 +1,81 @@
+"""``format("quorumlog")``: what Spark finds, and how it gets at readers and writers.
+
+Spark imports this module in every look-up of any Python data source: so it imports nothing but
+pyspark, which is there already.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
+
+NAME = "quorumlog"
+
+
+class DefaultSource(DataSource):
+    """The data source. Spark pickles it, so it holds nothing but the options."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return NAME
+
+    @override
+    def schema(self) -> StructType:
+        """Kafka's columns."""
+        from spark_source.schema import kafka_schema
+
+        wants_headers = {name.lower(): value for name, value in self.options.items()}
+        return kafka_schema(
+            include_headers=wants_headers.get("includeheaders", "false").lower() == "true"
+        )
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from spark_source.batch_reader import QuorumlogBatchReader
+        from spark_source.options import source_options
+        from spark_source.schema import chosen_columns
+
+        options = source_options(self.options, os.environ, streaming=False)
+        columns = chosen_columns(schema, include_headers=options.include_headers)
+        return QuorumlogBatchReader(options, columns)
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_source.options import source_options
+        from spark_source.schema import chosen_columns
+        from spark_source.stream_reader import QuorumlogStreamReader
+
+        options = source_options(self.options, os.environ, streaming=True)
+        columns = chosen_columns(schema, include_headers=options.include_headers)
+        return QuorumlogStreamReader(options, columns)
+
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from spark_source.options import sink_options
+        from spark_source.writer import QuorumlogBatchWriter, sink_columns
+
+        options = sink_options(self.options, os.environ)
+        columns = sink_columns(schema, options, overwrite=overwrite)
+        return QuorumlogBatchWriter(options, columns)
+
+    @override
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from spark_source.options import sink_options
+        from spark_source.writer import QuorumlogStreamWriter, sink_columns
+
+        options = sink_options(self.options, os.environ)
+        columns = sink_columns(schema, options, overwrite=overwrite)
+        return QuorumlogStreamWriter(options, columns)

@@ -1,0 +1,269 @@
+"""Stored lines to Arrow batches: no Python work per record on the usual path. Pure.
+
+A page is NDJSON with ``include=batches`` (interfaces.md §4): a line about each batch, then its
+lines ``{"offset":N,"timestamp"?,"headers"?,"key":K,"value":V}``, fields in this order. So columns
+are cut out of the lines by Arrow's own kernels, splitting at ``,"key":`` and ``,"value":``: in a
+JSON string a quote is always escaped, so neither text can stand inside a key that is a string, a
+number, true, false or null. Keys that are objects or arrays, and lines with headers, take the slow
+path: a real JSON decoder.
+
+What a key or value *is* to Spark is its bytes view (interfaces.md §3): JSON text as it was sent
+(strings keep their quotes), UTF-8 of string, the decoded bytes of binary, null for null.
+"""
+
+from __future__ import annotations
+
+import binascii
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_source.schema import HEADERS_ARROW, arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BATCH_LINE = b'{"batch":'
+OFFSET_AT = len(b'{"offset":')
+OFFSET_END_MAX = OFFSET_AT + 20
+_MICROSECONDS = 1000
+
+
+class DecodingError(Exception):
+    """A page that is not what the API promises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Neighbouring batches of the same formats."""
+
+    lines: bytes
+    count: int
+    key_format: str
+    value_format: str
+    times: array[int]
+    """Per line, the time (ms) of a record that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a page comes from, and what of it is wanted."""
+
+    topic: str
+    partition: int
+    timestamp_type: int
+    """Kafka's: 0 = create time, 1 = log append time."""
+    columns: tuple[str, ...]
+
+
+class _Line(msgspec.Struct, gc=False):
+    """A stored line, for the slow path."""
+
+    offset: int
+    key: msgspec.Raw
+    value: msgspec.Raw
+    timestamp: int | None = None
+    headers: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_lines = msgspec.json.Decoder(_Line).decode_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Columns of a group before they are shaped for Spark; keys and values are JSON text."""
+
+    offsets: pa.Array
+    own_times: pa.Array | None
+    keys: pa.Array
+    values: pa.Array
+    headers: pa.Array | None
+
+
+def decode(page: bytes, source: Source, end: int) -> Iterator[pa.RecordBatch]:
+    """The records of a page with offsets below ``end``: a batch per run of the same formats.
+
+    Raises:
+        DecodingError: the page is not such lines.
+    """
+    for group in groups(page):
+        cells = cut(group)
+        if len(cells.offsets) != group.count:
+            msg = f"{group.count} records were announced, {len(cells.offsets)} came"
+            raise DecodingError(msg)
+        batch = _shape(cells, group, source)
+        if group.count and cells.offsets[-1].as_py() >= end:
+            batch = batch.slice(0, pc.sum(pc.less(cells.offsets, end)).as_py())
+        if batch.num_rows:
+            yield batch
+
+
+def groups(page: bytes) -> Iterator[Group]:
+    """Cut a page at the lines about batches, and join neighbours of the same formats."""
+    formats = ("", "")
+    parts: list[bytes] = []
+    times: array[int] = array("q")
+    at = 0
+    while at < len(page):
+        if not page.startswith(BATCH_LINE, at):
+            msg = f"expected a line about a batch, got {page[at : at + 60]!r}"
+            raise DecodingError(msg)
+        first = page.index(b"\n", at)
+        batch = orjson.loads(page[at:first])["batch"]
+        found = (batch["key_format"], batch["value_format"])
+        if found != formats and times:
+            yield _group(parts, times, formats)
+            parts, times = [], array("q")
+        formats = found
+        at = page.find(b"\n" + BATCH_LINE, first) + 1 or len(page)
+        parts.append(page[first + 1 : at])
+        times.extend(array("q", [batch["timestamp"]]) * batch["count"])
+    if times:
+        yield _group(parts, times, formats)
+
+
+def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> Group:
+    return Group(
+        lines=parts[0] if len(parts) == 1 else b"".join(parts),
+        count=len(times),
+        key_format=formats[0],
+        value_format=formats[1],
+        times=times,
+    )
+
+
+# ---------------------------------------------------------------- lines to columns of text
+
+
+def cut(group: Group) -> Cells:
+    """The columns of a group, as text."""
+    return _cut_quickly(group.lines) or _cut_slowly(group.lines)
+
+
+def _cut_quickly(lines: bytes) -> Cells | None:
+    """By splitting; None if that could be wrong for a line."""
+    rows = pc.split_pattern(pa.array([lines], pa.binary()), b"\n").flatten()
+    rows = rows.slice(0, len(rows) - 1)
+    halves = pc.split_pattern(rows, b',"value":', max_splits=1)
+    heads = pc.list_element(halves, 0)
+    if pc.any(pc.match_substring(heads, b'"headers":')).as_py():
+        return None
+    values = pc.binary_slice(pc.list_element(halves, 1), 0, -1)
+    parts = pc.split_pattern(heads, b',"key":', max_splits=1)
+    keys = pc.list_element(parts, 1)
+    first = pc.binary_slice(keys, 0, 1)
+    if pc.any(pc.or_(pc.equal(first, b"{"), pc.equal(first, b"["))).as_py():
+        return None
+    offsets, own_times = _numbers(pc.list_element(parts, 0))
+    return Cells(offsets, own_times, keys, values, None)
+
+
+def _numbers(heads: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Offsets and times of ``{"offset":N`` or ``{"offset":N,"timestamp":T``."""
+    if not pc.any(pc.match_substring(heads, b",")).as_py():
+        return _integers(pc.binary_slice(heads, OFFSET_AT, OFFSET_END_MAX)), None
+    mark = b',"timestamp":'
+    marked = pc.binary_join_element_wise(heads, pa.scalar(b"", pa.binary()), mark)
+    parts = pc.split_pattern(marked, mark)
+    offsets = pc.binary_slice(pc.list_element(parts, 0), OFFSET_AT, OFFSET_END_MAX)
+    times = pc.list_element(parts, 1)
+    none = pc.equal(times, b"")
+    return _integers(offsets), _integers(pc.if_else(none, pa.scalar(None, pa.binary()), times))
+
+
+def _integers(texts: pa.Array) -> pa.Array:
+    return texts.cast(pa.string()).cast(pa.int64())
+
+
+def _cut_slowly(lines: bytes) -> Cells:
+    """By a JSON decoder, line by line."""
+    try:
+        rows = _decode_lines(lines)
+    except msgspec.MsgspecError as error:
+        msg = f"a stored line is not what it should be: {error}"
+        raise DecodingError(msg) from error
+    return Cells(
+        pa.array([row.offset for row in rows], pa.int64()),
+        pa.array([row.timestamp for row in rows], pa.int64()),
+        pa.array([bytes(row.key) for row in rows], pa.binary()),
+        pa.array([bytes(row.value) for row in rows], pa.binary()),
+        pa.array([_headers(bytes(row.headers)) for row in rows], HEADERS_ARROW),
+    )
+
+
+def _headers(text: bytes) -> list[dict[str, str | bytes | None]] | None:
+    """``[{"key": text, "value": base64 or null}]``; Spark's Kafka source gives null for none."""
+    found = orjson.loads(text)
+    if not found:
+        return None
+    return [{"key": header["key"], "value": _base64(header.get("value"))} for header in found]
+
+
+def _base64(text: str | None) -> bytes | None:
+    return None if text is None else binascii.a2b_base64(text)
+
+
+# ---------------------------------------------------------------- columns for Spark
+
+
+def _shape(cells: Cells, group: Group, source: Source) -> pa.RecordBatch:
+    """The wanted columns, in their fixed types."""
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: bytes_view(cells.keys, group.key_format),
+        "value": lambda: bytes_view(cells.values, group.value_format),
+        "topic": lambda: pa.repeat(pa.scalar(source.topic, pa.string()), group.count),
+        "partition": lambda: pa.repeat(pa.scalar(source.partition, pa.int32()), group.count),
+        "offset": lambda: cells.offsets,
+        "timestamp": lambda: _timestamps(cells, group),
+        "timestampType": lambda: pa.repeat(
+            pa.scalar(source.timestamp_type, pa.int32()), group.count
+        ),
+        "headers": lambda: (
+            pa.nulls(group.count, HEADERS_ARROW) if cells.headers is None else cells.headers
+        ),
+    }
+    arrays = [makers[name]() for name in source.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(source.columns))
+
+
+def _timestamps(cells: Cells, group: Group) -> pa.Array:
+    defaults = pa.Array.from_buffers(pa.int64(), group.count, [None, pa.py_buffer(group.times)])
+    times = defaults if cells.own_times is None else pc.coalesce(cells.own_times, defaults)
+    return pc.multiply(times, _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))
+
+
+def bytes_view(texts: pa.Array, form: str) -> pa.Array:
+    """The client's bytes behind these JSON texts.
+
+    Raises:
+        DecodingError: a format this reader does not know.
+    """
+    null = pc.equal(texts, b"null")
+    if form == "json":
+        if not pc.any(null).as_py():
+            return texts
+        return pc.if_else(null, pa.scalar(None, pa.binary()), texts)
+    convert = _CONVERTERS.get(form)
+    if convert is None:
+        msg = f"a batch is of format {form}, expected json, binary or string"
+        raise DecodingError(msg)
+    rows = texts.to_pylist()
+    return pa.array([None if row == b"null" else convert(row) for row in rows], pa.binary())
+
+
+def _unquoted_base64(text: bytes) -> bytes:
+    return binascii.a2b_base64(text[1:-1], strict_mode=True)
+
+
+def _utf8(text: bytes) -> bytes:
+    value = orjson.loads(text)
+    assert isinstance(value, str)
+    return value.encode()
+
+
+_CONVERTERS: dict[str, Callable[[bytes], bytes]] = {"binary": _unquoted_base64, "string": _utf8}

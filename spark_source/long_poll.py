@@ -1,0 +1,81 @@
+"""Waiting for new records without asking all the time.
+
+Spark asks an idle source for its latest offset every 10 ms. Here such a question waits instead: one
+fetch per partition waits at the broker and the first that answers ends the wait, so that an idle
+stream costs a few requests a second and a new record is seen at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING
+
+from http_api.client import consumer
+from http_api.client.calls import ApiError
+from spark_source.cluster import Cluster
+from spark_source.errors import SparkSourceError
+
+if TYPE_CHECKING:
+    from spark_source.offsets import Position
+    from spark_source.options import Connection
+
+POLLS_MAX = 32
+"""Partitions watched at a time, each by a thread; with more, new records are seen when a wait ends
+by time-out."""
+MARGIN_S = 1.0
+
+Place = tuple[str, int, int]
+
+
+class LongPoll:
+    """Owned by one stream reader, used by one thread; has threads of its own."""
+
+    def __init__(self, connection: Connection, wait_ms: int) -> None:
+        self._connection = connection
+        self._wait_ms = wait_ms
+        self._pool = ThreadPoolExecutor(POLLS_MAX, thread_name_prefix="quorumlog-poll")
+        self._own = threading.local()
+        self._waiting: dict[Place, Future[bool]] = {}
+
+    def wait(self, position: Position, known: tuple[str, ...]) -> bool:
+        """Until something may have happened behind a position; False if nothing has in time."""
+        wanted = [
+            (topic, partition, offset)
+            for topic, offsets in sorted(position.items())
+            for partition, offset in sorted(offsets.partitions.items())
+        ][:POLLS_MAX]
+        self._waiting = {
+            place: future for place, future in self._waiting.items() if place in wanted
+        }
+        for place in wanted:
+            if place not in self._waiting:
+                self._waiting[place] = self._pool.submit(self._poll, place, known)
+        deadline_s = time.monotonic() + self._wait_ms / 1000 + MARGIN_S
+        pending = dict(self._waiting)
+        while pending and (left_s := deadline_s - time.monotonic()) > 0:
+            wait_for(pending.values(), left_s, FIRST_COMPLETED)
+            done = {place: future for place, future in pending.items() if future.done()}
+            for place in done:
+                del self._waiting[place], pending[place]
+            if any(future.result() for future in done.values()):
+                return True
+        return False
+
+    def _poll(self, place: Place, known: tuple[str, ...]) -> bool:
+        """Whether the offset may be there now. A question that fails is one to ask again."""
+        topic, partition, offset = place
+        call = consumer.fetch_stored(topic, partition, offset, wait_ms=self._wait_ms, max_bytes=1)
+        try:
+            return self._cluster(known).run(call).next_offset > offset
+        except (SparkSourceError, ApiError):
+            return True
+
+    def _cluster(self, known: tuple[str, ...]) -> Cluster:
+        """This thread's own connections."""
+        cluster: Cluster | None = getattr(self._own, "cluster", None)
+        if cluster is None:
+            cluster = self._own.cluster = Cluster(self._connection, known)
+        return cluster

@@ -1,0 +1,238 @@
+"""Offsets of a query: their JSON, where to start and end, how much at once. Pure.
+
+The JSON that Spark keeps in its checkpoint is
+``{"v":1,"topics":{"orders":{"id":"<topic id>","p":{"0":123}}}}``. Spark compares offsets by their
+text, so it is always built in sorted order. The topic's id is in it because a topic that was
+deleted and created anew has the same name and other records (Kafka's source can't tell).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_source.errors import DataLossError, OptionError, SparkSourceError
+from spark_source.options import EARLIEST, LATEST, PartialOffsets
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """The next offset to read of each partition, in one life of a topic."""
+
+    topic_id: str
+    partitions: Mapping[int, int]
+
+
+Position = Mapping[str, TopicOffsets]
+"""Topic name → offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnds:
+    """What a topic holds: partition → (earliest offset, next offset to be written)."""
+
+    topic_id: str
+    partitions: Mapping[int, tuple[int, int]]
+
+    @property
+    def latest(self) -> TopicOffsets:
+        return TopicOffsets(self.topic_id, {p: end for p, (_, end) in self.partitions.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Offsets ``start`` to before ``end`` of one partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    from_earliest: bool = False
+    """Nothing of it was read before: what retention has taken in the meantime is no loss."""
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def to_json(position: Position) -> dict[str, Any]:
+    """As Spark keeps it."""
+    return {
+        "v": VERSION,
+        "topics": {
+            topic: {
+                "id": offsets.topic_id,
+                "p": {str(p): offsets.partitions[p] for p in sorted(offsets.partitions)},
+            }
+            for topic, offsets in sorted(position.items())
+        },
+    }
+
+
+def from_json(found: Mapping[str, Any]) -> Position:
+    """The inverse of `to_json`.
+
+    Raises:
+        SparkSourceError: not such an offset, or of another version.
+    """
+    try:
+        version = found["v"]
+        if version == VERSION:
+            return {
+                topic: TopicOffsets(
+                    offsets["id"], {int(p): int(offset) for p, offset in offsets["p"].items()}
+                )
+                for topic, offsets in found["topics"].items()
+            }
+    except (KeyError, TypeError, ValueError, AttributeError):
+        version = None
+    msg = f"the checkpoint holds offsets of version {version}, expected {VERSION}: {found!r:.200}"
+    raise SparkSourceError(msg)
+
+
+def resolve(
+    ends: Mapping[str, TopicEnds], named: PartialOffsets, default: int, *, fail_on_data_loss: bool
+) -> Position:
+    """The offsets an option means: -2 and -1 resolved, what it does not name by its default.
+
+    Raises:
+        OptionError: a partition that does not exist.
+        DataLossError: an offset outside what the partition holds.
+    """
+    position = {}
+    for topic, held in ends.items():
+        asked = named.get(topic, {})
+        if missing := sorted(asked.keys() - held.partitions.keys()):
+            msg = f"topic {topic} has {len(held.partitions)} partitions, there is no {missing[0]}"
+            raise OptionError(msg)
+        position[topic] = TopicOffsets(
+            held.topic_id,
+            {
+                partition: _resolve_one(
+                    (topic, partition), asked.get(partition, default), low, high, fail_on_data_loss
+                )
+                for partition, (low, high) in held.partitions.items()
+            },
+        )
+    return position
+
+
+def _resolve_one(
+    place: tuple[str, int],
+    asked: int,
+    low: int,
+    high: int,
+    fail: bool,  # noqa: FBT001 the option failOnDataLoss
+) -> int:
+    if asked == EARLIEST:
+        return low
+    if asked == LATEST:
+        return high
+    if low <= asked <= high:
+        return asked
+    if fail:
+        msg = (
+            f"offset {asked} of partition {place[1]} of topic {place[0]} is not there: it holds "
+            f"{low} to {high}; failOnDataLoss=false takes the nearest"
+        )
+        raise DataLossError(msg)
+    return min(max(asked, low), high)
+
+
+def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Position:
+    """The latest offsets, never behind ``start``; what is not subscribed to any more stays.
+
+    Raises:
+        DataLossError: a topic was deleted and created anew since ``start``.
+    """
+    check_same_lives(start, latest, fail_on_data_loss=fail_on_data_loss)
+    advanced = dict(start)
+    for topic, new in latest.items():
+        old = start.get(topic)
+        if old is None or old.topic_id != new.topic_id:
+            advanced[topic] = new
+            continue
+        partitions = {
+            partition: max(offset, old.partitions.get(partition, 0))
+            for partition, offset in new.partitions.items()
+        }
+        advanced[topic] = TopicOffsets(new.topic_id, {**old.partitions, **partitions})
+    return advanced
+
+
+def check_same_lives(start: Position, end: Position, *, fail_on_data_loss: bool) -> None:
+    """No topic of both may have another id.
+
+    Raises:
+        DataLossError: one has.
+    """
+    if not fail_on_data_loss:
+        return
+    for topic, new in end.items():
+        old = start.get(topic)
+        if old is not None and old.topic_id != new.topic_id:
+            msg = (
+                f"topic {topic} was deleted and created anew: the query read id {old.topic_id}, "
+                f"now it is {new.topic_id}. What the old one still held is lost; "
+                "failOnDataLoss=false reads the new one from its start"
+            )
+            raise DataLossError(msg)
+
+
+def ranges(start: Position, end: Position, *, fail_on_data_loss: bool) -> list[Range]:
+    """What lies between two offsets, in sorted order. The same two give the same ranges, always.
+
+    A partition that ``start`` does not know is read from its first record.
+
+    Raises:
+        DataLossError: a topic was deleted and created anew in between.
+    """
+    check_same_lives(start, end, fail_on_data_loss=fail_on_data_loss)
+    found = []
+    for topic, offsets in sorted(end.items()):
+        old = start.get(topic)
+        known = old.partitions if old is not None and old.topic_id == offsets.topic_id else {}
+        for partition, stop in sorted(offsets.partitions.items()):
+            begin = known.get(partition)
+            if stop > (begin or 0):
+                found.append(
+                    Range(
+                        topic=topic,
+                        topic_id=offsets.topic_id,
+                        partition=partition,
+                        start=begin or 0,
+                        end=stop,
+                        from_earliest=begin is None,
+                    )
+                )
+    return found
+
+
+def limit(start: Position, end: Position, max_rows: int) -> Position:
+    """At most ``max_rows`` offsets from ``start`` towards ``end``, shared out by lag.
+
+    Every partition that lags gets one, while there are enough; so a short queue is not starved by
+    long ones. What rounding leaves goes to the longest.
+    """
+    lagging = ranges(start, end, fail_on_data_loss=False)
+    total = sum(one.size for one in lagging)
+    if total <= max_rows:
+        return end
+    by_lag = sorted(lagging, key=lambda one: (-one.size, one.topic, one.partition))
+    shares = {id(one): 1 for one in by_lag[:max_rows]}
+    left = max_rows - len(shares)
+    for one in by_lag[: len(shares)]:
+        shares[id(one)] += min(one.size - 1, left * one.size // total)
+    left = max_rows - sum(shares.values())
+    for one in by_lag[: len(shares)]:
+        more = min(left, one.size - shares[id(one)])
+        shares[id(one)] += more
+        left -= more
+    limited = {topic: dict(offsets.partitions) for topic, offsets in end.items()}
+    for one in lagging:
+        limited[one.topic][one.partition] = one.start + shares.get(id(one), 0)
+    return {topic: TopicOffsets(end[topic].topic_id, limited[topic]) for topic in end}

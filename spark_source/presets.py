@@ -1,0 +1,78 @@
+"""A Spark session without the traps.
+
+Each setting is here because its lack cost somebody an hour; what the user sets wins.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+LOCAL_MASTER = "local[2,4]"
+"""Two cores, and a task may fail three times: plain local[N] fails a query at the first failure."""
+
+PRESETS: Mapping[str, str] = {
+    # Spark's regular expression over a long error text overflows the stack when a query with
+    # foreachBatch is stopped; the query then never ends.
+    "spark.driver.extraJavaOptions": "-Xss16m",
+    # 200 tasks per shuffle make a stateful query of a few rows take 12 s a batch on two cores.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+}
+LOCAL_PRESETS: Mapping[str, str] = {
+    # The wheel has no native Hadoop library: the default checkpoint writer forks chmod and readlink
+    # some 20 times a micro-batch, 110 to 150 ms of it. These two write directly; for local disks.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def session(
+    name: str = "quorumlog",
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The session of this process, made with presets for a machine of one's own.
+
+    Args:
+        name: what Spark calls the application.
+        master: default `LOCAL_MASTER`; presets for local disks only with a local one.
+        conf: settings that win over the presets, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
+    """
+    chosen = master or LOCAL_MASTER
+    # Workers must be this Python: another one has no pyarrow, and fails only by time-out.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if chosen.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    builder: SparkSession.Builder = SparkSession.builder
+    builder = builder.appName(name).master(chosen)
+    local = LOCAL_PRESETS if chosen.startswith("local") else {}
+    for key, value in {**PRESETS, **local, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    made = builder.getOrCreate()
+    if not _is_found_by_itself():
+        from spark_source.data_source import DefaultSource
+
+        made.dataSource.register(DefaultSource)
+    return made
+
+
+def _is_found_by_itself() -> bool:
+    """Whether Spark's look-up finds the source: not in an editable install by plain pip."""
+    return any(found.name == "pyspark_quorumlog" for found in pkgutil.iter_modules())

@@ -1,0 +1,115 @@
+"""Sends chunks of records until each one is acknowledged: at least once.
+
+One request is under way at a time, so records keep their order within a partition. What surely was
+not written goes again freely; what may have been written goes again too, which is where a repeated
+record can come from. Rule F1 forbids that where nobody asked for it: here the sink's guarantee,
+at-least-once, asks for it, and the user is told so.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from http_api.client.calls import Answer, ApiError, Call, ClientError, Request, path_of
+from http_api.client.producer import RecordOutcome, parse_outcomes
+from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
+from spark_source.encoding import Chunk, body_of
+from spark_source.errors import NotServedError, RejectedError
+from spark_source.options import TextFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from http_api.client.transport import Client
+    from spark_source.options import SinkOptions
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+REQUEST_TIMEOUT_S = 15.0
+"""A broker answers after its own produce time-out (10 s) at the latest."""
+RETRIABLE_STATUS_MIN = 500
+_WRITTEN = b'"error_code":null'
+
+
+class Sender:
+    """Owned by one task."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: SinkOptions,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._retry_s = options.connection.retry_s
+        binary = options.value_format is TextFormat.BINARY
+        self._content_type = V2_BINARY if binary else V2_JSON
+        self._now_s = now_s
+        self._sleep = sleep
+
+    def send(self, chunk: Chunk) -> None:
+        """Returns once every record of it is acknowledged by all in-sync replicas.
+
+        Raises:
+            RejectedError: the cluster will never take one of them.
+            NotServedError: not all were acknowledged within the time for retries.
+        """
+        pending = chunk.records
+        deadline_s = self._now_s() + self._retry_s
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            request = self._request(chunk.topic, pending)
+            asked = self._client.routes.urls[0]
+            try:
+                failed = self._client.run(Call(request, _failures), retry_s=0.0)
+                why = "" if not failed else str(next(iter(failed.values())).error)
+                pending = [pending[index] for index in failed]
+            except ApiError as error:
+                if error.status < RETRIABLE_STATUS_MIN:
+                    raise RejectedError(f"topic {chunk.topic}: {error}") from error
+                why = str(error)
+            except ClientError as error:
+                why = str(error)
+            if not pending:
+                return
+            if self._now_s() + backoff_s > deadline_s:
+                msg = (
+                    f"{len(pending)} of {len(chunk.records)} records for topic {chunk.topic} were "
+                    f"not acknowledged within {self._retry_s:g} s (retryTimeoutMs): {why}"
+                )
+                raise NotServedError(msg)
+            self._client.routes.failed(request, asked)
+            self._sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    def _request(self, topic: str, records: list[bytes]) -> Request:
+        return Request(
+            method="POST",
+            path=path_of("topics", topic, query={"acks": "all"}),
+            body=body_of(records),
+            content_type=self._content_type,
+            accept=V2,
+            timeout_s=REQUEST_TIMEOUT_S,
+            also_parsed=(503,),
+        )
+
+
+def _failures(answer: Answer) -> dict[int, RecordOutcome]:
+    """Which records are to go again: index → why. Empty, nearly always.
+
+    Raises:
+        RejectedError: one will never be taken.
+    """
+    if b'"error_code":' not in answer.body.replace(_WRITTEN, b""):
+        return {} if _WRITTEN in answer.body else dict(enumerate(parse_outcomes(answer)))
+    failed = {}
+    for index, outcome in enumerate(parse_outcomes(answer)):
+        if outcome.is_written:
+            continue
+        if not outcome.retriable:
+            msg = f"record {index} of a request was refused: {outcome.error}"
+            raise RejectedError(msg)
+        failed[index] = outcome
+    return failed

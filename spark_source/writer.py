@@ -1,0 +1,131 @@
+"""``df.write`` and ``df.writeStream`` with ``format("quorumlog")``: append, at least once.
+
+A task that Spark runs again, a batch that is replayed after a crash and a request whose answer was
+lost each write their records again. Nothing acknowledged to Spark is ever missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, IntegerType, StringType
+from typing_extensions import override
+
+from spark_source.cluster import Cluster, kept_cluster
+from spark_source.encoding import encode
+from spark_source.errors import SchemaError
+from spark_source.schema import HEADERS_COLUMN
+from spark_source.sender import Sender
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
+    from spark_source.options import SinkOptions
+
+EXPECTED = (
+    "expected value (string or binary) and, as wanted, key (string or binary), topic (string), "
+    "partition (int), headers (array<struct<key:string,value:binary>>)"
+)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task wrote."""
+
+    rows: int
+
+
+def sink_columns(
+    schema: StructType,
+    options: SinkOptions,
+    *,
+    overwrite: bool,
+) -> tuple[str, ...]:
+    """The columns to write; looked at before the first row.
+
+    Raises:
+        SchemaError: a column is missing, unknown or of another type; or not an append.
+    """
+    if overwrite:
+        msg = (
+            "a log is only ever appended to: use mode('append') or outputMode('append'); for the "
+            "whole result of every batch use foreachBatch and append it"
+        )
+        raise SchemaError(msg)
+    found = {field.name: field.dataType for field in schema.fields}
+    for name, kind in found.items():
+        if not _is_fit(name, kind):
+            msg = f"column {name} {kind.simpleString()} can't be written: {EXPECTED}"
+            raise SchemaError(msg)
+    if "value" not in found:
+        msg = f"there is no column value: {EXPECTED}"
+        raise SchemaError(msg)
+    if options.topic is None and "topic" not in found:
+        msg = "no topic is named: set option topic, or have a column topic (string)"
+        raise SchemaError(msg)
+    return tuple(found)
+
+
+def _is_fit(name: str, kind: DataType) -> bool:
+    match name:
+        case "key" | "value":
+            return isinstance(kind, StringType | BinaryType)
+        case "topic":
+            return isinstance(kind, StringType)
+        case "partition":
+            return isinstance(kind, IntegerType)
+        case "headers":
+            return bool(kind.simpleString() == HEADERS_COLUMN[0].simpleString())
+        case _:
+            return False
+
+
+class _Writer:
+    """Made on the driver, where it learns all brokers; pickled into the tasks."""
+
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        cluster = Cluster(options.connection)
+        cluster.cluster_id()
+        self._urls = cluster.urls
+        cluster.close()
+
+    def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Every row, acknowledged."""
+        cluster = kept_cluster(self._options.connection, self._urls)
+        sender = Sender(cluster.client, self._options)
+        rows = 0
+        for batch in batches:
+            for chunk in encode(batch, self._options):
+                sender.send(chunk)
+            rows += batch.num_rows
+        return Written(rows)
+
+
+class QuorumlogBatchWriter(_Writer, DataSourceArrowWriter):
+    """``df.write``.
+
+    The records are in the log as the tasks write them: there is nothing to commit or take back.
+    """
+
+    @override
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.write_rows(iterator)
+
+
+class QuorumlogStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """``df.writeStream``; see `QuorumlogBatchWriter`."""
+
+    @override
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.write_rows(iterator)
