@@ -1,0 +1,127 @@
+"""Each scenario once, short, on a real cluster behind the real proxy, as its command runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.cluster import processes_of
+from chaos.scenarios.catalogue import SCENARIOS
+from tests.architecture.tree import ROOT
+
+SHORT_S = "4"
+DEADLINE_S = 120
+COMMAND = [sys.executable, "-m", "http_api.cli", "chaos"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def chaos(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def verdicts(report: dict[str, Any]) -> dict[str, bool]:
+    return {one["name"]: one["passed"] for one in report["verdicts"]}
+
+
+OWN_CHECKS = {
+    "leader-cut": ["writes go on: leader cut off"],
+    "controller-cut": [
+        "metadata writes go on: active controller cut off, then killed",
+        "a cut-off controller stops ruling",
+    ],
+    "replies-lost": ["lost replies were told as unknown"],
+    "one-way-controller": [
+        "few elections: active controller deaf",
+        "few elections: active controller mute",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_promise_holds_while_the_network_breaks(name: str, tmp_path: Path) -> None:
+    done = chaos(tmp_path, "run", name, "--seed", "7", "--duration", SHORT_S, "--format", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    found = verdicts(report)
+    assert report["passed"]
+    assert all(found.values())
+    for check in (
+        *("faults were felt", "enough was acknowledged to prove something"),
+        *("acknowledged records there, as sent, in place", "no repeats but the client's own"),
+        *("what was seen stays", "all replicas hold the same", "acknowledged metadata stays"),
+        *("nodes keep to their proxies", "one ruler per epoch and term", "clean stop"),
+        *OWN_CHECKS[name],
+    ):
+        assert check in found
+    assert list(tmp_path.iterdir()) == [], "a green run leaves no directory"
+    assert processes_of(tmp_path) == []
+
+
+def test_an_interrupted_run_leaves_no_process_and_names_its_directory(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "run", "leader-cut", "--duration", SHORT_S],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None
+        try:
+            for line in running.stdout:
+                if line.startswith("leader cut off"):
+                    break
+            proxies = [pid for pid in children_of(running.pid) if "toxiproxy" in name_of(pid)]
+            assert len(proxies) == 1
+            os.killpg(running.pid, signal.SIGINT)
+            rest = running.stdout.read()
+            assert running.wait(timeout=30) == 130
+        finally:
+            running.kill()
+    assert "kept: .chaos-data/run-" in rest
+    (kept,) = (tmp_path / ".chaos-data").iterdir()
+    assert (kept / "history.ndjson").stat().st_size > 0
+    assert json.loads((kept / "report.json").read_bytes())["passed"] is False
+    assert processes_of(tmp_path) == []
+    assert not Path(f"/proc/{proxies[0]}").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+
+
+def test_list_names_every_scenario(tmp_path: Path) -> None:
+    done = chaos(tmp_path, "list")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(SCENARIOS)
+    rows = json.loads(chaos(tmp_path, "list", "--format", "json").stdout)
+    assert [row["name"] for row in rows] == list(SCENARIOS)
+
+
+def test_an_unknown_scenario_names_the_known_ones(tmp_path: Path) -> None:
+    done = chaos(tmp_path, "run", "leader-cat")
+    assert done.returncode == 2
+    assert "leader-cut" in done.stderr
