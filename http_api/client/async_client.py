@@ -20,7 +20,7 @@ T = TypeVar("T")
 class AsyncClient:
     """Runs calls against a cluster. Used as an async context by tasks of one loop.
 
-    Writes are POST and so never re-sent by aiohttp itself; a pure read may be (rule F2).
+    Only what may be repeated is ever re-sent by aiohttp itself (rule F2).
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class AsyncClient:
                 headers=request.headers,
                 timeout=timeout,
                 allow_redirects=False,
+                middlewares=() if request.may_repeat else (_only_once,),
             ) as response:
                 body = await response.read()
                 headers = {name.lower(): value for name, value in response.headers.items()}
@@ -126,3 +127,15 @@ class AsyncClient:
             raise LostError(msg) from error
         except (aiohttp.ClientError, OSError) as error:
             raise LostError(str(error) or repr(error)) from error
+
+
+async def _only_once(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Hide a broken connection from aiohttp, which sends a GET or DELETE again after one."""
+    try:
+        return await send(request)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise LostError(str(error) or repr(error)) from error

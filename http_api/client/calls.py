@@ -77,11 +77,13 @@ class Request:
     """(topic, partition): goes straight to the leader where that is known."""
     also_parsed: tuple[int, ...] = ()
     """Statuses of 400 and more whose answers `Call.parse` reads itself."""
+    repeatable: bool | None = None
+    """Said twice is as good as said once. None: a GET is, nothing else."""
 
     @property
-    def pure_read(self) -> bool:
+    def may_repeat(self) -> bool:
         """Whether it may be sent again whatever became of it (rule F1)."""
-        return self.method == "GET"
+        return self.method == "GET" if self.repeatable is None else self.repeatable
 
     @property
     def headers(self) -> dict[str, str]:

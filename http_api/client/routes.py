@@ -100,7 +100,7 @@ class Exchange:
         if answer.status < 400 or answer.status in self._request.also_parsed:
             return None
         error = error_of(answer)
-        surely_not_done = error.outcome is Outcome.NOT_WRITTEN or self._request.pure_read
+        surely_not_done = error.outcome is Outcome.NOT_WRITTEN or self._request.may_repeat
         if answer.status < 500 or not error.retriable or not surely_not_done:
             raise error
         self._routes.failed(self._request, self.url)
@@ -112,10 +112,10 @@ class Exchange:
         return self._next_broker(self._unreachable(), now_s, allowed=self._routes.ever_answered)
 
     def lost(self, reason: str, now_s: float) -> float:
-        """Sent, and no whole answer: only a pure read may go again."""
+        """Sent, and no whole answer: only what may be repeated goes again."""
         msg = f"no answer from {self.url}: {reason}"
         error = OutcomeUnknownError(msg)
-        if not self._request.pure_read:
+        if not self._request.may_repeat:
             self._routes.failed(self._request, self.url)
             raise error
         return self._next_broker(error, now_s, allowed=True)

@@ -1,0 +1,248 @@
+"""A member of a consumer group, over whichever broker answers: at least once, nothing skipped.
+
+What makes a read through HTTP lose records is an answer that gets lost: the position has moved. So
+this consumer commits nothing but what it received (auto-commit is off), and where an answer may be
+lost it takes a new instance: reading goes on from the last commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from http_api.client import groups
+from http_api.client.calls import ApiError, ClientError, OutcomeUnknownError
+from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
+from http_api.client.groups import InstanceSettings, Place
+from http_api.client.transport import Client
+from http_api.contract.errors import RestCode
+from raft_metadata.common.errors import Outcome
+
+DEFAULT_WAIT_MS = 1_000
+MAX_NAMES_TRIED = 5
+"""A create whose answer is lost is tried under another name: the first may be there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be read: topics through the group, or partitions by hand."""
+
+    topics: tuple[str, ...] = ()
+    partitions: tuple[Place, ...] = ()
+
+
+class GroupConsumer:
+    """One instance of a group. Used by one thread; close it, or use it as a context.
+
+    Records come at least once: again after a lost answer, a change of coordinator, a rebalance or
+    an expired session, from the last commit on. `commit` right after `poll`, before the records are
+    used, makes it at most once. With `assign` and `seek` the position may live elsewhere, beside
+    what is made of the records: exactly once.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        settings: InstanceSettings | None = None,
+        *,
+        name: str = "sdk",
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._settings = settings or InstanceSettings()
+        self._prefix = name
+        self._instance: str | None = None
+        self._must_join = True
+        """An answer may have been lost, and records with it: read no further as this instance."""
+        self._wanted: _Wanted | None = None
+        self._positions: dict[Place, int] = {}
+        self._committed: dict[Place, int] = {}
+
+    @property
+    def instance(self) -> str | None:
+        """The present instance's name; another one after it had to be replaced."""
+        return self._instance
+
+    @property
+    def positions(self) -> dict[Place, int]:
+        """The next offset by partition, where records came from or `seek` pointed to."""
+        return dict(self._positions)
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these topics with the group; the partitions are shared with its other members."""
+        self._wanted = _Wanted(topics=tuple(topics))
+        self._join()
+
+    def assign(self, partitions: Iterable[Place]) -> None:
+        """Read exactly these partitions, whoever else does. `seek` says from where."""
+        self._positions.clear()
+        self._wanted = _Wanted(partitions=tuple(partitions))
+        self._join()
+
+    def assignment(self) -> list[Place]:
+        """What this instance owns now."""
+        return self._client.run(groups.assignment(self._group, self._present()))
+
+    def seek(self, offsets: Mapping[Place, int]) -> None:
+        """Read on at these offsets; remembered by the group until the next commit."""
+        self._client.run(groups.seek(self._group, self._present(), offsets))
+        self._positions.update(offsets)
+
+    def committed(self, partitions: Iterable[Place]) -> dict[Place, int]:
+        """Committed offsets, where there are any."""
+        return self._client.run(groups.committed(self._group, self._present(), partitions))
+
+    def poll(
+        self, wait_ms: int = DEFAULT_WAIT_MS, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> list[Record]:
+        """The next records, none at the time-out, nor where the instance had to be replaced."""
+        if self._must_join:
+            self._join()
+        call = groups.poll(
+            self._group,
+            self._present(),
+            wait_ms=wait_ms,
+            max_bytes=max_bytes,
+            binary=self._settings.binary,
+        )
+        try:
+            records = self._client.run(call)
+        except ClientError as error:
+            if not _is_gone(error) and error.outcome is not Outcome.UNKNOWN:
+                raise
+            self._must_join = True
+            self._join()
+            return []
+        for record in records:
+            self._positions[record.topic, record.partition] = record.offset + 1
+        return records
+
+    def commit(self, offsets: Mapping[Place, int] | None = None) -> frozenset[Place]:
+        """Commit these next offsets, or everything `poll` returned.
+
+        Returns what is not committed because it is not this instance's any more (another member
+        owns it, or the coordinator changed): it is read again, by whoever owns it.
+        """
+        wanted = dict(offsets) if offsets is not None else self._uncommitted()
+        if not wanted:
+            return frozenset()
+        if self._instance is None:
+            return self._lost(wanted)
+        try:
+            self._client.run(groups.commit(self._group, self._instance, wanted))
+        except ApiError as error:
+            if _is_gone(error):
+                self._must_join = True
+                return self._lost(wanted)
+            if error.code != RestCode.ILLEGAL_STATE:
+                raise
+            return self._lost(self._commit_one_by_one(wanted))
+        self._committed.update(wanted)
+        return frozenset()
+
+    def close(self) -> None:
+        """Leave the group at once, without a commit."""
+        if self._instance is not None:
+            self._delete(self._instance)
+            self._instance, self._must_join = None, True
+
+    def __enter__(self) -> GroupConsumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _present(self) -> str:
+        if self._instance is None:
+            msg = "subscribe or assign first"
+            raise RuntimeError(msg)
+        return self._instance
+
+    def _uncommitted(self) -> dict[Place, int]:
+        return {
+            place: offset
+            for place, offset in self._positions.items()
+            if self._committed.get(place) != offset
+        }
+
+    def _lost(self, places: Mapping[Place, int]) -> frozenset[Place]:
+        if self._wanted is not None and self._wanted.topics:
+            for place in places:
+                self._positions.pop(place, None)
+        return frozenset(places)
+
+    def _commit_one_by_one(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
+        """Some of these can't be committed: the ones that can are. Returns the others."""
+        refused = {}
+        for place, offset in wanted.items():
+            try:
+                self._client.run(groups.commit(self._group, self._present(), {place: offset}))
+            except ApiError as error:
+                if error.code != RestCode.ILLEGAL_STATE and not _is_gone(error):
+                    raise
+                refused[place] = offset
+            else:
+                self._committed[place] = offset
+        return refused
+
+    def _join(self) -> None:
+        """Take a new instance in place of the old one, if there was one.
+
+        The old one leaves last: while the group has a reader, it remembers where it started.
+        """
+        wanted = self._wanted
+        if wanted is None:
+            msg = "subscribe or assign first"
+            raise RuntimeError(msg)
+        new = self._create()
+        try:
+            self._enter(new, wanted)
+        except ClientError:
+            self._delete(new)
+            raise
+        old, self._instance, self._must_join = self._instance, new, False
+        self._committed.clear()
+        if old is not None:
+            self._delete(old)
+
+    def _enter(self, name: str, wanted: _Wanted) -> None:
+        if wanted.topics:
+            self._positions.clear()
+            self._client.run(groups.subscribe(self._group, name, wanted.topics))
+            return
+        self._client.run(groups.assign(self._group, name, wanted.partitions))
+        known = {place: at for place, at in self._positions.items() if place in wanted.partitions}
+        if known:
+            self._client.run(groups.seek(self._group, name, known))
+
+    def _create(self) -> str:
+        for attempt in range(MAX_NAMES_TRIED):
+            name = f"{self._prefix}-{secrets.token_hex(8)}"
+            try:
+                self._client.run(groups.create_instance(self._group, name, self._settings))
+            except OutcomeUnknownError:
+                self._delete(name)
+                if attempt == MAX_NAMES_TRIED - 1:
+                    raise
+            else:
+                return name
+        raise AssertionError
+
+    def _delete(self, name: str) -> None:
+        """As far as it goes: an instance that nobody uses expires."""
+        with contextlib.suppress(ClientError):
+            self._client.run(groups.delete_instance(self._group, name), retry_s=1.0)
+
+
+def _is_gone(error: ClientError) -> bool:
+    """The instance is not there any more: its session expired."""
+    return isinstance(error, ApiError) and error.code == RestCode.UNKNOWN_TOPIC_OR_PARTITION
