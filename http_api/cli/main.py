@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topic": ("http_api.cli.topic:topic", "Create, list, describe, delete topics."),
     "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
+    "group": ("http_api.cli.group:group", "List and describe consumer groups, move offsets."),
     "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster."),
     "broker": ("http_api.cli.node:broker", "Run one broker."),
     "controller": ("http_api.cli.node:controller", "Run one controller, or have it rejoin."),

@@ -172,6 +172,23 @@ def ends(topic: str, partition: int) -> Call[PartitionEnds]:
     return Call(Request(method="GET", path=path, accept=V2), parse)
 
 
+def offset_at(topic: str, partition: int, timestamp_ms: int) -> Call[int]:
+    """The first offset at or behind a time; the partition's end where there is none."""
+    query = {"timestamp": timestamp_ms, "timeout": 0, "max_bytes": 1}
+    request = Request(
+        method="GET",
+        path=path_of("topics", topic, "partitions", partition, "records", query=query),
+        accept=V2_BINARY,
+        leader_key=(topic, partition),
+    )
+
+    def parse(answer: Answer) -> int:
+        records = answer.json()
+        return int(records[0]["offset"]) if records else _header(answer, "next-offset")
+
+    return Call(request, parse)
+
+
 def _fetch_request(
     topic: str,
     partition: int,

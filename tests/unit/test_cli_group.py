@@ -1,0 +1,206 @@
+"""``quorumlog group`` as processes, against a real HTTP door in front of a fake broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.coordinator.requests import (
+    CommitGroup,
+    DescribeGroup,
+    GroupDescription,
+    GroupOffset,
+    GroupOffsetRow,
+    GroupOffsets,
+    GroupState,
+    MemberDescription,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    BrokerId,
+    GroupId,
+    InstanceId,
+    PartitionId,
+    TopicName,
+    TopicPartition,
+)
+from tests.support.fake_broker_apis import NOW_MS
+from tests.support.http_door import Door, open_door
+from tests.unit.test_cli_commands import Shell
+
+FLIGHTS = TopicName("flights")
+JSON = "application/vnd.kafka.json.v2+json"
+
+
+def member(name: str, *partitions: int) -> MemberDescription:
+    return MemberDescription(
+        instance=InstanceId(name),
+        client_id="etl" if partitions else "",
+        assignment=tuple(TopicPartition(FLIGHTS, PartitionId(number)) for number in partitions),
+        is_manual=False,
+        member_epoch=2,
+    )
+
+
+def describes(door: Door, *members: MemberDescription, rows: tuple[GroupOffsetRow, ...]) -> None:
+    found = GroupDescription(
+        group=GroupId("pilots"),
+        state=GroupState.STABLE if members else GroupState.EMPTY,
+        assignor="range",
+        coordinator=BrokerId(2),
+        group_epoch=2,
+        members=members,
+    )
+    door.apis.groups = [found]
+    door.apis.group_answers |= {DescribeGroup: found, GroupOffsets: rows}
+
+
+def row(partition: int, offset: int, end: int | None) -> GroupOffsetRow:
+    return GroupOffsetRow(FLIGHTS, PartitionId(partition), offset, "", end)
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[Shell]:
+    async with open_door() as door:
+        for partition, count in ((0, 6), (1, 3)):
+            records = [{"value": number} for number in range(count)]
+            await door.post(f"/topics/flights/partitions/{partition}", {"records": records}, JSON)
+        door.apis.requests.clear()
+        yield Shell(door)
+
+
+def committed(shell: Shell) -> dict[int, int]:
+    """What the one commit said, by partition."""
+    commits = [request for request in shell.door.apis.requests if isinstance(request, CommitGroup)]
+    (commit,) = commits
+    assert all(isinstance(one, GroupOffset) and one.topic == FLIGHTS for one in commit.offsets)
+    return {one.partition: one.offset for one in commit.offsets}
+
+
+async def test_list(shell: Shell) -> None:
+    describes(shell.door, rows=())
+    listed = await shell("group", "list")
+    assert [line.split() for line in listed.lines] == [
+        ["GROUP", "STATE", "COORDINATOR"],
+        ["pilots", "empty", "2"],
+    ]
+    found = (await shell("group", "list", "--format", "json")).json
+    assert found == [
+        {
+            "group": "pilots",
+            "state": "EMPTY",
+            "assignor": "range",
+            "coordinator": 2,
+            "is_simple": True,
+        }
+    ]
+
+
+async def test_describe_shows_lag_and_owner_per_partition(shell: Shell) -> None:
+    owners = (member("one", 0, 1), member("spare"))
+    describes(shell.door, *owners, rows=(row(0, 4, 6), row(2, 1, None)))
+    shown = await shell("group", "describe", "pilots")
+    assert shown.code == 0
+    assert shown.lines[0] == "group pilots state=stable coordinator=2 members=2 total_lag=2"
+    assert [line.split() for line in shown.lines[2:5]] == [
+        ["flights", "0", "4", "6", "2", "one", "etl"],
+        ["flights", "1", "-", "-", "-", "one", "etl"],
+        ["flights", "2", "1", "-", "-", "-", "-"],
+    ]
+    assert shown.lines[5] == "without partitions: spare"
+
+    (found,) = (await shell("group", "describe", "pilots", "--format", "json")).json
+    assert (found["total_lag"], len(found["members"])) == (2, 2)
+    assert found["partitions"][0] == {
+        "topic": "flights",
+        "partition": 0,
+        "current_offset": 4,
+        "log_end_offset": 6,
+        "lag": 2,
+        "member_id": "one",
+        "client_id": "etl",
+    }
+
+
+async def test_an_unknown_group_is_exit_1(shell: Shell) -> None:
+    shell.door.apis.group_answers[DescribeGroup] = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    shown = await shell("group", "describe", "nobody")
+    assert (shown.code, shown.out) == (1, "")
+    assert "Consumer group nobody cannot be found. (error 40405)" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        ("beginning", {0: 0, 1: 0}),
+        ("end", {0: 6, 1: 3}),
+        ("5", {0: 5, 1: 3}),
+        (f"@{NOW_MS}", {0: 0, 1: 0}),
+        (f"@{NOW_MS + 1}", {0: 6, 1: 3}),
+        ("2100-01-01T00:00:00Z", {0: 6, 1: 3}),
+        ("2000-01-01", {0: 0, 1: 0}),
+    ],
+)
+async def test_seek_moves_everything_the_group_has_committed(
+    shell: Shell, to: str, expected: dict[int, int]
+) -> None:
+    describes(shell.door, rows=(row(0, 4, 6), row(1, 1, 3)))
+    moved = await shell("group", "seek", "pilots", "--to", to)
+    assert (moved.code, committed(shell)) == (0, expected)
+    assert [line.split() for line in moved.lines] == [
+        ["TOPIC", "PARTITION", "PRIOR-OFFSET", "NEW-OFFSET"],
+        ["flights", "0", "4", str(expected[0])],
+        ["flights", "1", "1", str(expected[1])],
+    ]
+
+
+async def test_seek_of_a_topic_or_some_partitions(shell: Shell) -> None:
+    describes(shell.door, rows=())
+    moved = await shell(
+        *("group", "seek", "new", "--to", "end", "-t", "flights:1", "--format", "json")
+    )
+    assert moved.json == [
+        {
+            "topic": "flights",
+            "partition": 1,
+            "prior_offset": None,
+            "new_offset": 3,
+            "dry_run": False,
+        }
+    ]
+    assert committed(shell) == {1: 3}
+    shell.door.apis.requests.clear()
+    await shell("group", "seek", "new", "--to", "beginning", "-t", "flights")
+    assert committed(shell) == {0: 0, 1: 0}
+
+
+async def test_a_dry_run_changes_nothing(shell: Shell) -> None:
+    describes(shell.door, rows=(row(0, 4, 6),))
+    shown = await shell("group", "seek", "pilots", "--to", "end", "--dry-run")
+    assert shown.lines[1].split() == ["flights", "0", "4", "6"]
+    assert "nothing was changed" in shown.err
+    assert not any(isinstance(request, CommitGroup) for request in shell.door.apis.requests)
+
+
+async def test_seek_under_live_members_is_refused(shell: Shell) -> None:
+    describes(shell.door, rows=(row(0, 4, 6),))
+    text = "group pilots has live members"
+    shell.door.apis.group_answers[CommitGroup] = KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
+    refused = await shell("group", "seek", "pilots", "--to", "end", "--format", "json")
+    assert (refused.code, refused.out) == (1, "")
+    assert json.loads(refused.err)["error_code"] == 40903
+
+
+async def test_what_can_not_be_sought(shell: Shell) -> None:
+    describes(shell.door, rows=())
+    nothing = await shell("group", "seek", "pilots", "--to", "end")
+    assert (nothing.code, "has committed nothing" in nothing.err) == (1, True)
+    absent = await shell("group", "seek", "pilots", "--to", "end", "-t", "flights:7")
+    assert (absent.code, "partitions 0 to 1" in absent.err) == (1, True)
+    for to in ("middle", "-5", "@", "2026-13-01"):
+        wrong = await shell("group", "seek", "pilots", "--to", to, "-t", "flights")
+        assert (wrong.code, wrong.out) == (2, ""), to
+    assert (await shell("group", "seek", "pilots")).code == 2
+    assert not any(isinstance(request, CommitGroup) for request in shell.door.apis.requests)
