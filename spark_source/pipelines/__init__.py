@@ -1,0 +1,1 @@
+"""Queries that are worth having ready."""
