@@ -1,0 +1,255 @@
+"""Arrow batches to requests, and how requests are sent until every record is acknowledged."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from http_api.client.calls import Answer, ApiError, Call, ClientError, OutcomeUnknownError
+from spark_source import encoding
+from spark_source.encoding import Chunk, body_of, encode
+from spark_source.errors import NotServedError, RejectedError, SchemaError
+from spark_source.options import SinkOptions, sink_options
+from spark_source.schema import HEADERS_ARROW, HEADERS_COLUMN
+from spark_source.sender import Sender
+from spark_source.writer import sink_columns
+
+
+def options(**given: str) -> SinkOptions:
+    return sink_options({"url": "http://a:1", "topic": "t", **given}, {})
+
+
+def sent(batch: pa.RecordBatch, wanted: SinkOptions) -> list[dict[str, Any]]:
+    return [
+        record
+        for chunk in encode(batch, wanted)
+        for record in orjson.loads(body_of(chunk.records))["records"]
+    ]
+
+
+rows = st.lists(
+    st.tuples(
+        st.none() | st.binary(max_size=20),
+        st.none() | st.binary(max_size=20),
+        st.none() | st.integers(0, 9),
+    ),
+    max_size=20,
+)
+
+
+@given(rows)
+def test_bytes_arrive_as_they_were(written: list[tuple[Any, Any, Any]]) -> None:
+    batch = pa.record_batch(
+        {
+            "key": pa.array([row[0] for row in written], pa.binary()),
+            "value": pa.array([row[1] for row in written], pa.binary()),
+            "partition": pa.array([row[2] for row in written], pa.int32()),
+        }
+    )
+    found = sent(batch, options())
+    assert [
+        (decoded(one["key"]), decoded(one["value"]), one.get("partition")) for one in found
+    ] == written
+
+
+def decoded(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
+
+
+def test_json_goes_as_its_own_text() -> None:
+    batch = pa.record_batch({"key": ['"a"', "7", None], "value": ['{"x": 1.50}', None, "[ ]"]})
+    (chunk,) = encode(batch, options(valueformat="json"))
+    assert chunk.records == [
+        b'{"key":"a","value":{"x": 1.50}}',
+        b'{"key":7,"value":null}',
+        b'{"key":null,"value":[ ]}',
+    ]
+
+
+def test_plain_text_may_be_a_key_beside_json_values() -> None:
+    batch = pa.record_batch({"key": ['say "hi"\n'], "value": ["1"]})
+    (chunk,) = encode(batch, options(valueformat="json", keyformat="string"))
+    assert orjson.loads(chunk.records[0])["key"] == 'say "hi"\n'
+
+
+@pytest.mark.parametrize(
+    "value", ['1},{"value":2', '"abc', "", "{", "nul", "1 2", b"\xff", b'"\xff"', "NaN"]
+)
+def test_what_is_not_json_never_reaches_a_body(value: str | bytes) -> None:
+    kind = pa.binary() if isinstance(value, bytes) else pa.string()
+    batch = pa.record_batch({"value": pa.array([value], kind)})
+    with pytest.raises(RejectedError, match="a value is not JSON"):
+        list(encode(batch, options(valueformat="json")))
+
+
+def test_headers_and_the_topic_of_each_row() -> None:
+    headers = [[{"key": "h", "value": b"\x00"}, {"key": "n", "value": None}], None]
+    batch = pa.record_batch(
+        {
+            "value": ["a", "b"],
+            "topic": ["t1", "t2"],
+            "headers": pa.array(headers, HEADERS_ARROW),
+        }
+    )
+    wanted = sink_options({"url": "http://a:1"}, {})
+    first, second = encode(batch, wanted)
+    assert (first.topic, second.topic) == ("t1", "t2")
+    assert orjson.loads(first.records[0])["headers"] == [
+        {"key": "h", "value": "AA=="},
+        {"key": "n", "value": None},
+    ]
+    assert "headers" not in orjson.loads(second.records[0])
+
+
+def test_the_option_topic_wins_and_a_missing_topic_is_told() -> None:
+    batch = pa.record_batch({"value": ["a"], "topic": pa.array([None], pa.string())})
+    assert [chunk.topic for chunk in encode(batch, options())] == ["t"]
+    with pytest.raises(RejectedError, match="has no topic"):
+        list(encode(batch, sink_options({"url": "http://a:1"}, {})))
+
+
+@given(st.lists(st.integers(0, 60), max_size=30))
+def test_requests_are_of_bounded_size_and_hold_everything(sizes: list[int]) -> None:
+    values = [b"1" * (size + 1) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "BODY_BYTES_MAX", 100)
+        patch.setattr(encoding, "BODY_RECORDS_MAX", 4)
+        found = list(encode(pa.record_batch({"value": pa.array(values, pa.binary())}), options()))
+    assert [one for chunk in found for one in chunk.records] == [
+        b'{"value":"%b"}' % base64.b64encode(value) for value in values
+    ]
+    for chunk in found:
+        assert 1 <= len(chunk.records) <= 4
+        assert len(chunk.records) == 1 or sum(map(len, chunk.records)) <= 100
+
+
+def columns(**kinds: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+TEXT = StringType()
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (columns(valeu=TEXT), "column valeu string can't be written: expected value"),
+        (columns(value=IntegerType()), "column value int"),
+        (columns(key=TEXT), "no column value"),
+        (columns(value=TEXT, partition=LongType()), "column partition bigint"),
+        (columns(value=TEXT, headers=TEXT), "column headers string"),
+    ],
+)
+def test_wrong_columns_are_told_before_the_first_row(schema: StructType, says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        sink_columns(schema, options(), overwrite=False)
+
+
+def test_only_append_and_only_with_a_topic() -> None:
+    schema = columns(value=BinaryType(), headers=HEADERS_COLUMN[0])
+    assert sink_columns(schema, options(), overwrite=False) == ("value", "headers")
+    with pytest.raises(SchemaError, match="only ever appended"):
+        sink_columns(schema, options(), overwrite=True)
+    with pytest.raises(SchemaError, match="no topic is named"):
+        sink_columns(schema, sink_options({"url": "http://a:1"}, {}), overwrite=False)
+
+
+# ---------------------------------------------------------------- sending
+
+
+class FakeRoutes:
+    urls = ("http://a:1",)
+
+    def failed(self, request: object, url: str) -> None:
+        pass
+
+
+class FakeClient:
+    """Answers in turn: rows of outcomes, or an error."""
+
+    def __init__(self, *answers: list[str] | ClientError) -> None:
+        self.routes = FakeRoutes()
+        self.answers = list(answers)
+        self.bodies: list[list[int]] = []
+
+    def run(self, call: Call[Any], *, retry_s: float) -> Any:
+        assert call.request.body is not None
+        records = orjson.loads(call.request.body)["records"]
+        self.bodies.append([record["value"] for record in records])
+        answer = self.answers.pop(0)
+        if isinstance(answer, ClientError):
+            raise answer
+        found = [ROWS[word] for word in answer]
+        return call.parse(Answer(status=200, body=orjson.dumps({"offsets": found})))
+
+
+FAILED = {"partition": None, "offset": None, "error": "NOT_ENOUGH_REPLICAS: no", "retriable": True}
+ROWS = {
+    "ok": {"partition": 0, "offset": 5, "error_code": None, "error": None},
+    "not": {**FAILED, "error_code": 50003, "outcome": "not_written"},
+    "unknown": {**FAILED, "error_code": 50003, "outcome": "unknown"},
+    "large": {**FAILED, "error_code": 413, "error": "MESSAGE_TOO_LARGE: x", "retriable": False},
+}
+
+
+def send(client: FakeClient, count: int = 3) -> list[float]:
+    waits: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    wanted = options(valueformat="json", retrytimeoutms="5000")
+    sender = Sender(client, wanted, lambda: now[0], sleep)  # type: ignore[arg-type]
+    sender.send(Chunk("t", [b'{"value":%d}' % number for number in range(count)]))
+    return waits
+
+
+def test_what_is_acknowledged_is_sent_once() -> None:
+    client = FakeClient(["ok", "ok", "ok"])
+    assert send(client) == []
+    assert client.bodies == [[0, 1, 2]]
+
+
+def test_only_what_was_not_acknowledged_goes_again_in_order() -> None:
+    client = FakeClient(["not", "ok", "unknown"], ["ok", "not"], ["ok"])
+    send(client)
+    assert client.bodies == [[0, 1, 2], [0, 2], [2]]
+
+
+def test_a_lost_answer_sends_all_again() -> None:
+    client = FakeClient(OutcomeUnknownError("gone"), ["ok", "ok", "ok"])
+    send(client)
+    assert client.bodies == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_record_that_is_never_taken_fails_the_task() -> None:
+    with pytest.raises(RejectedError, match="record 1 of a request was refused: MESSAGE_TOO_LARGE"):
+        send(FakeClient(["ok", "large", "ok"]))
+
+
+def test_a_refused_request_fails_the_task_at_once() -> None:
+    with pytest.raises(RejectedError, match="topic t: Topic t not found"):
+        send(FakeClient(ApiError(404, 40401, "Topic t not found", {})))
+
+
+def test_retries_end_and_say_why() -> None:
+    refusals = [ApiError(503, 50302, "no leader", {"outcome": "not_written"}) for _ in range(20)]
+    with pytest.raises(NotServedError, match=r"3 of 3 records .* within 5 s .* no leader"):
+        send(FakeClient(*refusals))
