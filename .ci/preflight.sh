@@ -4,10 +4,15 @@
 #
 #   .ci/preflight.sh            prints one line when all is well
 #   .ci/preflight.sh --python   prints only the Python to use
+#
+# With NEEDS=java in the environment (`make demo`, `make test`) Spark must be able to run, too.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
-FREE_DISK_MB_MIN=2048 # .venv 0.3 GB; the demo and the tests write up to 1 GB; the rest is room
+# .venv 0.9 GB, building Toxiproxy 0.6 GB (thrown away), the demo's and the tests' clusters and
+# Spark's temporary files up to 1.5 GB; the rest is room.
+FREE_DISK_MB_MIN=4096
+JAVA_MIN=17 # Spark 4
 PYTHONS="python3.14 python3.13 python3.12 python3.11 python3"
 
 problems=""
@@ -111,6 +116,31 @@ case $system in
     "docker run --rm -it -v \"\$PWD\":/quorumlog -w /quorumlog python:3.13 make test" ;;
 esac
 
+# Debian's and Ubuntu's default Java where it is new enough, else their Java 17.
+debian_java() {
+    version=$(apt-cache show default-jre-headless 2>/dev/null |
+        sed -n 's/^Version: \([0-9]*:\)\{0,1\}1\.\([0-9]*\).*/\2/p' | head -n 1)
+    if [ "${version:-0}" -ge $JAVA_MIN ]; then
+        echo "default-jre-headless"
+    else
+        echo "openjdk-$JAVA_MIN-jre-headless"
+    fi
+}
+
+java_version=""
+if [ "${NEEDS:-}" = java ]; then
+    # as Spark looks for it
+    java=${JAVA_HOME:+$JAVA_HOME/bin/}java
+    java_version=$("$java" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1)
+    found="Java $java_version ($java) is too old for Spark"
+    [ -n "$java_version" ] || found="no Java that runs ($java), which Spark needs"
+    if [ "${java_version:-0}" -lt $JAVA_MIN ]; then
+        problem "$found: $JAVA_MIN or newer" \
+            "$(install "$(debian_java)" "java-21-openjdk-headless" "jre-openjdk-headless")
+            (\`make demo SPARK=0\` does without Spark)"
+    fi
+fi
+
 free_mb=$(df -Pk . 2>/dev/null | awk 'NR == 2 { print int($4 / 1024) }')
 if [ "${free_mb:-0}" -lt $FREE_DISK_MB_MIN ]; then
     problem "${free_mb:-0} MB free on the disk of $(pwd); $FREE_DISK_MB_MIN MB are needed" \
@@ -126,5 +156,6 @@ fi
 if [ "${1:-}" = --python ]; then
     echo "$python"
 else
-    echo "preflight: Python $python_version ($python), $system, $((free_mb / 1024)) GB free"
+    java_found=${java_version:+Java $java_version, }
+    echo "preflight: Python $python_version ($python), $java_found$system, $((free_mb / 1024)) GB free"
 fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -35,10 +36,10 @@ class Machine:
         command.write_text(f"#!/bin/sh\n{script}\n")
         command.chmod(0o755)
 
-    def preflight(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def preflight(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["/bin/sh", str(SCRIPT), *arguments],
-            env={"PATH": os.pathsep.join(map(str, self.folders))},
+            env={"PATH": os.pathsep.join(map(str, self.folders)), **more},
             capture_output=True,
             text=True,
             check=False,
@@ -121,6 +122,108 @@ def test_a_python_whose_venv_is_split_out_names_the_package(machine: Machine) ->
 def test_an_old_debian_is_told_of_a_package_that_is_new_enough(machine: Machine) -> None:
     machine.has("apt-cache", "echo 'Version: 3.10.6-1~22.04'")
     assert "python3.11 python3.11-venv" in machine.preflight().stderr
+
+
+# -- Java, for what runs Spark
+
+
+def java(version: str) -> str:
+    return f"""echo 'openjdk version "{version}" 2025-04-15' >&2"""
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
+def test_a_java_that_spark_runs_on_passes(machine: Machine, version: str) -> None:
+    machine.has("python3.12", GOOD)
+    machine.has("java", java(version))
+    done = machine.preflight(NEEDS="java")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Java {version.split('.', maxsplit=1)[0]}," in done.stdout
+
+
+def test_without_java_the_apt_line_is_said_and_the_way_around_it(machine: Machine) -> None:
+    machine.has("python3.12", GOOD)
+    done = machine.preflight(NEEDS="java")
+    assert done.returncode == 2
+    assert "no Java that runs (java), which Spark needs: 17 or newer" in done.stderr
+    assert "apt-get install -y openjdk-17-jre-headless" in done.stderr
+    assert "make demo SPARK=0" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])
+def test_a_java_that_is_too_old_is_named(machine: Machine, version: str) -> None:
+    machine.has("python3.12", GOOD)
+    machine.has("java", java(version))
+    machine.has("apt-cache", "echo 'Version: 2:1.21-76'")
+    done = machine.preflight(NEEDS="java")
+    assert done.returncode == 2
+    assert re.search(r"Java (8|11) \(java\) is too old for Spark: 17 or newer", done.stderr)
+    assert "apt-get install -y default-jre-headless" in done.stderr
+
+
+def test_an_old_default_java_is_not_what_is_recommended(machine: Machine) -> None:
+    machine.has("apt-cache", "echo 'Version: 2:1.11-72build2'")
+    assert "openjdk-17-jre-headless" in machine.preflight(NEEDS="java").stderr
+
+
+def test_java_is_looked_for_where_spark_looks(machine: Machine, tmp_path: Path) -> None:
+    machine.has("python3.12", GOOD)
+    machine.has("java", java("17.0.1"))
+    done = machine.preflight(NEEDS="java", JAVA_HOME=str(tmp_path / "jdk"))
+    assert done.returncode == 2
+    assert str(tmp_path / "jdk" / "bin" / "java") in done.stderr
+
+
+def test_who_does_not_run_spark_needs_no_java(machine: Machine) -> None:
+    machine.has("python3.12", GOOD)
+    assert machine.preflight().returncode == 0
+
+
+# -- what `make` asks of it
+
+
+def recipe(*words: str) -> str:
+    """What make would run."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("CI", "SPARK")}
+    done = subprocess.run(
+        ["make", "-n", *words],
+        cwd=SCRIPT.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def needs(tmp_path: Path, *words: str) -> str:
+    """NEEDS as the recipes below a target see it: a makefile around ours prints it."""
+    around = tmp_path / "around.mk"
+    makefile = SCRIPT.parents[1] / "Makefile"
+    around.write_text(f"include {makefile}\n.venv toxiproxy:\n\t@echo needs=$$NEEDS\n")
+    environment = {key: value for key, value in os.environ.items() if key not in ("CI", "SPARK")}
+    done = subprocess.run(
+        ["make", "-f", str(around), "--ignore-errors", *words, "PYTHON=true"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.splitlines()[0]
+
+
+def test_demo_and_test_need_java_and_only_the_demo_can_do_without(tmp_path: Path) -> None:
+    assert needs(tmp_path, "test") == "needs=java"
+    assert needs(tmp_path, "test", "SPARK=0") == "needs=java"
+    assert needs(tmp_path, "demo") == "needs=java"
+    assert needs(tmp_path, "demo", "SPARK=0") == "needs="
+    assert needs(tmp_path, "setup") == "needs="
+
+
+def test_continuous_integration_skips_nothing(tmp_path: Path) -> None:
+    assert needs(tmp_path, "demo", "SPARK=0", "CI=true") == "needs=java"
+    assert "--no-spark" in recipe("demo", "SPARK=0")
+    assert "--no-spark" not in recipe("demo", "SPARK=0", "CI=true")
 
 
 def test_no_python_at_all(machine: Machine) -> None:
