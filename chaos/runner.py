@@ -24,11 +24,11 @@ from chaos.checkers.records import (
 )
 from chaos.checkers.repeats import check_repeats
 from chaos.checkers.rule import check_one_ruler, check_topics
-from chaos.checkers.verdict import verdict
+from chaos.checkers.verdict import Verdict, verdict
 from chaos.deadline import TooLateError, within
 from chaos.disk import lines_on_disk
 from chaos.history import Reading
-from chaos.http import NDJSON, Http
+from chaos.http import NDJSON, CallError, Http
 from chaos.load import Endpoint
 from chaos.metadata_probe import MetadataProbe
 from chaos.scenarios.stage import Stage
@@ -201,7 +201,14 @@ class ScenarioRun:
 
     async def _read_and_judge(self, http: Http, stage: Stage) -> None:
         history, judge = self._history, self._run.judge
-        readings = [await self._read(http, broker) for broker in stage.now.brokers]
+        readings = []
+        for broker in stage.now.brokers:
+            try:
+                readings.append(await self._read(http, broker))
+            except (CallError, TooLateError) as error:
+                judge(Verdict(f"read through broker {broker.id}", passed=False, figures=str(error)))
+        if not readings:
+            return
         judge(check_present(history, readings))
         judge(check_offsets(readings))
         judge(check_order(history))
