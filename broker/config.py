@@ -67,6 +67,8 @@ class BrokerTimeouts:
     controlled_shutdown_ms: int = 10_000
     metadata_fetch_wait_ms: int = 500
     topic_ready_ms: int = 15_000
+    group_rebalance_timeout_ms: int = 30_000
+    """A member keeps what it is to give up this long at most, if it does not call again."""
     log_flush_interval_ms: int = 1_000
     """How often a ``flush=os`` log is synced in the background."""
 

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from raft_metadata.common.ids import (
-        BrokerId,
-        GroupId,
-        InstanceId,
-        PartitionId,
-        TopicName,
-        TopicPartition,
-    )
+from raft_metadata.common.ids import (
+    BrokerId,
+    GroupId,
+    InstanceId,
+    PartitionId,
+    TopicName,
+    TopicPartition,
+)
 
 A = TypeVar("A")
 

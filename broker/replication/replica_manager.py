@@ -36,6 +36,7 @@ from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
     IncarnationId,
+    LeaderEpoch,
     PartitionId,
     TopicIdPartition,
 )
@@ -107,6 +108,12 @@ class ReplicaManager:
     def replica(self, partition: TopicIdPartition) -> Replica | None:
         """The hosted replica of a partition, or None."""
         return self._replicas.get(key_of(partition.topic_id, partition.partition))
+
+    def led_epoch(self, partition: TopicIdPartition) -> LeaderEpoch | None:
+        """In which epoch this broker leads a partition; None where it does not."""
+        replica = self.replica(partition)
+        role = None if replica is None else replica.partition.role
+        return role.epoch if isinstance(role, LeaderState) else None
 
     def replicas(self) -> Iterator[Replica]:
         """All hosted replicas."""

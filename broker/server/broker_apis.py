@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from broker.record.lines import key_view, oversized
 from broker.record.values import partition_for_key
 from broker.server import forwarding
+from broker.server.group_requests import GroupRequests
 from broker.server.local_partitions import Append, LocalPartitions, Read
 from broker.server.requests import (
     FetchRequest,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from broker.config import BrokerConfig
+    from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
@@ -77,6 +79,8 @@ _REROUTED = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.OFFSET_NOT_AVAILABLE,
         ErrorCode.METADATA_BEHIND,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
 """Refusals that another leader, or the same one a moment later, may not repeat."""
@@ -88,7 +92,7 @@ class RoutedBrokerApis:
     Stateless but for the rotation of keyless requests over partitions and the forwards under way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
         self,
         config: BrokerConfig,
         local: LocalPartitions,
@@ -96,6 +100,7 @@ class RoutedBrokerApis:
         lifecycle: Lifecycle,
         controllers: ControllerChannel,
         peers: PeerChannel,
+        coordinator: GroupCoordinator,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
@@ -106,6 +111,9 @@ class RoutedBrokerApis:
         self._peers = peers
         self._clock = clock
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
+        self._groups = GroupRequests(
+            config, self, coordinator, loader, self._topics, clock, random_bytes
+        )
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
 
@@ -166,11 +174,11 @@ class RoutedBrokerApis:
 
     async def group(self, request: GroupRequest[A]) -> A:
         """See `BrokerApis`."""
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return await self._groups.ask(request)
 
     async def list_groups(self) -> list[GroupDescription]:
         """See `BrokerApis`."""
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return await self._groups.list_groups()
 
     # produce
 
@@ -261,7 +269,7 @@ class RoutedBrokerApis:
             if registration.leader == self._config.broker_id:
                 return await self._local.append(append)
             body = forwarding.encode_append(append)
-            answer = await self._forward(
+            answer = await self.forward(
                 partition, registration, forwarding.APPEND, body, timeout_ms
             )
             return forwarding.decode_base_offset(answer)
@@ -303,6 +311,19 @@ class RoutedBrokerApis:
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=last.outcome)
             await self._pause(deadline_ms)
 
+    async def routed(
+        self,
+        partition: TopicIdPartition,
+        attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
+        deadline_ms: int,
+        *,
+        pure: bool,
+    ) -> T:
+        """See `broker.server.group_requests.Router`."""
+        if pure:
+            return await self._routed_read(partition, attempt, deadline_ms)
+        return await self._routed(partition, attempt, deadline_ms)
+
     async def _pause(self, deadline_ms: int) -> None:
         """Until a new image, a short while, or the deadline."""
         pause_ms = min(REROUTE_PAUSE_MS, max(1, deadline_ms - self._clock.monotonic_ms()))
@@ -310,7 +331,7 @@ class RoutedBrokerApis:
             async with asyncio.timeout(pause_ms / 1000):
                 await self._loader.changed()
 
-    async def _forward(
+    async def forward(
         self,
         partition: TopicIdPartition,
         registration: PartitionRegistration,
@@ -371,9 +392,7 @@ class RoutedBrokerApis:
             if registration.leader == self._config.broker_id:
                 return await self._local.fetch(read)
             body = forwarding.encode_fetch(read)
-            answer = await self._forward(
-                partition, registration, forwarding.FETCH, body, timeout_ms
-            )
+            answer = await self.forward(partition, registration, forwarding.FETCH, body, timeout_ms)
             return forwarding.decode_fetch(answer)
 
         return await self._routed_read(partition, attempt, deadline_ms)
@@ -387,7 +406,7 @@ class RoutedBrokerApis:
             if registration.leader == self._config.broker_id:
                 return self._local.offsets(place)
             body = forwarding.encode_offsets(place)
-            answer = await self._forward(place, registration, forwarding.OFFSETS, body, timeout_ms)
+            answer = await self.forward(place, registration, forwarding.OFFSETS, body, timeout_ms)
             return forwarding.decode_offsets(answer)
 
         return await self._routed_read(place, attempt, deadline_ms)

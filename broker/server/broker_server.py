@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.coordinator.group_coordinator import GroupCoordinator
 from broker.log.log_manager import LogManager
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
+from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
 from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import Lifecycle
 from broker.server.local_partitions import LocalPartitions
@@ -68,10 +70,28 @@ class BrokerServer:
             config, incarnation_id, controllers, self._loader, self._unclean_partitions, clock
         )
         local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
-        self.apis = RoutedBrokerApis(
-            config, local, self._loader, self._lifecycle, controllers, peers, clock, random_bytes
+        self._coordinator = GroupCoordinator(
+            config.broker_id,
+            clock,
+            self._lifecycle,
+            self.manager.led_epoch,
+            lambda where, epoch: ReplicaShardLog(local, where, epoch),
+            poll_wait_ms_max=config.limits.max_fetch_wait_ms,
+            rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
         )
-        self.peer_services = PeerRequests(local, self.manager, self._loader)
+        self.apis = RoutedBrokerApis(
+            config,
+            local,
+            self._loader,
+            self._lifecycle,
+            controllers,
+            peers,
+            self._coordinator,
+            clock,
+            random_bytes,
+        )
+        self._coordinator.attach(OwnDoor(self.apis))
+        self.peer_services = PeerRequests(local, self.manager, self._loader, self._coordinator)
 
     def _unclean_partitions(self) -> tuple[TopicIdPartition, ...]:
         return unclean_partitions(
@@ -82,6 +102,7 @@ class BrokerServer:
         """Every new image, in order: roles first, then whoever waits for a leader."""
         before = self.manager.image
         self.manager.on_metadata_update(image)
+        self._coordinator.on_metadata_update(image)
         if not self._boot_is_noted and self._lifecycle.is_settled:
             self._boot_is_noted = True
             note_boot(self._config.data_dir, self._boot_id)
@@ -109,6 +130,7 @@ class BrokerServer:
             tasks.create_task(self.manager.run(), name="replica-manager")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
+            tasks.create_task(self._coordinator.run(), name="group-coordinator")
 
     async def controlled_shutdown(self) -> None:
         """Give up leaderships and ISR places first, as long as ``controlled_shutdown_ms``."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from broker.coordinator import group_wire
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
@@ -30,12 +31,13 @@ from raft_metadata.common.ids import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
-APPEND, FETCH, OFFSETS, AWAIT_METADATA = 1, 2, 3, 4
+APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
 _LENGTH = struct.Struct("<I")
 
 
@@ -107,6 +109,11 @@ def encode_await_metadata(offset: MetadataOffset) -> bytes:
     return _join({"offset": offset})
 
 
+def encode_list_groups(partition: PartitionId) -> bytes:
+    """A LIST_GROUPS body."""
+    return _join({"partition": partition})
+
+
 def decode_base_offset(body: bytes) -> int:
     """The answer to APPEND."""
     return int(_split(body)[0]["base_offset"])
@@ -135,8 +142,13 @@ class PeerRequests:
     """Answers other brokers (``broker.ports.PeerServices``). Never forwards."""
 
     def __init__(
-        self, local: LocalPartitions, manager: ReplicaManager, loader: MetadataLoader
+        self,
+        local: LocalPartitions,
+        manager: ReplicaManager,
+        loader: MetadataLoader,
+        coordinator: GroupCoordinator,
     ) -> None:
+        self._coordinator = coordinator
         self._local = local
         self._manager = manager
         self._loader = loader
@@ -162,6 +174,12 @@ class PeerRequests:
                     async with asyncio.timeout(timeout_ms / 1000):
                         await self._loader.wait_for(MetadataOffset(head["offset"]))
                     return _join({})
+                case 5:  # GROUP
+                    request = group_wire.decode_request(body)
+                    return group_wire.encode_answer(await self._coordinator.answer(request))
+                case 6:  # LIST_GROUPS
+                    groups = await self._coordinator.list_groups(PartitionId(head["partition"]))
+                    return group_wire.encode_answer(tuple(groups))
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         except KeyError as error:

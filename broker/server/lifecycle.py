@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.lifecycle")
 
 REGISTER_RETRY_MS = 200
+BEAT_GAP_MS = 5
+"""Heartbeats that are asked for out of turn come no faster than this."""
+PROOF_MARGIN_MS = 1_000
+"""A proof ends this long before the session, as rule G3 has it, and a sixth of a session is kept
+where sessions are that short."""
 
 
 class Lifecycle:
@@ -55,6 +60,8 @@ class Lifecycle:
         self._unclean_partitions = unclean_partitions
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
+        self._beaten = asyncio.Event()
+        """Set, and replaced, with every round of answers."""
 
     @property
     def state(self) -> BrokerState | None:
@@ -71,15 +78,45 @@ class Lifecycle:
         mine = registration is not None and registration.incarnation_id == self._incarnation_id
         return mine and registration is not None and registration.settled
 
-    def is_proven(self) -> bool:
-        """Whether nobody can have been elected in this broker's place: a session is not over.
+    @property
+    def proof_age_max_ms(self) -> int:
+        """How old a proof may be (rule G3).
 
-        Counted from when the acknowledged heartbeat was sent, not from its answer.
+        Well within the session, and within the grace after a lost connection too: a controller
+        that acknowledged a heartbeat and then lost the connection fences that soon.
         """
-        if self._proven_ms is None:
-            return False
-        age_ms = self._clock.monotonic_ms() - self._proven_ms
-        return age_ms < self._config.timeouts.broker_session_timeout_ms
+        timeouts = self._config.timeouts
+        session_ms = timeouts.broker_session_timeout_ms
+        margin_ms = max(session_ms - PROOF_MARGIN_MS, session_ms // 6)
+        return min(margin_ms, timeouts.broker_disconnect_grace_ms * 2 // 3)
+
+    def is_proven(self) -> bool:
+        """Whether nobody can have been elected in this broker's place (rules G3, R8).
+
+        An active controller acknowledged a heartbeat that was *sent* no longer ago than
+        `proof_age_max_ms`. While this broker gives up its leaderships, nothing is proven: they
+        move although it lives. Where this is False, the next heartbeat goes out at once.
+        """
+        if self._proven_ms is not None and not self._want_shutdown:
+            age_ms = self._clock.monotonic_ms() - self._proven_ms
+            if age_ms < self.proof_age_max_ms:
+                return True
+        self._beat_now.set()
+        return False
+
+    async def prove(self, timeout_ms: int) -> bool:
+        """As `is_proven`, waiting so long for the heartbeat that proves it."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        while not self.is_proven():
+            remaining_ms = deadline_ms - self._clock.monotonic_ms()
+            if remaining_ms <= 0 or self._want_shutdown:
+                return False
+            try:
+                async with asyncio.timeout(remaining_ms / 1000):
+                    await self._beaten.wait()
+            except TimeoutError:
+                return False
+        return True
 
     def want_shutdown(self) -> None:
         """Ask for a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
@@ -124,6 +161,7 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         while True:
             next_at = loop.time() + interval_s
+            self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
             command = BrokerHeartbeat(
                 broker_id=self._config.broker_id,
                 broker_epoch=epoch,
@@ -140,6 +178,8 @@ class Lifecycle:
                     self.shutdown_blocked_by = answer.shutdown_blocked_by
                     if answer.should_shut_down and self._want_shutdown:
                         self.may_stop.set()
+            self._beaten.set()
+            self._beaten = asyncio.Event()
             known = self._loader.image.brokers.get(self._config.broker_id)
             if (
                 known is not None
@@ -156,7 +196,8 @@ class Lifecycle:
         return alive and self._loader.image.next_offset >= answer.committed_offset
 
     async def _pause(self, seconds: float) -> None:
-        self._beat_now.clear()
+        await asyncio.sleep(BEAT_GAP_MS / 1000)
+        seconds -= BEAT_GAP_MS / 1000
         try:
             async with asyncio.timeout(max(seconds, 0.001)):
                 await self._beat_now.wait()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import TopicIdPartition
+    from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,8 @@ class LocalPartitions:
         self._parked_produces = 0
         self._parked_fetches = 0
 
-    def _leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
+    def leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
+        """The replica of a partition that is led here, or NOT_LEADER_OR_FOLLOWER."""
         replica = self._manager.replica(partition)
         if replica is None or not isinstance(replica.partition.role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -79,7 +80,7 @@ class LocalPartitions:
 
         From the check of the role to the push of the bytes there is no ``await``.
         """
-        replica, _ = self._leading(request.partition)
+        replica, _ = self.leading(request.partition)
         role = replica.partition.check_may_append(all_replicas=request.acks == ACKS_ALL)
         if self._parked_produces >= self._config.limits.max_parked_produces:
             raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
@@ -137,7 +138,7 @@ class LocalPartitions:
     async def fetch(self, request: Read) -> FetchResult:
         """Read below the high watermark; wait for the first record as long as asked."""
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
-        replica, role = self._leading(request.partition)
+        replica, role = self.leading(request.partition)
         offset = request.offset
         if offset is None:
             found = replica.log.offset_for_timestamp(request.timestamp_ms or 0)
@@ -169,7 +170,7 @@ class LocalPartitions:
                     leader_epoch=role.epoch,
                 )
             await self._wait_for_records(replica, remaining_ms)
-            replica, role = self._leading(request.partition)
+            replica, role = self.leading(request.partition)
             if role.epoch != first_epoch:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
 
@@ -189,9 +190,21 @@ class LocalPartitions:
             if waiter in replica.fetch_waiters:
                 replica.fetch_waiters.remove(waiter)
 
+    async def until_high_watermark(
+        self, partition: TopicIdPartition, epoch: LeaderEpoch, offset: int
+    ) -> None:
+        """Until everything below ``offset`` is committed. Another epoch: NOT_LEADER_OR_FOLLOWER."""
+        while True:
+            replica, role = self.leading(partition)
+            if role.epoch != epoch:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+            if replica.partition.high_watermark >= offset:
+                return
+            await self._wait_for_records(replica, self._config.limits.max_fetch_wait_ms)
+
     def offsets(self, partition: TopicIdPartition) -> OffsetsResult:
         """Both ends; withheld until the high watermark reached this epoch's start (rule R8)."""
-        replica, role = self._leading(partition)
+        replica, role = self.leading(partition)
         high_watermark = replica.partition.high_watermark
         if high_watermark < role.epoch_start:
             raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)

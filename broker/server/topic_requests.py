@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.coordinator.records import OFFSETS_TOPIC
 from broker.server import forwarding
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import TopicImage
 
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC})
 CATCH_UP_MS = 1_000
 """How long an unknown topic is looked for at the active controller before it counts as unknown."""
 CREATE_TIMEOUT_MS = 5_000
@@ -65,6 +67,11 @@ class TopicRequests:
     async def create(self, command: CreateTopic) -> TopicCreated:
         """See `BrokerApis.create_topic`."""
         check_topic_name(command.name)
+        check_not_internal(command.name)
+        return await self.create_internal(command)
+
+    async def create_internal(self, command: CreateTopic) -> TopicCreated:
+        """As `create`, also for what the cluster keeps for itself."""
         limit = self._config.limits.max_partitions_per_topic
         if command.partitions_count is not None and command.partitions_count > limit:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
@@ -106,6 +113,7 @@ class TopicRequests:
 
     async def delete(self, command: DeleteTopic) -> TopicDeleted:
         """See `BrokerApis.delete_topic`."""
+        check_not_internal(command.name)
         deleted = await self._controllers.delete_topic(command, CREATE_TIMEOUT_MS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
@@ -114,6 +122,7 @@ class TopicRequests:
 
     async def for_produce(self, name: TopicName, deadline_ms: int) -> TopicImage:
         """The topic to append to: found, caught up with, or created where that is allowed."""
+        check_not_internal(name)
         topic = self._loader.image.topic(name)
         if topic is None:
             check_topic_name(name)
@@ -157,6 +166,13 @@ class TopicRequests:
         except TimeoutError:
             text = "the topic's creation is not complete"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text) from None
+
+
+def check_not_internal(name: str) -> None:
+    """Refuse to make, write or delete by hand what holds the groups."""
+    if name in INTERNAL_TOPICS:
+        text = f"{name} is the cluster's own: it is made on first use and written by coordinators"
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
 
 
 def check_topic_name(name: str) -> None:

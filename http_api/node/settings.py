@@ -162,6 +162,7 @@ SETTINGS: tuple[Setting, ...] = (
             ("controlled_shutdown_ms", 0, 600_000, "a leaving broker waits for its leave"),
             ("metadata_fetch_wait_ms", 10, 60_000, "long poll for metadata"),
             ("topic_ready_ms", 100, 600_000, "a create waits for its leaders"),
+            ("group_rebalance_timeout_ms", 100, MAX_MS, "a silent member may keep partitions"),
             ("log_flush_interval_ms", 10, MAX_MS, "background sync of flush=os logs"),
             ("election_timeout_ms", 50, 60_000, "shortest Raft election time-out; longest: twice"),
             ("raft_heartbeat_ms", 5, 10_000, "Raft heartbeats of the active controller"),

@@ -1,0 +1,191 @@
+"""Committed offsets: by hand, by what was delivered, by the clock, and without an instance. Pure.
+
+Rule G4: a member commits only what it owns in its present epoch, never past what was delivered to
+it, and a late commit never takes a newer one back: only a recorded seek does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.coordinator.records import Entry, InstanceKey, OffsetKey, OffsetValue
+from broker.coordinator.requests import CommitGroup, GroupOffset
+from broker.coordinator.state import Group, GroupsState, Instance, Position, Session, Topics
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import InstanceId, TopicPartition
+
+OFFSET_METADATA_BYTES_MAX = 4_096
+"""Kafka's ``offset.metadata.max.bytes``."""
+OFFSETS_PER_COMMIT_MAX = 10_000
+
+
+def commit_offsets(
+    state: GroupsState, key: InstanceKey, offsets: tuple[GroupOffset, ...], topics: Topics
+) -> None:
+    """What an instance says it has processed; the dialect says what its number means. All or none.
+
+    An instance without a subscription may commit any offset, as in Kafka, while no member lives.
+    """
+    group, instance, session = state.find(key)
+    plus = 0 if instance.value.settings.strimzi else 1
+    stored = [
+        GroupOffset(one.topic, one.partition, one.offset + plus, one.metadata) for one in offsets
+    ]
+    _check(stored, topics, lowest=plus)
+    if instance.value.is_subscribed:
+        for one in stored:
+            _check_member(group, instance, session, one, topics)
+        stored = [one for one in stored if _is_news(group, instance, one, topics)]
+    elif group.members:
+        raise KafkaError(
+            ErrorCode.ILLEGAL_STATE,
+            f"group {key.group} has live members: an instance without a subscription can't commit",
+        )
+    _record(state, group, stored, instance.name, topics)
+
+
+def commit_without_instance(state: GroupsState, request: CommitGroup, topics: Topics) -> None:
+    """Any offset, as Kafka; while members live only as one of them (FENCED_MEMBER_EPOCH)."""
+    _check(request.offsets, topics, lowest=0)
+    group = state.groups.get(request.group)
+    members = {} if group is None else group.members
+    if request.member_id is None and request.member_epoch is None and not members:
+        _record(state, group or Group(request.group), request.offsets, None, topics)
+        return
+    member = members.get(request.member_id or InstanceId(""))
+    if group is None or member is None or member.member_epoch != request.member_epoch:
+        text = f"group {request.group} has live members: commit with a member's id and its epoch"
+        if not members:
+            text = f"group {request.group} has no live members: commit without member id and epoch"
+        elif member is not None:
+            text = f"member {member.name} is at epoch {member.member_epoch}"
+        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
+    session = state.sessions[InstanceKey(request.group, member.name)]
+    for one in request.offsets:
+        _check_member(group, member, session, one, topics)
+    news = [one for one in request.offsets if _is_news(group, member, one, topics)]
+    _record(state, group, news, member.name, topics)
+
+
+def commit_delivered(
+    state: GroupsState,
+    key: InstanceKey,
+    topics: Topics,
+    partitions: Iterable[TopicPartition] | None = None,
+) -> None:
+    """Everything delivered to the instance, of these partitions or of all it may read."""
+    _, instance, session = state.find(key)
+    wanted = instance.assignment if partitions is None else partitions
+    ends = {
+        partition: position.next
+        for partition in sorted(wanted)
+        if (position := session.positions.get(partition)) is not None and position.delivered
+    }
+    _commit_ends(state, key, ends, topics)
+
+
+def commit_confirmed(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
+    """What a read before the last one returned: all that a timer may commit."""
+    _, instance, session = state.find(key)
+    ends = {
+        partition: position.confirmed
+        for partition in sorted(instance.assignment)
+        if (position := session.positions.get(partition)) is not None
+        and position.confirmed is not None
+    }
+    _commit_ends(state, key, ends, topics)
+
+
+def has_uncommitted(group: Group, partition: TopicPartition, position: Position | None) -> bool:
+    """Whether records were delivered that no commit covers: the client may be at work on them."""
+    if position is None or not position.delivered:
+        return False
+    committed = group.offsets.get(partition)
+    return committed is None or committed.offset < position.next
+
+
+def _commit_ends(
+    state: GroupsState, key: InstanceKey, ends: dict[TopicPartition, int], topics: Topics
+) -> None:
+    group, instance, _ = state.find(key)
+    if not instance.value.is_subscribed and group.members:
+        return  # assigned by hand beside live members: its commits are not taken, asked or not
+    rows = [GroupOffset(*partition, offset) for partition, offset in ends.items()]
+    news = [
+        one
+        for one in rows
+        if one.topic in topics and _is_news(group, instance, one, topics, same=False)
+    ]
+    _record(state, group, news, instance.name, topics)
+
+
+def _check(offsets: Iterable[GroupOffset], topics: Topics, *, lowest: int) -> None:
+    for count, one in enumerate(offsets, 1):
+        if count > OFFSETS_PER_COMMIT_MAX:
+            text = f"more than {OFFSETS_PER_COMMIT_MAX} offsets in one commit"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+        check_partition(TopicPartition(one.topic, one.partition), topics)
+        if one.offset < lowest:
+            text = f"offset {one.offset - lowest} of {one.topic}-{one.partition} is negative"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+        if len(one.metadata.encode()) > OFFSET_METADATA_BYTES_MAX:
+            text = f"metadata of {one.topic}-{one.partition}: more than {OFFSET_METADATA_BYTES_MAX}"
+            raise KafkaError(ErrorCode.OFFSET_METADATA_TOO_LARGE, f"{text} bytes")
+
+
+def check_partition(partition: TopicPartition, topics: Topics) -> None:
+    """Refuse a partition that is not there."""
+    facts = topics.get(partition.topic)
+    if facts is None or not 0 <= partition.partition < facts.partitions_count:
+        text = f"Partition {partition.partition} of topic {partition.topic} not found"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+
+
+def _check_member(
+    group: Group, instance: Instance, session: Session, one: GroupOffset, topics: Topics
+) -> None:
+    """Rule G4: owned now, and not past what this coordinator delivered."""
+    partition = TopicPartition(one.topic, one.partition)
+    where = f"{one.topic}-{one.partition}"
+    if partition not in instance.owned:
+        text = f"No current assignment for partition {where}"
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    position = session.positions.get(partition)
+    reached = group.restart(instance, partition, topics) if position is None else position.next
+    if reached is None or one.offset > reached:
+        text = (
+            f"commit past what was delivered: {where} was delivered up to {reached}, not up to "
+            f"{one.offset}; after a change of coordinator reading goes on from the last commit"
+        )
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+
+
+def _is_news(
+    group: Group, instance: Instance, one: GroupOffset, topics: Topics, *, same: bool = True
+) -> bool:
+    """Rule G4: a late older commit changes nothing; behind a seek, going back is meant.
+
+    ``same``: whether one that repeats the present offset counts (it may bring new metadata).
+    """
+    partition = TopicPartition(one.topic, one.partition)
+    committed = group.committed(partition, topics)
+    if committed is None or partition in instance.seeks:
+        return True
+    return one.offset > committed.offset or (same and one.offset == committed.offset)
+
+
+def _record(
+    state: GroupsState,
+    group: Group,
+    offsets: Iterable[GroupOffset],
+    instance: InstanceId | None,
+    topics: Topics,
+) -> None:
+    for one in offsets:
+        value = OffsetValue(
+            topic_id=topics[one.topic].topic_id,
+            offset=one.offset,
+            metadata=one.metadata,
+            instance=instance,
+        )
+        state.apply(Entry(OffsetKey(group.name, one.topic, one.partition), value))

@@ -1,0 +1,370 @@
+"""The coordinator of every group whose partition of `__consumer_offsets` this broker leads.
+
+Follows the image: a shard for each led partition, in each of its leader epochs. Answers requests
+for the groups in them; whatever belongs elsewhere is refused with NOT_COORDINATOR, and the door
+routes it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from broker.coordinator import commits, describe, instances
+from broker.coordinator.ports import DataDoor, Proof
+from broker.coordinator.reader import InstanceReader
+from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
+from broker.coordinator.requests import (
+    A,
+    Assign,
+    AtTime,
+    Commit,
+    CommitGroup,
+    CommittedOffsets,
+    CreateInstance,
+    DeleteInstance,
+    DescribeGroup,
+    DescribeInstance,
+    Edge,
+    GroupDescription,
+    GroupOffsets,
+    GroupRequest,
+    InstanceCreated,
+    OffsetsCommitted,
+    Poll,
+    Seek,
+    SeekTarget,
+    Subscribe,
+    Unsubscribe,
+)
+from broker.coordinator.shard import Shard, ShardLog
+from broker.coordinator.state import TopicFacts, Topics
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    BrokerId,
+    LeaderEpoch,
+    PartitionId,
+    TopicIdPartition,
+    TopicName,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from broker.coordinator.state import GroupsState
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.image.metadata_image import MetadataImage
+
+_log = logging.getLogger("broker.coordinator")
+
+TICK_MS = 100
+PROOF_WAIT_MS = 50
+"""So long a read waits for a heartbeat to prove this broker; then it proves itself by a write."""
+
+Leading = Callable[[TopicIdPartition], LeaderEpoch | None]
+MakeLog = Callable[[TopicIdPartition, LeaderEpoch], ShardLog]
+
+
+class GroupCoordinator:
+    """Owned by the `BrokerServer`, on its loop. ``run`` owns every task.
+
+    Invariant: a shard is open only while this broker leads its partition in the shard's epoch, as
+    its newest image says.
+    """
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        clock: Clock,
+        proof: Proof,
+        leading: Leading,
+        make_log: MakeLog,
+        *,
+        poll_wait_ms_max: int,
+        rebalance_timeout_ms: int,
+        limits: instances.GroupLimits | None = None,
+    ) -> None:
+        self._broker_id = broker_id
+        self._clock = clock
+        self._proof = proof
+        self._leading = leading
+        self._make_log = make_log
+        self._poll_wait_ms_max = poll_wait_ms_max
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self._limits = limits or instances.GroupLimits()
+        self._shards: dict[PartitionId, Shard] = {}
+        self._topics: Topics = {}
+        self._partitions = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._door: DataDoor | None = None
+        self._reader: InstanceReader | None = None
+
+    def attach(self, door: DataDoor) -> None:
+        """The broker's own door, which leads back here: it is made after this object."""
+        self._door = door
+        self._reader = InstanceReader(
+            door, self._clock, lambda: self._topics, self._prove, self._poll_wait_ms_max
+        )
+
+    # ---- image and time
+
+    def on_metadata_update(self, image: MetadataImage) -> None:
+        """Open and close shards as roles say, which were applied before; follow the topics."""
+        topics = {
+            topic.name: TopicFacts(topic.topic_id, topic.partitions_count)
+            for topic in image.topics.values()
+        }
+        changed = topics != self._topics
+        if changed:
+            self._topics = topics
+        offsets_topic = image.topic(OFFSETS_TOPIC)
+        led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
+        if offsets_topic is not None:
+            self._partitions = offsets_topic.partitions_count
+            for number in range(len(offsets_topic.partitions)):
+                where = TopicIdPartition(offsets_topic.topic_id, PartitionId(number))
+                epoch = self._leading(where)
+                if epoch is not None:
+                    led[where.partition] = (where, epoch)
+        for partition, shard in list(self._shards.items()):
+            if partition not in led or led[partition][1] != shard.epoch:
+                del self._shards[partition]
+                shard.close()
+        for partition, (where, epoch) in led.items():
+            if partition not in self._shards:
+                shard = Shard(partition, epoch, self._make_log(where, epoch), self._clock)
+                self._shards[partition] = shard
+                self._start(shard)
+        if changed:
+            self._tick()
+
+    def _start(self, shard: Shard) -> None:
+        if self._tasks is not None:
+            self._tasks.create_task(shard.run(), name=f"group-shard-{shard.partition}")
+
+    async def run(self) -> None:
+        """Own the shards' tasks, and let sessions age, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for shard in self._shards.values():
+                self._start(shard)
+            while True:
+                self._tick()
+                await asyncio.sleep(TICK_MS / 1000)
+
+    def _tick(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for shard in self._shards.values():
+            shard.tick(now_ms, self._topics, self._rebalance_timeout_ms)
+
+    # ---- requests
+
+    async def answer(self, request: GroupRequest[A]) -> A:
+        """Answer here, or refuse: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS (nothing done)."""
+        if not self._partitions:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        shard = self._shard(partition_of_group(request.group, self._partitions))
+        return cast(A, await self._answer(shard, request))
+
+    def _shard(self, partition: PartitionId) -> Shard:
+        shard = self._shards.get(partition)
+        if shard is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        shard.state()
+        return shard
+
+    async def list_groups(self, partition: PartitionId) -> list[GroupDescription]:
+        """The groups of one partition of the offsets topic."""
+        shard = self._shard(partition)
+        await self._read_barrier(shard)
+        state, topics = shard.state(), self._topics
+        return [
+            describe.describe_group(state, group.name, self._broker_id, topics)
+            for group in state.existing_groups()
+        ]
+
+    async def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Any:
+        match request:
+            case Poll():
+                assert self._reader is not None
+                return await self._reader.poll(shard, request)
+            case CreateInstance():
+                shard.decide(lambda s: instances.create_instance(s, request, self._limits))
+                await shard.settled()
+                assert request.instance is not None
+                return InstanceCreated(instance=request.instance)
+            case CommitGroup():
+                return await self._commit_group(shard, request)
+            case GroupOffsets() | DescribeGroup():
+                await self._read_barrier(shard)
+                return self._described(shard.state(), request)
+            case DeleteInstance() | Unsubscribe():
+                return await self._given_up(shard, request)
+            case Subscribe():
+                return await self._subscribe(shard, request)
+            case Assign():
+                return await self._assign(shard, request)
+            case Seek():
+                return await self._seek(shard, request)
+            case Commit():
+                return await self._commit(shard, request)
+            case DescribeInstance() | CommittedOffsets():
+                self._call(shard, _key(request))
+                await self._read_barrier(shard)
+                return self._described(shard.state(), request)
+            case _:
+                text = f"unknown group request {type(request).__name__}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+
+    def _call(self, shard: Shard, key: InstanceKey) -> None:
+        shard.decide(lambda state: instances.begin_call(state, key, self._topics))
+
+    def _described(self, state: GroupsState, request: GroupRequest[Any]) -> object:
+        topics = self._topics
+        match request:
+            case DescribeGroup():
+                return describe.describe_group(state, request.group, self._broker_id, topics)
+            case GroupOffsets():
+                return describe.group_offsets(state, request, topics)
+            case DescribeInstance():
+                return describe.describe_instance(state, _key(request), topics)
+            case _:
+                assert isinstance(request, CommittedOffsets)
+                key = _key(request)
+                return describe.committed_offsets(state, key, request.partitions, topics)
+
+    async def _given_up(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
+        key, topics = _key(request), self._topics
+        self._call(shard, key)
+        if isinstance(request, DeleteInstance):
+            shard.decide(lambda state: instances.delete_instance(state, key, topics))
+        else:
+            shard.decide(lambda state: instances.unsubscribe(state, key, topics))
+        await shard.settled()
+
+    async def _subscribe(self, shard: Shard, request: Subscribe) -> None:
+        """Rule G2: where it starts is resolved first and recorded with the subscription."""
+        key, generation = _key(request), shard.generation
+        self._call(shard, key)
+        await self._know_topics(request.topics or ())
+        topics = self._topics
+        reset = instances.check_subscription(shard.state(), key, request).value.settings
+        missing = instances.unresolved_partitions(shard.state(), key, topics, request)
+        assert self._reader is not None
+        starts = await self._reader.resolve(missing, reset.auto_offset_reset)
+        shard.decide(lambda s: instances.subscribe(s, request, starts, self._topics), generation)
+        await shard.settled()
+
+    async def _assign(self, shard: Shard, request: Assign) -> None:
+        key, generation = _key(request), shard.generation
+        self._call(shard, key)
+        await self._know_topics([partition.topic for partition in request.partitions])
+        topics, wanted = self._topics, tuple(sorted(set(request.partitions)))
+        instance = instances.check_assignment(shard.state(), key, wanted, topics)
+        missing = instances.unresolved_partitions(shard.state(), key, topics, manual=wanted)
+        assert self._reader is not None
+        starts = await self._reader.resolve(missing, instance.value.settings.auto_offset_reset)
+        shard.decide(lambda s: instances.assign(s, key, wanted, starts, self._topics), generation)
+        await shard.settled()
+
+    async def _commit(self, shard: Shard, request: Commit) -> OffsetsCommitted:
+        key = _key(request)
+        self._call(shard, key)
+        offsets = request.offsets
+        if offsets is not None:
+            await self._know_topics([one.topic for one in offsets])
+        topics = self._topics
+
+        def decision(state: GroupsState) -> bool:
+            _, instance, _ = state.find(key)
+            if offsets is None:
+                commits.commit_delivered(state, key, topics)
+            else:
+                commits.commit_offsets(state, key, offsets, topics)
+            return instance.value.settings.strimzi
+
+        strimzi = shard.decide(decision)
+        await shard.settled()
+        return OffsetsCommitted(strimzi=strimzi)
+
+    async def _commit_group(self, shard: Shard, request: CommitGroup) -> None:
+        await self._know_topics([one.topic for one in request.offsets])
+        topics = self._topics
+
+        def decision(state: GroupsState) -> None:
+            instances.check_room(state, request.group, self._limits)
+            commits.commit_without_instance(state, request, topics)
+
+        shard.decide(decision)
+        await shard.settled()
+
+    async def _seek(self, shard: Shard, request: Seek) -> None:
+        key, generation = _key(request), shard.generation
+        self._call(shard, key)
+        asked = {TopicPartition(one.topic, one.partition): one for one in request.targets}
+        instances.check_seek(shard.state(), key, asked, self._topics)
+        targets = {place: await self._sought(one) for place, one in asked.items()}
+        topics = self._topics
+        shard.decide(lambda state: instances.seek(state, key, targets, topics), generation)
+        await shard.settled()
+
+    async def _sought(self, target: SeekTarget) -> int:
+        assert self._door is not None
+        place = TopicPartition(target.topic, target.partition)
+        match target.to:
+            case Edge():
+                ends = await self._door.ends(place)
+                return ends.beginning if target.to is Edge.BEGINNING else ends.end
+            case AtTime():
+                return await self._door.offset_at(place, target.to.timestamp_ms)
+            case _:
+                if target.to < 0:
+                    text = f"offset {target.to} of {target.topic}-{target.partition} is negative"
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+                return target.to
+
+    async def _know_topics(self, names: list[TopicName] | tuple[TopicName, ...]) -> None:
+        """A topic that was made through another broker a moment ago: catch up once."""
+        unknown = next((name for name in names if name not in self._topics), None)
+        if unknown is not None and self._door is not None:
+            await self._door.catch_up_with_topic(unknown)
+
+    # ---- proof
+
+    async def _read_barrier(self, shard: Shard) -> None:
+        """What is read next is committed, and nobody has been elected in this broker's place."""
+        await shard.settled()
+        await self._prove(shard)
+
+    async def _prove(self, shard: Shard) -> None:
+        """Rule G3: a heartbeat's acknowledgement, or an append that every replica acknowledged.
+
+        The second one stands where no controller answers: nobody in the ISR has seen a newer epoch.
+        """
+        if self._proof.is_proven():
+            return
+        now_ms = self._clock.monotonic_ms()
+        proven_ms = shard.proven_ms
+        if proven_ms is not None and now_ms - proven_ms < self._proof.proof_age_max_ms:
+            return
+        if await self._proof.prove(PROOF_WAIT_MS):
+            return
+        try:
+            await shard.probe()
+        except KafkaError as error:
+            text = f"this broker can't prove that it leads: {error.message}"
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, text) from None
+
+
+def _key(
+    request: DeleteInstance
+    | Subscribe
+    | Unsubscribe
+    | DescribeInstance
+    | Assign
+    | Commit
+    | CommittedOffsets
+    | Seek,
+) -> InstanceKey:
+    return InstanceKey(request.group, request.instance)

@@ -1,0 +1,361 @@
+"""Consumer instances: made, subscribed, assigned, moved, expired. Pure: decides, never waits.
+
+Each function checks everything before it decides anything, so that what raises changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from broker.coordinator.commits import (
+    check_partition,
+    commit_confirmed,
+    commit_delivered,
+)
+from broker.coordinator.patterns import compiled_pattern
+from broker.coordinator.rebalance import (
+    drop_unused_starts,
+    forget_all,
+    partitions_in,
+    reconcile,
+    record_start,
+    retarget,
+    subscribed_topics,
+)
+from broker.coordinator.records import (
+    Entry,
+    InstanceKey,
+    InstanceValue,
+    MemberKey,
+    SeekKey,
+    SeekValue,
+    by_topic,
+)
+from broker.coordinator.requests import (
+    FORMATS,
+    ConsumerSettings,
+    CreateInstance,
+    OffsetReset,
+    Subscribe,
+)
+from broker.coordinator.state import Group, GroupsState, Instance, Position, Session, Topics
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import GroupId, TopicName, TopicPartition
+
+ONE_WAY = (
+    "IllegalStateError: You must choose only one way to configure your consumer: (1) subscribe to "
+    "specific topics by name, (2) subscribe to topics matching a regex pattern, (3) assign itself "
+    "specific topic-partitions."
+)
+"""Confluent's words: clients compare them."""
+SESSION_TIMEOUT_MS = (1_000, 3_600_000)
+REQUEST_TIMEOUT_MS_MAX = 60_000
+FETCH_MIN_BYTES_MAX = 10_000_000
+AUTO_COMMIT_INTERVAL_MS_MAX = 86_400_000
+CLIENT_ID_CHARS_MAX = 249
+NAMES_PER_SUBSCRIPTION_MAX = 1_000
+"""Topics of one subscription, and partitions of one manual assignment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
+    """How many there may be; GROUP_MAX_SIZE_REACHED beyond. A group is 1 KB, an instance 2 KB."""
+
+    groups_per_shard: int = 10_000
+    instances_per_group: int = 1_000
+    instances_per_shard: int = 10_000
+
+
+# ---- made and ended
+
+
+def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLimits) -> None:
+    """A new instance, without a subscription."""
+    assert request.instance is not None, "the door makes up names"
+    check_settings(request.settings)
+    if len(request.client_id) > CLIENT_ID_CHARS_MAX:
+        text = f"client id longer than {CLIENT_ID_CHARS_MAX} characters"
+        raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
+    check_room(state, request.group, limits)
+    group = state.groups.get(request.group)
+    if group is not None and request.instance in group.instances:
+        raise KafkaError(
+            ErrorCode.INSTANCE_ALREADY_EXISTS,
+            "Consumer with specified consumer ID already exists in the specified consumer group.",
+        )
+    if group is not None and len(group.instances) >= limits.instances_per_group:
+        text = f"group {request.group} has {limits.instances_per_group} instances"
+        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+    if len(state.sessions) >= limits.instances_per_shard:
+        text = f"the coordinator has {limits.instances_per_shard} instances"
+        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+    value = InstanceValue(settings=request.settings, client_id=request.client_id)
+    state.apply(Entry(InstanceKey(request.group, request.instance), value))
+
+
+def check_room(state: GroupsState, group: GroupId, limits: GroupLimits) -> None:
+    """Refuse one group more than there may be."""
+    if group not in state.groups and len(state.groups) >= limits.groups_per_shard:
+        text = f"the coordinator has {limits.groups_per_shard} groups"
+        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+
+
+def check_settings(settings: ConsumerSettings) -> None:
+    """Refuse what no read could keep. INVALID_CONSUMER_CONFIG names value and range."""
+    if settings.format not in FORMATS:
+        text = f"Invalid format type {settings.format!r}: expected one of {sorted(FORMATS)}"
+        raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
+    ranges = {
+        "session.timeout.ms": (settings.session_timeout_ms, *SESSION_TIMEOUT_MS),
+        "consumer.request.timeout.ms": (settings.request_timeout_ms, 0, REQUEST_TIMEOUT_MS_MAX),
+        "fetch.min.bytes": (settings.fetch_min_bytes, -1, FETCH_MIN_BYTES_MAX),
+        "auto.commit.interval.ms": (
+            settings.auto_commit_interval_ms, 1, AUTO_COMMIT_INTERVAL_MS_MAX,
+        ),
+    }  # fmt: skip
+    for name, (value, lowest, highest) in ranges.items():
+        if not lowest <= value <= highest:
+            text = f"Invalid {name} {value}: expected {lowest} to {highest}"
+            raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
+
+
+def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
+    """Close it: with auto-commit, everything that was returned is committed first."""
+    group, instance, _ = state.find(key)
+    if instance.value.settings.auto_commit:
+        commit_delivered(state, key, topics)
+    _remove(state, group, instance, topics)
+    drop_unused_starts(state, group, topics)
+
+
+def _remove(state: GroupsState, group: Group, instance: Instance, topics: Topics) -> None:
+    forget_all(state, group, instance)
+    if instance.member is not None:
+        state.apply(Entry(MemberKey(group.name, instance.name), None))
+    state.apply(Entry(InstanceKey(group.name, instance.name), None))
+    retarget(state, group, topics)
+
+
+# ---- what it reads
+
+
+def check_subscription(state: GroupsState, key: InstanceKey, request: Subscribe) -> Instance:
+    """The instance, if it may subscribe to this."""
+    group, instance, _ = state.find(key)
+    if instance.value.manual is not None or (request.topics is None) == (request.pattern is None):
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, ONE_WAY)
+    by_name, by_pattern = instance.value.topics is not None, instance.value.pattern is not None
+    if (by_name and request.pattern is not None) or (by_pattern and request.topics is not None):
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, ONE_WAY)
+    if request.topics is not None and len(request.topics) > NAMES_PER_SUBSCRIPTION_MAX:
+        text = f"more than {NAMES_PER_SUBSCRIPTION_MAX} topics in one subscription"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+    if request.pattern is not None:
+        compiled_pattern(request.pattern)
+    assert group.name == key.group
+    return instance
+
+
+def unresolved_partitions(
+    state: GroupsState,
+    key: InstanceKey,
+    topics: Topics,
+    request: Subscribe | None = None,
+    manual: tuple[TopicPartition, ...] = (),
+) -> list[TopicPartition]:
+    """What the instance would read and the group has no place to start from (rule G2)."""
+    group, instance, _ = state.find(key)
+    if instance.value.settings.auto_offset_reset is OffsetReset.NONE:
+        return []
+    wanted = set(manual)
+    if request is not None:
+        value = replace(instance.value, topics=request.topics, pattern=request.pattern)
+        wanted.update(
+            partitions_in(subscribed_topics(Instance(key.instance, value), topics), topics)
+        )
+    return [
+        partition
+        for partition in sorted(wanted)
+        if partition.topic in topics and group.restart(instance, partition, topics) is None
+    ]
+
+
+def subscribe(
+    state: GroupsState,
+    request: Subscribe,
+    starts: Mapping[TopicPartition, int],
+    topics: Topics,
+) -> None:
+    """Join, or change the subscription: at once, so that the first read is not empty."""
+    key = InstanceKey(request.group, request.instance)
+    instance = check_subscription(state, key, request)
+    group = state.groups[key.group]
+    names = None if request.topics is None else tuple(sorted(set(request.topics)))
+    value = replace(instance.value, topics=names, pattern=request.pattern)
+    state.apply(Entry(key, value))
+    record_starts(state, key, starts, topics)
+    retarget(state, group, topics, frozenset({key.instance}))
+    drop_unused_starts(state, group, topics)
+
+
+def unsubscribe(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
+    """Give up subscription and manual assignment, committing first as when it is closed."""
+    group, instance, _ = state.find(key)
+    if instance.value.settings.auto_commit:
+        commit_delivered(state, key, topics)
+    forget_all(state, group, instance)
+    state.apply(Entry(key, replace(instance.value, topics=None, pattern=None, manual=None)))
+    retarget(state, group, topics)
+    drop_unused_starts(state, group, topics)
+
+
+def check_assignment(
+    state: GroupsState,
+    key: InstanceKey,
+    partitions: tuple[TopicPartition, ...],
+    topics: Topics,
+) -> Instance:
+    """The instance, if it may assign itself this."""
+    _, instance, _ = state.find(key)
+    if instance.value.is_subscribed:
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, ONE_WAY)
+    if len(partitions) > NAMES_PER_SUBSCRIPTION_MAX:
+        text = f"more than {NAMES_PER_SUBSCRIPTION_MAX} partitions in one assignment"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+    for partition in partitions:
+        check_partition(partition, topics)
+    return instance
+
+
+def assign(
+    state: GroupsState,
+    key: InstanceKey,
+    partitions: tuple[TopicPartition, ...],
+    starts: Mapping[TopicPartition, int],
+    topics: Topics,
+) -> None:
+    """Read these and no others, whoever else does. A record before the reply (rule G2)."""
+    instance = check_assignment(state, key, partitions, topics)
+    group, _, session = state.find(key)
+    if instance.value.settings.auto_commit:
+        commit_delivered(state, key, topics)
+    forget_all(state, group, instance)
+    session.positions.clear()
+    state.apply(Entry(key, replace(instance.value, manual=by_topic(set(partitions)))))
+    record_starts(state, key, starts, topics)
+    drop_unused_starts(state, group, topics)
+
+
+def record_starts(
+    state: GroupsState, key: InstanceKey, starts: Mapping[TopicPartition, int], topics: Topics
+) -> None:
+    """Resolved start positions, before they are used (rule G2)."""
+    group, _, _ = state.find(key)
+    for partition, offset in sorted(starts.items()):
+        if partition.topic in topics:
+            record_start(state, group, partition, offset, topics)
+
+
+def seek(
+    state: GroupsState,
+    key: InstanceKey,
+    targets: Mapping[TopicPartition, int],
+    topics: Topics,
+) -> None:
+    """Read on there; remembered until the next commit (rule G2)."""
+    check_seek(state, key, targets, topics)
+    _, _, session = state.find(key)
+    for partition, offset in targets.items():
+        value = SeekValue(topics[partition.topic].topic_id, offset)
+        state.apply(Entry(SeekKey(*key, *partition), value))
+        session.positions[partition] = Position(offset)
+
+
+def check_seek(
+    state: GroupsState,
+    key: InstanceKey,
+    targets: Mapping[TopicPartition, object],
+    topics: Topics,
+) -> None:
+    """ILLEGAL_STATE for a partition it does not own."""
+    _, instance, _ = state.find(key)
+    for partition in targets:
+        check_partition(partition, topics)
+        if partition not in instance.assignment:
+            text = f"No current assignment for partition {partition.topic}-{partition.partition}"
+            raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+
+
+# ---- calls, reads and time
+
+
+def begin_call(state: GroupsState, key: InstanceKey, topics: Topics) -> Session:
+    """Any call refreshes the session, and says that it is done with what was delivered before."""
+    group, instance, session = state.find(key)
+    session.heard_ms = state.judge_ms
+    if not instance.owned <= instance.target:
+        reconcile(state, group, topics, acknowledged=frozenset({instance.name}))
+    return session
+
+
+def begin_read(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
+    """A read confirms all earlier ones; with auto-commit they are committed when it is time."""
+    _, instance, session = state.find(key)
+    for position in session.positions.values():
+        if position.delivered:
+            position.confirmed = position.next
+    _commit_when_due(state, key, instance, session, topics)
+
+
+def position_of(
+    state: GroupsState, key: InstanceKey, partition: TopicPartition, topics: Topics
+) -> Position | None:
+    """Where it reads on; None where that must be resolved first."""
+    group, instance, session = state.find(key)
+    position = session.positions.get(partition)
+    if position is None:
+        offset = group.restart(instance, partition, topics)
+        if offset is None:
+            return None
+        position = session.positions[partition] = Position(offset)
+    return position
+
+
+def _commit_when_due(
+    state: GroupsState, key: InstanceKey, instance: Instance, session: Session, topics: Topics
+) -> None:
+    settings = instance.value.settings
+    due_ms = session.auto_committed_ms + settings.auto_commit_interval_ms
+    if settings.auto_commit and state.judge_ms >= due_ms:
+        session.auto_committed_ms = state.judge_ms
+        commit_confirmed(state, key, topics)
+
+
+def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[InstanceKey]:
+    """Expire sessions, commit by the clock, end overdue revocations; the instances that expired.
+
+    Nothing that an expired instance did not confirm is committed: it may never have arrived.
+    """
+    expired = []
+    for key, session in list(state.sessions.items()):
+        group, instance, _ = state.find(key)
+        settings = instance.value.settings
+        if session.calls > 0:
+            session.heard_ms = state.judge_ms
+        if state.judge_ms - session.heard_ms > settings.session_timeout_ms:
+            expired.append(key)
+            _remove(state, group, instance, topics)
+            continue
+        _commit_when_due(state, key, instance, session, topics)
+        since_ms = session.revoking_since_ms
+        if since_ms is not None and state.judge_ms - since_ms > rebalance_timeout_ms:
+            reconcile(state, group, topics, overdue=frozenset({key.instance}))
+    return expired
+
+
+def topic_names(instance: Instance, topics: Topics) -> tuple[TopicName, ...]:
+    """What it subscribes to: by name as it said, by pattern what matches now."""
+    if instance.value.topics is not None:
+        return instance.value.topics
+    return tuple(sorted(subscribed_topics(instance, topics)))

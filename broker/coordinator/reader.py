@@ -1,0 +1,455 @@
+"""Reads of consumer instances: fetch what is assigned, render it, and move positions, once.
+
+The coordinator reads through its own broker's door, so that partitions led elsewhere are fetched
+from there. Positions move in the same turn of the loop in which the answer is made, and only where
+partition and position are still what they were when the fetch began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from broker.coordinator import instances
+from broker.coordinator.ports import DataDoor, Ends, Fetched
+from broker.coordinator.records import InstanceKey
+from broker.coordinator.requests import SCHEMA_FORMATS, OffsetReset, Poll, PolledRecords
+from broker.coordinator.shard import Shard
+from broker.coordinator.state import GroupsState, Instance, Position, Session, Topics
+from broker.record.batch import BatchSlice, RecordFormat
+from broker.record.render import render_v2, skip_lines
+from broker.record.values import UnreadableRecordError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from raft_metadata.common.clock import Clock
+
+POLL_BYTES_DEFAULT = 4_194_304
+POLL_BYTES_MAX = 16_777_216
+"""Of stored lines; the v2 shape can be three times as large and must fit into one peer frame."""
+PARKED_POLLS_MAX = 5_000
+"""Reads under way on one broker; QUEUE_FULL beyond."""
+WAVE = 4
+"""Partitions fetched at once; the next ones only while there is room in the answer."""
+WATCHED_MAX = 64
+"""Partitions one waiting read watches at once; of more, the next ones after `WATCH_MS`."""
+WATCH_MS = 500
+PATIENCE_MS = 400
+"""A partition whose leader does not answer this long is left out, for the others' sake."""
+RETRY_MS = 100
+FORMAT_MISMATCH = (
+    "The requested embedded data format does not match the deserializer for this consumer instance"
+)
+"""Confluent's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some records of one partition, rendered."""
+
+    partition: TopicPartition
+    position: Position
+    begin: int
+    next: int
+    body: bytes
+    count: int
+    size: int
+    """Bytes as stored."""
+
+
+class InstanceReader:
+    """Owned by the `GroupCoordinator`. Holds the locks that keep an instance's reads in line."""
+
+    def __init__(
+        self,
+        door: DataDoor,
+        clock: Clock,
+        topics: Callable[[], Topics],
+        prove: Callable[[Shard], Awaitable[None]],
+        poll_wait_ms_max: int,
+    ) -> None:
+        """``prove`` raises where this broker may have been deposed (rule G3)."""
+        self._door = door
+        self._clock = clock
+        self._topics = topics
+        self._prove = prove
+        self._poll_wait_ms_max = poll_wait_ms_max
+        self._locks: dict[Session, asyncio.Lock] = {}
+        self._reading = 0
+
+    async def poll(self, shard: Shard, request: Poll) -> PolledRecords:
+        """Wait for records, deliver some, move on behind them.
+
+        Raises:
+            KafkaError: nothing was delivered, and no position moved.
+        """
+        if self._reading >= PARKED_POLLS_MAX:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_polls is reached")
+        try:
+            return await self._poll(shard, request)
+        except KafkaError as error:
+            if error.outcome is not Outcome.UNKNOWN:
+                raise
+            # An automatic commit's fate is not the read's: nothing was delivered.
+            text = f"the read was given up: {error.message}"
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text) from None
+
+    async def _poll(self, shard: Shard, request: Poll) -> PolledRecords:
+        read = _Read(self, shard, request)
+        self._reading += 1
+        try:
+            with read.session_held():
+                lock = self._locks.setdefault(read.session, asyncio.Lock())
+                async with lock:
+                    return await read.run()
+        finally:
+            self._reading -= 1
+            if read.session.ended or not read.session.calls:
+                self._locks.pop(read.session, None)
+
+    # what a read needs of the others
+
+    def now_ms(self) -> int:
+        """Monotonic."""
+        return self._clock.monotonic_ms()
+
+    def topics(self) -> Topics:
+        """The topics of the present image."""
+        return self._topics()
+
+    async def prove(self, shard: Shard) -> None:
+        """See the constructor."""
+        await self._prove(shard)
+
+    def wait_ms(self, request: Poll, instance: Instance) -> int:
+        """How long a read may take."""
+        wanted = request.timeout_ms
+        if wanted is None:
+            wanted = instance.value.settings.request_timeout_ms
+        return max(0, min(wanted, self._poll_wait_ms_max))
+
+    async def fetch(
+        self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
+    ) -> Fetched | None:
+        """None where nobody serves the partition at the moment.
+
+        Raises:
+            KafkaError: OFFSET_OUT_OF_RANGE, which only the reader can mend.
+        """
+        try:
+            async with asyncio.timeout((max_wait_ms + PATIENCE_MS) / 1000):
+                return await self._door.fetch(partition, offset, max_bytes, max_wait_ms)
+        except TimeoutError:
+            return None
+        except KafkaError as error:
+            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise
+            return None
+
+    async def ends(self, partition: TopicPartition) -> Ends:
+        """Both ends of a partition."""
+        return await self._door.ends(partition)
+
+    async def resolve(
+        self, partitions: list[TopicPartition], reset: OffsetReset
+    ) -> dict[TopicPartition, int]:
+        """Where `earliest` or `latest` is now, of each; recorded before it is used (rule G2)."""
+        found: dict[TopicPartition, int] = {}
+        for at in range(0, len(partitions), WATCHED_MAX):
+            wave = partitions[at : at + WATCHED_MAX]
+            ends = await asyncio.gather(*(self.ends(partition) for partition in wave))
+            for partition, end in zip(wave, ends, strict=True):
+                latest = reset is OffsetReset.LATEST
+                found[partition] = end.end if latest else end.beginning
+        return found
+
+
+class _Read:
+    """One read, from its call to its answer."""
+
+    def __init__(self, reader: InstanceReader, shard: Shard, request: Poll) -> None:
+        self._reader = reader
+        self._shard = shard
+        self._request = request
+        self._key = InstanceKey(request.group, request.instance)
+        self._generation = shard.generation
+        key, topics = self._key, reader.topics()
+        self.session = shard.decide(
+            lambda state: instances.begin_call(state, key, topics), self._generation
+        )
+        _, instance, _ = self._state().find(key)
+        self._settings = instance.value.settings
+        self._door = _door_of(self._settings.format, request.accepted)
+        self._deadline_ms = reader.now_ms() + reader.wait_ms(request, instance)
+        wanted = request.max_bytes if request.max_bytes is not None else POLL_BYTES_DEFAULT
+        self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
+
+    @contextmanager
+    def session_held(self) -> Iterator[None]:
+        """A read under way, a waiting one too, keeps the session alive."""
+        self.session.calls += 1
+        try:
+            yield
+        finally:
+            self.session.calls -= 1
+
+    def _state(self) -> GroupsState:
+        return self._shard.state(self._generation)
+
+    def _instance(self) -> Instance:
+        """The instance, if it is still the one that was asked."""
+        _, instance, session = self._state().find(self._key)
+        if session is not self.session:
+            text = f"Consumer instance {self._key.instance} was deleted while it read."
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, text)
+        return instance
+
+    @property
+    def _remaining_ms(self) -> int:
+        return max(0, self._deadline_ms - self._reader.now_ms())
+
+    async def run(self) -> PolledRecords:
+        """Collect, deliver; wait and look again while there is time."""
+        self._instance()
+        topics = self._reader.topics()
+        self._shard.decide(lambda state: instances.begin_read(state, self._key, topics))
+        while True:
+            changed = self._shard.watch(self._key.group)
+            try:
+                self._take_note()
+                plan = await self._plan()
+                parts = await self._collect(plan)
+                size = sum(part.size for part in parts)
+                least = self._settings.fetch_min_bytes
+                enough = (size >= max(least, 1) and least >= 0) or size >= self._max_bytes
+                if enough or not self._remaining_ms:
+                    answer = await self._deliver(parts)
+                    if answer.count or not self._remaining_ms:
+                        return answer
+                    continue
+                ends = {partition: position.next for partition, position in plan.items()}
+                ends.update({part.partition: part.next for part in parts})
+                await self._wait(ends, changed)
+            finally:
+                self._shard.unwatch(self._key.group, changed)
+
+    def _take_note(self) -> None:
+        """A read that has delivered nothing yet is as good as a new call: it lets go at once."""
+        instance = self._instance()
+        if not instance.owned <= instance.target:
+            topics = self._reader.topics()
+            self._shard.decide(lambda state: instances.begin_call(state, self._key, topics))
+
+    async def _plan(self) -> dict[TopicPartition, Position]:
+        """The positions to read at, beginning behind where the last read ended (fairness)."""
+        topics = self._reader.topics()
+        instance = self._instance()
+        reset = self._settings.auto_offset_reset
+        missing = [
+            partition
+            for partition in sorted(instance.assignment)
+            if partition.topic in topics
+            and instances.position_of(self._state(), self._key, partition, topics) is None
+        ]
+        if missing and reset is OffsetReset.NONE:
+            text = f"no committed offset for partition {missing[0].topic}-{missing[0].partition}"
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{text}, auto.offset.reset is none")
+        if missing:
+            starts = await self._reader.resolve(missing, reset)
+            self._shard.decide(
+                lambda state: instances.record_starts(state, self._key, starts, topics),
+                self._generation,
+            )
+            instance = self._instance()
+        owned = sorted(instance.assignment)
+        if owned:
+            first = self.session.rotation % len(owned)
+            owned = owned[first:] + owned[:first]
+        plan = {}
+        for partition in owned:
+            position = instances.position_of(self._state(), self._key, partition, topics)
+            if position is not None and partition.topic in topics:
+                plan[partition] = position
+        return plan
+
+    async def _collect(self, plan: dict[TopicPartition, Position]) -> list[_Part]:
+        """What is there now, a few partitions at a time, until there is enough."""
+        parts: list[_Part] = []
+        places = list(plan.items())
+        for at in range(0, len(places), WAVE):
+            room = self._max_bytes - sum(part.size for part in parts)
+            if room <= 0:
+                break
+            wave = places[at : at + WAVE]
+            share = max(1, room // len(wave))
+            found = await asyncio.gather(
+                *(self._fetch(partition, position, share) for partition, position in wave)
+            )
+            for (partition, position), (begin, result) in zip(wave, found, strict=True):
+                if result is not None and result.slices:
+                    parts += self._render(partition, position, begin, result, first=not parts)
+        return parts
+
+    async def _fetch(
+        self, partition: TopicPartition, position: Position, max_bytes: int
+    ) -> tuple[int, Fetched | None]:
+        begin = position.next
+        try:
+            return begin, await self._reader.fetch(partition, begin, max_bytes, 0)
+        except KafkaError as error:
+            await self._start_over(partition, position, begin, error)
+            return begin, None
+
+    async def _start_over(
+        self, partition: TopicPartition, position: Position, offset: int, error: KafkaError
+    ) -> None:
+        """Out of range: on at the nearer end of the log, which skips nothing that is there."""
+        if self._settings.auto_offset_reset is OffsetReset.NONE:
+            raise error
+        try:
+            ends = await self._reader.ends(partition)
+        except KafkaError:
+            return
+        nearest = min(max(offset, ends.beginning), ends.end)
+        if position.next != offset or nearest == offset:
+            return
+        if self.session.positions.get(partition) is position:
+            topics = self._reader.topics()
+            self._shard.decide(
+                lambda state: instances.seek(state, self._key, {partition: nearest}, topics),
+                self._generation,
+            )
+
+    def _render(
+        self,
+        partition: TopicPartition,
+        position: Position,
+        begin: int,
+        result: Fetched,
+        *,
+        first: bool,
+    ) -> list[_Part]:
+        """The records up to the first one that can't be shown; an error where that is the first."""
+        pieces: list[bytes] = []
+        count = size = 0
+        following = result.next_offset
+        for piece in result.slices:
+            try:
+                pieces.append(self._rendered(partition, piece))
+            except UnreadableRecordError as error:
+                readable = _before(piece, error.offset)
+                if readable.count:
+                    pieces.append(self._rendered(partition, readable))
+                    count, size = count + readable.count, size + len(readable.lines)
+                elif not count:
+                    if not first:
+                        return []
+                    raise _unreadable(partition, error) from None
+                following = error.offset
+                break
+            count, size = count + piece.count, size + len(piece.lines)
+        return [_Part(partition, position, begin, following, b",".join(pieces), count, size)]
+
+    def _rendered(self, partition: TopicPartition, piece: BatchSlice) -> bytes:
+        return render_v2(
+            piece, topic=partition.topic, partition=partition.partition, door=self._door
+        )
+
+    async def _deliver(self, parts: list[_Part]) -> PolledRecords:
+        """Rule G3: only with proof, and once all that this rests on is committed.
+
+        From the look at the assignment to the moved positions there is no ``await``.
+        """
+        await self._shard.settled()
+        await self._reader.prove(self._shard)
+        instance = self._instance()
+        mine = [
+            part
+            for part in parts
+            if part.partition in instance.assignment
+            and self.session.positions.get(part.partition) is part.position
+            and part.position.next == part.begin
+        ]
+        for part in mine:
+            part.position.next = part.next
+            part.position.delivered = True
+        if mine:
+            owned = sorted(instance.assignment)
+            self.session.rotation = owned.index(mine[-1].partition) + 1
+        return PolledRecords(
+            body=b"[" + b",".join([part.body for part in mine]) + b"]",
+            count=sum(part.count for part in mine),
+            format=self._settings.format,
+        )
+
+    async def _wait(self, ends: dict[TopicPartition, int], changed: asyncio.Event) -> None:
+        """Until a watched partition has news, the group changed, or there is no time left."""
+        wait_ms = self._remaining_ms
+        places = list(ends.items())
+        if len(places) > WATCHED_MAX:
+            places, wait_ms = places[:WATCHED_MAX], min(wait_ms, WATCH_MS)
+            self.session.rotation += WATCHED_MAX
+        try:
+            async with asyncio.timeout(wait_ms / 1000), asyncio.TaskGroup() as tasks:
+                watchers = [
+                    tasks.create_task(self._watch(partition, end, wait_ms, changed))
+                    for partition, end in places
+                ]
+                await changed.wait()
+                for watcher in watchers:
+                    watcher.cancel()
+        except TimeoutError:
+            pass
+
+    async def _watch(
+        self, partition: TopicPartition, end: int, wait_ms: int, changed: asyncio.Event
+    ) -> None:
+        deadline_ms = self._reader.now_ms() + wait_ms
+        while not changed.is_set():
+            left_ms = max(0, deadline_ms - self._reader.now_ms())
+            try:
+                result = await self._reader.fetch(partition, end, 1, left_ms)
+            except KafkaError:
+                break
+            if result is not None and result.slices:
+                break
+            await asyncio.sleep(RETRY_MS / 1000)
+        changed.set()
+
+
+def _door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
+    if accepted is not None and name not in accepted:
+        raise KafkaError(ErrorCode.FORMAT_MISMATCH, FORMAT_MISMATCH)
+    if name in SCHEMA_FORMATS:
+        text = f"the consumer's format is {name}: schemas are not supported"
+        raise KafkaError(ErrorCode.SCHEMAS_NOT_SUPPORTED, text)
+    return RecordFormat.JSON if name == "json" else RecordFormat.BINARY
+
+
+def _before(piece: BatchSlice, offset: int) -> BatchSlice:
+    """The records of a slice below an offset."""
+    lines = bytes(piece.lines)
+    if piece.first_offset >= offset:
+        return replace(piece, lines=b"", count=0, next_offset=piece.first_offset)
+    end = _line_of(lines, piece, offset)
+    return replace(piece, lines=lines[:end], count=lines[:end].count(b"\n"), next_offset=offset)
+
+
+def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:
+    """Where in the slice's lines the record at this offset begins."""
+    if piece.header.is_dense:
+        wanted = offset - piece.first_offset
+        return len(lines) - len(lines.split(b"\n", wanted)[-1])
+    return skip_lines(lines, piece.header, offset)
+
+
+def _unreadable(partition: TopicPartition, error: UnreadableRecordError) -> KafkaError:
+    text = (
+        f"{error.message} of partition {partition.partition} of topic {partition.topic}; "
+        "read it with a consumer instance of format binary"
+    )
+    return KafkaError(ErrorCode.UNREADABLE_RECORD, text)

@@ -1,0 +1,224 @@
+"""What a coordinator writes into `__consumer_offsets`: a key, and what is true of it since then.
+
+Stored as ordinary JSON records, so that compaction by key keeps the newest fact of each: the key is
+an array that starts with its kind, the value an object, or null where the fact is over. Every
+prefix of what is written together is valid, because a large append may survive in part.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import orjson
+
+from broker.coordinator.requests import ConsumerSettings
+from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.ids import (
+    GroupId,
+    InstanceId,
+    PartitionId,
+    TopicId,
+    TopicName,
+    TopicPartition,
+)
+
+OFFSETS_TOPIC = TopicName("__consumer_offsets")
+OFFSETS_PARTITIONS = 12
+"""Made on first use (interfaces, section 4)."""
+
+ByTopic = Mapping[TopicName, tuple[PartitionId, ...]]
+"""Partitions by topic, as they are stored: a topic's name is said once."""
+
+
+class GroupKey(NamedTuple):
+    """A group as a whole."""
+
+    group: GroupId
+
+
+class InstanceKey(NamedTuple):
+    """A consumer instance."""
+
+    group: GroupId
+    instance: InstanceId
+
+
+class MemberKey(NamedTuple):
+    """A subscribed instance as a member of its group."""
+
+    group: GroupId
+    instance: InstanceId
+
+
+class OffsetKey(NamedTuple):
+    """The committed offset of a partition."""
+
+    group: GroupId
+    topic: TopicName
+    partition: PartitionId
+
+
+class StartKey(NamedTuple):
+    """Where a group starts a partition without a committed offset (rule G2)."""
+
+    group: GroupId
+    topic: TopicName
+    partition: PartitionId
+
+
+class SeekKey(NamedTuple):
+    """Where an instance was told to read on, until it commits (rule G2)."""
+
+    group: GroupId
+    instance: InstanceId
+    topic: TopicName
+    partition: PartitionId
+
+
+class ProbeKey(NamedTuple):
+    """Says nothing of any group: its being committed proves who leads (rule G3)."""
+
+    group: GroupId = GroupId("")
+
+
+Key = GroupKey | InstanceKey | MemberKey | OffsetKey | StartKey | SeekKey | ProbeKey
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValue:
+    """``epoch`` grows with every new target assignment and never goes back."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceValue:
+    """Settings, and either a subscription, a manual assignment, or neither."""
+
+    settings: ConsumerSettings
+    client_id: str = ""
+    topics: tuple[TopicName, ...] | None = None
+    pattern: str | None = None
+    manual: ByTopic | None = None
+
+    @property
+    def is_subscribed(self) -> bool:
+        """A member of its group."""
+        return self.topics is not None or self.pattern is not None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberValue:
+    """``owned`` is what it reads and may commit; ``target`` what it is to own."""
+
+    epoch: int
+    target: ByTopic
+    owned: ByTopic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetValue:
+    """``offset`` is the next one to read. It means nothing to another life of the topic's name."""
+
+    topic_id: TopicId
+    offset: int
+    metadata: str = ""
+    instance: InstanceId | None = None
+    """Who committed it; None without an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartValue:
+    """A resolved start position."""
+
+    topic_id: TopicId
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeekValue:
+    """A position that was sought."""
+
+    topic_id: TopicId
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeValue:
+    """Nothing."""
+
+
+Value = GroupValue | InstanceValue | MemberValue | OffsetValue | StartValue | SeekValue | ProbeValue
+
+
+class Entry(NamedTuple):
+    """One fact. ``value`` None: it is over."""
+
+    key: Key
+    value: Value | None
+
+
+_KINDS: Mapping[str, tuple[type[Key], type[Value]]] = {
+    "group": (GroupKey, GroupValue),
+    "instance": (InstanceKey, InstanceValue),
+    "member": (MemberKey, MemberValue),
+    "offset": (OffsetKey, OffsetValue),
+    "start": (StartKey, StartValue),
+    "seek": (SeekKey, SeekValue),
+    "probe": (ProbeKey, ProbeValue),
+}
+_NAMES: Mapping[type[Key], str] = {key: name for name, (key, _) in _KINDS.items()}
+
+
+def partition_of_group(group: GroupId, partitions: int) -> PartitionId:
+    """Which partition of the offsets topic holds a group: its leader is the coordinator (D8)."""
+    return PartitionId(zlib.crc32(group.encode()) % partitions)
+
+
+def encode_key(key: Key) -> bytes:
+    """The key as JSON text."""
+    return orjson.dumps([_NAMES[type(key)], *key])
+
+
+def encode_value(value: Value | None) -> bytes:
+    """The value as JSON text."""
+    return orjson.dumps(value)
+
+
+def decode_entry(key: object, value: object) -> Entry:
+    """The inverse, from parsed JSON. No fact is skipped: it would be lost with the next change.
+
+    Raises:
+        CorruptionError: a kind or a shape this broker does not know.
+    """
+    try:
+        kind, *parts = msgspec.convert(key, list[str | int])
+        key_type, value_type = _KINDS[str(kind)]
+        return Entry(
+            msgspec.convert(parts, key_type),
+            None if value is None else msgspec.convert(value, value_type),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"unknown group record key={key!r}: {error}"
+        raise CorruptionError(msg) from error
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:
+    """Partitions as they are stored: sorted, so that equal sets are equal records."""
+    found: dict[TopicName, tuple[PartitionId, ...]] = {}
+    for topic, partition in sorted(partitions):
+        found[topic] = (*found.get(topic, ()), partition)
+    return found
+
+
+def partitions_of(stored: ByTopic) -> frozenset[TopicPartition]:
+    """The inverse of `by_topic`."""
+    return frozenset(
+        TopicPartition(topic, partition)
+        for topic, partitions in stored.items()
+        for partition in partitions
+    )

@@ -1,0 +1,141 @@
+"""What a coordinator reads and writes through: its own partition, and everybody's data.
+
+Implements `broker.coordinator.shard.ShardLog` and `broker.coordinator.ports.DataDoor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import orjson
+
+from broker.coordinator.ports import Ends, Fetched
+from broker.coordinator.records import Entry, decode_entry, encode_key, encode_value
+from broker.record.batch import RecordFormat
+from broker.record.lines import ProduceRecord, make_raw
+from broker.server.local_partitions import Append, LocalPartitions
+from broker.server.requests import ACKS_ALL, BrokerApis, FetchRequest
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from broker.replication.partition_state import LeaderState
+    from broker.replication.replica import Replica
+    from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition, TopicName, TopicPartition
+
+READ_BYTES = 1_048_576
+"""Read at once while loading: a few milliseconds of the loop."""
+WRITE_TIMEOUT_MS = 5_000
+"""After this an append counts as unknown, and the shard loads again."""
+
+
+class ReplicaShardLog:
+    """`broker.coordinator.shard.ShardLog` on a hosted replica; bound to one leader epoch."""
+
+    def __init__(
+        self, local: LocalPartitions, partition: TopicIdPartition, epoch: LeaderEpoch
+    ) -> None:
+        self._local = local
+        self._partition = partition
+        self._epoch = epoch
+
+    def _leading(self) -> tuple[Replica, LeaderState]:
+        replica, role = self._local.leading(self._partition)
+        if role.epoch != self._epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+        return replica, role
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """See `ShardLog`."""
+        replica, _ = self._leading()
+        return replica.log.log_start_offset, replica.log.log_end_offset
+
+    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[Entry], int]:
+        """See `ShardLog`."""
+        replica, _ = self._leading()
+        entries = []
+        offset = from_offset
+        for piece in replica.log.read(from_offset, READ_BYTES, up_to_offset):
+            for line in bytes(piece.lines).split(b"\n")[:-1]:
+                record = orjson.loads(line)
+                entries.append(decode_entry(record["key"], record["value"]))
+            offset = piece.next_offset
+        return entries, offset if offset > from_offset else up_to_offset
+
+    async def until_committed(self, offset: int) -> None:
+        """See `ShardLog`."""
+        _, role = self._leading()
+        await self._local.until_high_watermark(
+            self._partition, self._epoch, max(offset, role.epoch_start)
+        )
+
+    def check_may_append(self) -> None:
+        """See `ShardLog`."""
+        replica, _ = self._leading()
+        replica.partition.check_may_append(all_replicas=True)
+
+    async def append(self, entries: Sequence[Entry]) -> None:
+        """See `ShardLog`. Nothing is awaited between the check of the epoch and the append."""
+        try:
+            self._leading()
+        except KafkaError as error:
+            raise KafkaError(error.code, error.message, outcome=Outcome.NOT_WRITTEN) from None
+        records = [
+            ProduceRecord(key=make_raw(encode_key(key)), value=make_raw(encode_value(value)))
+            for key, value in entries
+        ]
+        await self._local.append(
+            Append(
+                partition=self._partition,
+                records=records,
+                key_format=RecordFormat.JSON,
+                value_format=RecordFormat.JSON,
+                acks=ACKS_ALL,
+                timeout_ms=WRITE_TIMEOUT_MS,
+            )
+        )
+
+
+class OwnDoor:
+    """`DataDoor` on the broker's own door: what is led elsewhere is forwarded."""
+
+    def __init__(self, apis: BrokerApis) -> None:
+        self._apis = apis
+
+    async def fetch(
+        self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
+    ) -> Fetched:
+        """See `DataDoor`."""
+        found = await self._apis.fetch(
+            FetchRequest(
+                topic=partition.topic,
+                partition=partition.partition,
+                offset=offset,
+                max_bytes=max_bytes,
+                max_wait_ms=max_wait_ms,
+            )
+        )
+        return Fetched(found.slices, found.next_offset)
+
+    async def ends(self, partition: TopicPartition) -> Ends:
+        """See `DataDoor`."""
+        found = await self._apis.offsets(partition.topic, partition.partition)
+        return Ends(found.beginning_offset, found.end_offset)
+
+    async def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """See `DataDoor`."""
+        found = await self._apis.fetch(
+            FetchRequest(
+                topic=partition.topic,
+                partition=partition.partition,
+                timestamp_ms=timestamp_ms,
+                max_bytes=1,
+                max_wait_ms=0,
+            )
+        )
+        return found.slices[0].first_offset if found.slices else found.next_offset
+
+    async def catch_up_with_topic(self, topic: TopicName) -> None:
+        """See `DataDoor`."""
+        await self._apis.catch_up_with_topic(topic)

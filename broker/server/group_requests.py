@@ -1,0 +1,286 @@
+"""Group requests at the door: names, the offsets topic, the way to the coordinator, lags.
+
+Rule F2: a request that may have taken effect is sent to one coordinator, once. A refusal that did
+nothing, such as that of a coordinator which still loads, is followed by another attempt in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from broker.coordinator import group_wire
+from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC, partition_of_group
+from broker.coordinator.requests import (
+    A,
+    CommitGroup,
+    CreateInstance,
+    DescribeGroup,
+    GroupDescription,
+    GroupOffsetRow,
+    GroupOffsets,
+    GroupRequest,
+    Poll,
+)
+from broker.server import forwarding
+from broker.server.topic_requests import TOPIC_NAME
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import (
+    InstanceId,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+    id_from_bytes,
+)
+from raft_metadata.records.commands import CreateTopic
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.coordinator.group_coordinator import GroupCoordinator
+    from broker.server.metadata_loader import MetadataLoader
+    from broker.server.requests import OffsetsResult
+    from broker.server.topic_requests import TopicRequests
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import TopicName
+    from raft_metadata.image.metadata_image import PartitionRegistration, TopicImage
+
+T = TypeVar("T")
+Attempt = Callable[["PartitionRegistration", int], Awaitable[T]]
+
+GROUP_TIMEOUT_MS = 10_000
+"""How long a coordinator is looked for, and waited for."""
+READ_TIMEOUT_MS = 5_000
+"""The same for a read, beyond its own wait: clients give up on those sooner."""
+FIRST_USE_TIMEOUT_MS = 15_000
+"""The offsets topic waits this long for as many brokers as its replication factor asks for."""
+FIRST_USE_RETRY_MS = 200
+NAME_MADE_UP = "rest-consumer-"
+LAGS_AT_ONCE = 32
+"""Ends of partitions asked for at the same time."""
+
+
+class Router(Protocol):
+    """What `RoutedBrokerApis` lends: one hop to a partition's leader, within a deadline."""
+
+    async def routed(
+        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, pure: bool
+    ) -> T: ...
+
+    async def forward(
+        self,
+        partition: TopicIdPartition,
+        registration: PartitionRegistration,
+        kind: int,
+        body: bytes,
+        timeout_ms: int,
+    ) -> bytes: ...
+
+    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult: ...
+
+
+class GroupRequests:
+    """On the broker's loop. Holds the creation of the offsets topic while it is under way."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        router: Router,
+        coordinator: GroupCoordinator,
+        loader: MetadataLoader,
+        topics: TopicRequests,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._coordinator = coordinator
+        self._loader = loader
+        self._topics = topics
+        self._clock = clock
+        self._random_bytes = random_bytes
+
+    async def ask(self, request: GroupRequest[A]) -> A:
+        """See `BrokerApis.group`."""
+        _check_names(request)
+        wait_ms = GROUP_TIMEOUT_MS
+        asked: GroupRequest[A] = request
+        if isinstance(request, CreateInstance) and request.instance is None:
+            made_up = NAME_MADE_UP + id_from_bytes(self._random_bytes(16))
+            asked = cast("GroupRequest[A]", replace(request, instance=InstanceId(made_up)))
+        if isinstance(request, Poll):
+            wait_ms = max(READ_TIMEOUT_MS, _poll_wait_ms(request))
+        topic = await self._offsets_topic(request)
+        if topic is None:
+            return _answer_without_groups(request)
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
+        partition = TopicIdPartition(
+            topic.topic_id, partition_of_group(request.group, topic.partitions_count)
+        )
+        answer = await self._routed(partition, asked, deadline_ms)
+        if isinstance(request, GroupOffsets):
+            rows = cast("tuple[GroupOffsetRow, ...]", answer)
+            return cast(A, await self._with_ends(rows))
+        return answer
+
+    async def _routed(
+        self, partition: TopicIdPartition, request: GroupRequest[A], deadline_ms: int
+    ) -> A:
+        poll = request if isinstance(request, Poll) else None
+        poll_until_ms = self._clock.monotonic_ms() + _poll_wait_ms(poll)
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A:
+            sent = request
+            if poll is not None and poll.timeout_ms is not None:
+                left_ms = max(0, poll_until_ms - self._clock.monotonic_ms())
+                sent = cast("GroupRequest[A]", replace(poll, timeout_ms=left_ms))
+            if registration.leader == self._config.broker_id:
+                return await self._coordinator.answer(sent)
+            body = group_wire.encode_request(sent)
+            extra_ms = self._config.limits.max_fetch_wait_ms if poll is not None else 0
+            answer = await self._router.forward(
+                partition, registration, forwarding.GROUP, body, timeout_ms + extra_ms
+            )
+            return group_wire.decode_answer(sent, answer)
+
+        pure = isinstance(request, group_wire.PURE_READS)
+        return await self._until_led(partition, attempt, deadline_ms, pure=pure)
+
+    async def _until_led(
+        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, pure: bool
+    ) -> T:
+        async def patient(registration: PartitionRegistration, timeout_ms: int) -> T:
+            try:
+                return await attempt(registration, timeout_ms)
+            except KafkaError as error:
+                late = error.outcome is Outcome.UNKNOWN
+                if late or error.code is not ErrorCode.NOT_ENOUGH_REPLICAS:
+                    raise
+                raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
+
+        try:
+            return await self._router.routed(partition, patient, deadline_ms, pure=pure)
+        except KafkaError as error:
+            if error.code is not ErrorCode.LEADER_NOT_AVAILABLE:
+                raise
+            text = f"no group coordinator took the request in time: {error.message}"
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            raise KafkaError(code, text, outcome=error.outcome) from error
+
+    # the offsets topic
+
+    async def _offsets_topic(self, request: GroupRequest[Any] | None) -> TopicImage | None:
+        """It, made on first use by what would be its first record; None where it is not needed."""
+        topic = self._loader.image.topic(OFFSETS_TOPIC)
+        if topic is None:
+            await self._topics.catch_up_with(OFFSETS_TOPIC)
+            topic = self._loader.image.topic(OFFSETS_TOPIC)
+        if topic is None and isinstance(request, CreateInstance | CommitGroup):
+            await self._create_offsets_topic()
+            topic = self._loader.image.topic(OFFSETS_TOPIC)
+            if topic is None:
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return topic
+
+    async def _create_offsets_topic(self) -> None:
+        """Its replication factor is configuration (rule M8): wait for enough live brokers."""
+        command = CreateTopic(
+            name=OFFSETS_TOPIC,
+            topic_id=TopicId(id_from_bytes(self._random_bytes(16))),
+            partitions_count=OFFSETS_PARTITIONS,
+            replication_factor=self._config.defaults.default_replication_factor,
+            configs={"flush": "ack"},
+        )
+        deadline_ms = self._clock.monotonic_ms() + FIRST_USE_TIMEOUT_MS
+        while True:
+            try:
+                await self._topics.create_internal(command)
+                return
+            except KafkaError as error:
+                if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                    await self._topics.catch_up_with(OFFSETS_TOPIC)
+                    return
+                if self._clock.monotonic_ms() >= deadline_ms:
+                    text = f"{OFFSETS_TOPIC} can't be created: {error.message}"
+                    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    raise KafkaError(code, text) from error
+            await asyncio.sleep(FIRST_USE_RETRY_MS / 1000)
+
+    # every group
+
+    async def list_groups(self) -> list[GroupDescription]:
+        """See `BrokerApis.list_groups`."""
+        topic = await self._offsets_topic(None)
+        if topic is None:
+            return []
+        deadline_ms = self._clock.monotonic_ms() + READ_TIMEOUT_MS
+        found = await _gathered(
+            [
+                self._list(TopicIdPartition(topic.topic_id, PartitionId(number)), deadline_ms)
+                for number in range(topic.partitions_count)
+            ]
+        )
+        return sorted((group for groups in found for group in groups), key=lambda one: one.group)
+
+    async def _list(
+        self, partition: TopicIdPartition, deadline_ms: int
+    ) -> tuple[GroupDescription, ...]:
+        async def attempt(
+            registration: PartitionRegistration, timeout_ms: int
+        ) -> tuple[GroupDescription, ...]:
+            if registration.leader == self._config.broker_id:
+                return tuple(await self._coordinator.list_groups(partition.partition))
+            body = forwarding.encode_list_groups(partition.partition)
+            answer = await self._router.forward(
+                partition, registration, forwarding.LIST_GROUPS, body, timeout_ms
+            )
+            return group_wire.decode_groups(answer)
+
+        return await self._until_led(partition, attempt, deadline_ms, pure=True)
+
+    # lags
+
+    async def _with_ends(self, rows: tuple[GroupOffsetRow, ...]) -> tuple[GroupOffsetRow, ...]:
+        done: list[GroupOffsetRow] = []
+        for at in range(0, len(rows), LAGS_AT_ONCE):
+            wave = rows[at : at + LAGS_AT_ONCE]
+            done += await _gathered([self._with_end(row) for row in wave])
+        return tuple(done)
+
+    async def _with_end(self, row: GroupOffsetRow) -> GroupOffsetRow:
+        try:
+            ends = await self._router.offsets(row.topic, row.partition)
+        except KafkaError:
+            return row
+        return replace(row, end_offset=ends.end_offset)
+
+
+async def _gathered(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of them at once; the first error is everybody's."""
+    return list(await asyncio.gather(*calls))
+
+
+def _poll_wait_ms(poll: Poll | None) -> int:
+    return 0 if poll is None or poll.timeout_ms is None else max(0, poll.timeout_ms)
+
+
+def _check_names(request: GroupRequest[Any]) -> None:
+    names = {"group": request.group}
+    instance = getattr(request, "instance", None)
+    if instance is not None:
+        names["instance"] = instance
+    for kind, name in names.items():
+        if not TOPIC_NAME.match(name) or name in {".", ".."}:
+            text = f"invalid {kind} name {name[:249]!r}: expected 1 to 249 of A-Z a-z 0-9 . _ -"
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID, text)
+
+
+def _answer_without_groups(request: GroupRequest[A]) -> A:
+    """No group was ever made in this cluster."""
+    if isinstance(request, GroupOffsets):
+        return cast(A, ())
+    if isinstance(request, DescribeGroup):
+        text = f"Consumer group {request.group} cannot be found."
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+    raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "Consumer instance not found.")

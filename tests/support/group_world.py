@@ -1,0 +1,161 @@
+"""A group coordinator's pure core with its log as a list: decide, write, and load again."""
+
+from __future__ import annotations
+
+from broker.coordinator import commits, instances
+from broker.coordinator.records import Entry, InstanceKey
+from broker.coordinator.requests import (
+    CommitGroup,
+    ConsumerSettings,
+    CreateInstance,
+    GroupOffset,
+    OffsetReset,
+    Subscribe,
+)
+from broker.coordinator.state import Group, GroupsState, Instance, TopicFacts
+from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
+from raft_metadata.common.ids import TopicPartition as Place
+
+G = GroupId("g")
+T = TopicName("t")
+EARLIEST = ConsumerSettings(auto_offset_reset=OffsetReset.EARLIEST)
+BY_HAND = ConsumerSettings(auto_offset_reset=OffsetReset.EARLIEST, auto_commit=False)
+
+
+def place(number: int, topic: str = "t") -> Place:
+    return Place(TopicName(topic), PartitionId(number))
+
+
+def facts(count: int, topic_id: str = "A") -> TopicFacts:
+    return TopicFacts(TopicId(topic_id * 22), count)
+
+
+class GroupWorld:
+    """One coordinator after the other over one log. Every start is offset ``start``."""
+
+    def __init__(self, partitions: int = 4, start: int = 0) -> None:
+        self.topics = {T: facts(partitions)}
+        self.start = start
+        self.log: list[Entry] = []
+        self.state = GroupsState()
+
+    def write(self) -> list[Entry]:
+        entries = self.state.take()
+        self.log += entries
+        return entries
+
+    def fail_over(self) -> None:
+        """Another coordinator: positions and sessions are gone, records are not."""
+        self.state = GroupsState()
+        for entry in self.log:
+            self.state.fold(entry)
+
+    @property
+    def group(self) -> Group:
+        return self.state.groups[G]
+
+    def instance(self, name: str) -> Instance:
+        return self.group.instances[InstanceId(name)]
+
+    def owned(self, name: str) -> set[int]:
+        return {partition.partition for partition in self.instance(name).assignment}
+
+    def committed(self, number: int) -> int | None:
+        found = self.group.committed(place(number), self.topics)
+        return None if found is None else found.offset
+
+    def key(self, name: str) -> InstanceKey:
+        return InstanceKey(G, InstanceId(name))
+
+    # calls
+
+    def create(self, name: str, settings: ConsumerSettings = EARLIEST) -> None:
+        request = CreateInstance(group=G, instance=InstanceId(name), settings=settings)
+        instances.create_instance(self.state, request, instances.GroupLimits())
+        self.write()
+
+    def subscribe(self, name: str, *topics: str, pattern: str | None = None) -> None:
+        names = None if pattern is not None else tuple(map(TopicName, topics or ("t",)))
+        request = Subscribe(group=G, instance=InstanceId(name), topics=names, pattern=pattern)
+        key = self.key(name)
+        self.call(name)
+        missing = instances.unresolved_partitions(self.state, key, self.topics, request)
+        starts = dict.fromkeys(missing, self.start)
+        instances.subscribe(self.state, request, starts, self.topics)
+        self.write()
+
+    def join(self, name: str, settings: ConsumerSettings = EARLIEST) -> None:
+        self.create(name, settings)
+        self.subscribe(name)
+
+    def assign(self, name: str, *numbers: int) -> None:
+        key, wanted = self.key(name), tuple(place(number) for number in numbers)
+        self.call(name)
+        missing = instances.unresolved_partitions(self.state, key, self.topics, manual=wanted)
+        starts = dict.fromkeys(missing, self.start)
+        instances.assign(self.state, key, wanted, starts, self.topics)
+        self.write()
+
+    def delete(self, name: str) -> None:
+        self.call(name)
+        instances.delete_instance(self.state, self.key(name), self.topics)
+        self.write()
+
+    def call(self, name: str) -> None:
+        instances.begin_call(self.state, self.key(name), self.topics)
+        self.write()
+
+    def position(self, name: str, number: int) -> int | None:
+        found = instances.position_of(self.state, self.key(name), place(number), self.topics)
+        return None if found is None else found.next
+
+    def read(self, name: str, count: int = 10, *numbers: int) -> dict[int, tuple[int, int]]:
+        """Deliver so many records of each partition it owns: partition → (from, to)."""
+        self.call(name)
+        instances.begin_read(self.state, self.key(name), self.topics)
+        self.write()
+        delivered = {}
+        for number in sorted(self.owned(name)):
+            if numbers and number not in numbers:
+                continue
+            position = instances.position_of(self.state, self.key(name), place(number), self.topics)
+            if position is not None:
+                delivered[number] = (position.next, position.next + count)
+                position.next += count
+                position.delivered = True
+        return delivered
+
+    def commit(self, name: str, number: int, next_offset: int) -> None:
+        """As a Confluent client says it: the last one processed."""
+        offset = GroupOffset(T, PartitionId(number), next_offset - 1)
+        self.call(name)
+        commits.commit_offsets(self.state, self.key(name), (offset,), self.topics)
+        self.write()
+
+    def commit_all(self, name: str) -> None:
+        self.call(name)
+        commits.commit_delivered(self.state, self.key(name), self.topics)
+        self.write()
+
+    def commit_group(
+        self, number: int, offset: int, member: str | None = None, epoch: int | None = None
+    ) -> None:
+        request = CommitGroup(
+            group=G,
+            offsets=(GroupOffset(T, PartitionId(number), offset),),
+            member_id=None if member is None else InstanceId(member),
+            member_epoch=epoch,
+        )
+        commits.commit_without_instance(self.state, request, self.topics)
+        self.write()
+
+    def seek(self, name: str, number: int, offset: int) -> None:
+        self.call(name)
+        instances.seek(self.state, self.key(name), {place(number): offset}, self.topics)
+        self.write()
+
+    def pass_time(self, ms: int, rebalance_timeout_ms: int = 30_000) -> list[InstanceKey]:
+        self.state.judge_ms += ms
+        expired = instances.tick(self.state, self.topics, rebalance_timeout_ms)
+        self.write()
+        return expired
