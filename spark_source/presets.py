@@ -5,9 +5,13 @@ Each setting is here because its lack cost somebody an hour; what the user sets 
 
 from __future__ import annotations
 
+import atexit
 import os
 import pkgutil
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,10 +22,11 @@ if TYPE_CHECKING:
 LOCAL_MASTER = "local[2,4]"
 """Two cores, and a task may fail three times: plain local[N] fails a query at the first failure."""
 
+STACK = "spark.driver.extraJavaOptions"
 PRESETS: Mapping[str, str] = {
     # Spark's regular expression over a long error text overflows the stack when a query with
     # foreachBatch is stopped; the query then never ends.
-    "spark.driver.extraJavaOptions": "-Xss16m",
+    STACK: "-Xss16m",
     # 200 tasks per shuffle make a stateful query of a few rows take 12 s a batch on two cores.
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.showConsoleProgress": "false",
@@ -39,23 +44,33 @@ LOCAL_PRESETS: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
+QUICK_JVM = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For runs that are over before the JVM's second compiler would have paid for itself."""
+QUICK_PYTHON = """#!/bin/sh
+PYTHONPATH=${PYTHONPATH#*pyspark.zip:} exec '%s' "$@"
+"""
+"""The JVM puts an archive of pyspark without compiled files first on the path of each worker, which
+then compiles pyspark anew: 0.4 s a process. Here the installed one is taken."""
+
 
 def session(
     name: str = "quorumlog",
     *,
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
+    quick: bool = False,
 ) -> SparkSession:
     """The session of this process, made with presets for a machine of one's own.
 
     Args:
         name: what Spark calls the application.
         master: default `LOCAL_MASTER`; presets for local disks only with a local one.
+        quick: for short local runs (demos, tests): starts sooner, computes more slowly.
         conf: settings that win over the presets, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
     """
     chosen = master or LOCAL_MASTER
     # Workers must be this Python: another one has no pyarrow, and fails only by time-out.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", _quick_python() if quick else sys.executable)
     if chosen.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
@@ -63,7 +78,8 @@ def session(
     builder: SparkSession.Builder = SparkSession.builder
     builder = builder.appName(name).master(chosen)
     local = LOCAL_PRESETS if chosen.startswith("local") else {}
-    for key, value in {**PRESETS, **local, **(conf or {})}.items():
+    faster = {STACK: QUICK_JVM} if quick else {}
+    for key, value in {**PRESETS, **local, **faster, **(conf or {})}.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
     if not _is_found_by_itself():
@@ -71,6 +87,16 @@ def session(
 
         made.dataSource.register(DefaultSource)
     return made
+
+
+def _quick_python() -> str:
+    """A script that is this Python; gone when the program ends."""
+    folder = Path(tempfile.mkdtemp(prefix="quorumlog-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    script = folder / "python"
+    script.write_text(QUICK_PYTHON % sys.executable)
+    script.chmod(0o700)
+    return str(script)
 
 
 def _is_found_by_itself() -> bool:

@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     from spark_source.presets import session
 
-    spark = session("flights")
+    spark = session("flights", quick=True)
     spark.sparkContext.setLogLevel("ERROR")
     kept = nullcontext(said.checkpoint) if said.checkpoint else tempfile.TemporaryDirectory()
     with kept as checkpoint:

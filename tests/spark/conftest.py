@@ -1,0 +1,38 @@
+"""One Spark and one cluster for the whole folder: starting them is most of the time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spark_source.pipelines.flights import NO_JAVA, has_java
+from tests.support.live_cluster import running
+from tests.support.spark_log import Log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    if not has_java():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(NO_JAVA)
+    from spark_source import session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYSPARK_PYTHON", raising=False)
+        patch.delenv("SPARK_LOCAL_IP", raising=False)
+        warehouse = str(tmp_path_factory.mktemp("warehouse"))
+        made = session("tests", quick=True, conf={"spark.sql.warehouse.dir": warehouse})
+        made.sparkContext.setLogLevel("OFF")
+        yield made
+        made.stop()
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    with running(tmp_path_factory.mktemp("spark-cluster")) as cluster:
+        yield Log(cluster)
