@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.checkers.faults import check_back_to_normal, check_bypass, check_felt, check_floor
+from chaos.checkers.faults import (
+    check_alive,
+    check_back_to_normal,
+    check_bypass,
+    check_felt,
+    check_floor,
+)
 from chaos.checkers.gaps import check_produce_gap, windows
 from chaos.checkers.reads import check_replicas, check_seen_stays
 from chaos.checkers.records import (
@@ -23,7 +29,7 @@ from chaos.checkers.records import (
     check_present,
 )
 from chaos.checkers.repeats import check_repeats
-from chaos.checkers.rule import check_one_ruler, check_topics
+from chaos.checkers.rule import check_controllers_agree, check_one_ruler, check_topics
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.deadline import TooLateError, within
 from chaos.disk import lines_on_disk
@@ -31,6 +37,7 @@ from chaos.history import Reading
 from chaos.http import NDJSON, CallError, Http
 from chaos.load import Endpoint
 from chaos.metadata_probe import MetadataProbe
+from chaos.net.links import node_name
 from chaos.scenarios.stage import Stage
 from chaos.unique import TailReaders, UniqueWriters
 from chaos.watch import Watch
@@ -57,6 +64,8 @@ FLOOR = 5
 """Acknowledged writes per partition and window. The writers make about 60 a second; behind a broker
 that is cut off each of their requests takes its whole time-out."""
 PROBE_KEEPS_EVERY = 3
+APPLIED = ("applied_index", "next_offset", "topics", "partitions")
+"""What a controller's status says of its state; equal logs make these equal."""
 READ_MAX_BYTES = 4 << 20
 RUN_MARGIN_S = 150.0
 _LOOK_S = 0.1
@@ -102,7 +111,9 @@ class ScenarioRun:
             proxied = sum(
                 one.requests_passed for one in (await self._cluster.network.traffic()).values()
             )
+            alive = self._cluster.local.read()
             code = await self._cluster.local.stop()
+            self._run.judge(check_alive(_pids(now), _pids(alive), stage.killed))
             self._run.judge(check_bypass(self._cluster.tripwire.connections, proxied))
             self._run.judge(
                 verdict("clean stop", f"exit {code}, no process left", [str(code)] if code else [])
@@ -220,6 +231,7 @@ class ScenarioRun:
         judge(check_replicas(readings[0], disks, replicas))
         names = await self._topic_names(http, stage)
         judge(check_topics(history, names))
+        judge(check_controllers_agree(await self._applied_once_equal(http, stage)))
         for one in self._scenario.own_checks(stage, readings[0]):
             judge(one)
 
@@ -256,7 +268,27 @@ class ScenarioRun:
         }
         return Reading(broker, found)
 
+    async def _applied_once_equal(self, http: Http, stage: Stage) -> dict[int, dict[str, object]]:
+        """What each controller has applied, once they say the same or the time is over."""
+        deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
+        while True:
+            facts: dict[int, dict[str, object]] = {}
+            for controller in stage.now.controllers:
+                with suppress(CallError):
+                    status = await http.get_json(f"{controller.url}/controller/v1/status", 2.0)
+                    facts[controller.id] = {name: status[name] for name in APPLIED}
+            same = len(facts) == len(stage.controllers) and all(
+                said == facts[stage.controllers[0]] for said in facts.values()
+            )
+            if same or self._clock.monotonic_ms() > deadline:
+                return facts
+            await asyncio.sleep(_LOOK_S)
+
     async def _topic_names(self, http: Http, stage: Stage) -> frozenset[str]:
         url = f"{stage.now.brokers[-1].url}/v3/clusters/{stage.now.cluster_id}/topics"
         listed = await http.get_json(url)
         return frozenset(str(row["topic_name"]) for row in listed["data"])
+
+
+def _pids(now: ClusterFile) -> dict[str, int | None]:
+    return {node_name(node.id): node.pid for node in (*now.controllers, *now.brokers)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chaos.checkers.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from chaos.history import Fault, History
 
@@ -95,6 +95,28 @@ def check_bypass(connections: int, proxied: int) -> Verdict:
         "nodes keep to their proxies",
         f"{connections} connections elsewhere, {proxied:,} bytes through proxies",
         faults,
+    )
+
+
+def check_alive(
+    before: Mapping[str, int | None], after: Mapping[str, int | None], killed: Collection[str]
+) -> Verdict:
+    """No process ended but those that were killed: a broken invariant ends a node, and says so.
+
+    Args:
+        before: node → pid when everything was ready.
+        after: the same at the end; a supervisor that started one again shows as another pid.
+        killed: the nodes that the run itself killed.
+    """
+    faults = [
+        f"{node} ended by itself (pid {pid}, now {after.get(node)}); read its log"
+        for node, pid in before.items()
+        if node not in killed and after.get(node) != pid
+    ]
+    if not before:
+        faults.append("no process was looked at")
+    return verdict(
+        "no process ended by itself", f"{len(before)} nodes, {len(killed)} killed", faults
     )
 
 

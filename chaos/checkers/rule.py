@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from chaos.checkers.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chaos.history import Fault, History
 
 
@@ -89,3 +91,20 @@ def check_stepped_down(took_ms: int | None, limit_ms: int) -> Verdict:
         f"{figures}, limit {limit_ms / 1000:g} s",
         [figures] if late else [],
     )
+
+
+def check_controllers_agree(facts: Mapping[int, Mapping[str, object]]) -> Verdict:
+    """In the end every controller has applied the same (rule M1: its counter of records is dense).
+
+    Args:
+        facts: controller → what it says it has applied; one that did not answer is missing.
+    """
+    faults = [] if len(facts) > 1 else [f"only {len(facts)} controllers answered"]
+    first = next(iter(facts.values()), {})
+    faults += [
+        f"controller {controller}: {dict(said)}, not {dict(first)}"
+        for controller, said in facts.items()
+        if said != first
+    ]
+    figures = ", ".join(f"{name} {value}" for name, value in first.items())
+    return verdict("controllers agree", f"{len(facts)} of them: {figures}", faults)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 from chaos.checkers.gaps import check_metadata_gap, windows
@@ -46,8 +45,7 @@ async def _break(stage: Stage) -> None:
         await stage.felt_within(FELT_DEADLINE_S, lambda: active not in stage.watch.believers)
         stage.told[STEPPED_DOWN] = stage.clock.monotonic_ms() - began
         await stage.felt_within(FELT_DEADLINE_S, lambda: stage.watch.active not in (None, active))
-        stage.cluster.signal_node(stage.cluster.read().node(active), signal.SIGKILL)
-        stage.say(f"killed controller {active}, still cut off")
+        stage.kill(active)
 
 
 def _own_checks(stage: Stage, _reading: Reading) -> list[Verdict]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.history import Effect, Fault, Note
-from chaos.net.links import swallowed_since
+from chaos.net.links import node_name, swallowed_since
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -54,6 +55,8 @@ class Stage:
     partitions: int
     duration_s: float
     say: Callable[[str], None]
+    killed: set[str] = field(default_factory=set)
+    """Names of the nodes that `kill` has ended."""
     told: dict[str, int] = field(default_factory=dict)
     """Figures a scenario leaves for its own checks."""
 
@@ -70,6 +73,12 @@ class Stage:
     def others(self, *nodes: int) -> tuple[int, ...]:
         """All nodes but these."""
         return tuple(node for node in (*self.controllers, *self.brokers) if node not in nodes)
+
+    def kill(self, node: int) -> None:
+        """SIGKILL; the supervisor starts it again."""
+        self.cluster.signal_node(self.cluster.read().node(node), signal.SIGKILL)
+        self.killed.add(node_name(node))
+        self.say(f"killed {node_name(node)}")
 
     def unanswered(self) -> Gauge:
         """Attempts whose outcome stayed unknown: time-outs and lost connections."""

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.checkers.faults import check_back_to_normal, check_bypass, check_felt, check_floor
+from chaos.checkers.faults import (
+    check_alive,
+    check_back_to_normal,
+    check_bypass,
+    check_felt,
+    check_floor,
+)
 from chaos.checkers.reads import check_replicas, check_seen_stays, check_unknown_ran
 from chaos.checkers.repeats import check_repeats
-from chaos.checkers.rule import check_churn, check_one_ruler, check_stepped_down, check_topics
+from chaos.checkers.rule import (
+    check_churn,
+    check_controllers_agree,
+    check_one_ruler,
+    check_stepped_down,
+    check_topics,
+)
 from chaos.history import (
     Acknowledgement,
     Effect,
@@ -135,6 +147,20 @@ def test_bypass_innocent_and_guilty() -> None:
     assert not check_bypass(0, 0).passed, "nobody used the proxies"
 
 
+def test_alive_innocent_though_a_killed_one_came_back() -> None:
+    assert check_alive(
+        {"broker-1": 7, "broker-2": 8}, {"broker-1": 9, "broker-2": 8}, {"broker-1"}
+    ).passed
+
+
+@pytest.mark.parametrize("after", [{"broker-1": 9}, {"broker-1": None}, {}])
+def test_alive_guilty_of_ending_by_itself(after: dict[str, int | None]) -> None:
+    found = check_alive({"broker-1": 7}, after, {"controller-101"})
+    assert not found.passed
+    assert "broker-1 ended by itself" in found.examples[0]
+    assert not check_alive({}, {}, set()).passed, "nobody looked"
+
+
 def test_back_to_normal_innocent_and_guilty() -> None:
     assert check_back_to_normal("cut", 900, 1000, "whole").passed
     assert not check_back_to_normal("cut", 1100, 1000, "whole").passed
@@ -207,6 +233,22 @@ def test_topics_guilty_of_a_deletion_undone() -> None:
 
 def test_topics_guilty_of_having_nothing_to_judge() -> None:
     assert not check_topics(history(wrote("create a")), frozenset({"a"})).passed
+
+
+def test_controllers_agree_innocent() -> None:
+    same = {"next_offset": 7, "topics": 2}
+    assert check_controllers_agree({101: same, 102: dict(same)}).passed
+
+
+def test_controllers_agree_guilty_of_one_that_applied_something_else() -> None:
+    found = check_controllers_agree({101: {"next_offset": 7}, 102: {"next_offset": 8}})
+    assert not found.passed
+    assert "controller 102" in found.examples[0]
+
+
+def test_controllers_agree_guilty_when_nobody_can_be_compared() -> None:
+    assert not check_controllers_agree({101: {"next_offset": 7}}).passed
+    assert not check_controllers_agree({}).passed
 
 
 # -- what readers saw
