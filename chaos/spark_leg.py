@@ -1,0 +1,88 @@
+"""The demo's Spark query: from the flights into a second topic, checked by reckoning it anew."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from chaos.checkers.delays import check_delays
+from chaos.cluster import ClusterError
+from chaos.deadline import within
+from chaos.http import NDJSON
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chaos.checkers.verdict import Verdict
+    from chaos.cluster import ClusterFile
+    from chaos.history import Reading
+    from chaos.http import Http
+    from chaos.screen import Screen
+
+PIPELINE = "spark_source.pipelines.flights"
+RESULTS = "delays"
+SPARK_DEADLINE_S = 120.0
+"""A first start of Spark on two cores takes some 20 s."""
+TABLE_LINES = 9
+READ_MAX_BYTES = 4 << 20
+
+
+async def play(
+    http: Http, now: ClusterFile, topic: str, held: Reading, directory: Path, screen: Screen
+) -> list[Verdict]:
+    """Run the query as its user would, show its table, and check what stands in the topic.
+
+    Raises:
+        ClusterError, TooLateError, CallError: the query did not get to its end.
+    """
+    began = time.monotonic()
+    screen.say(f"Spark: delays per carrier and month, from topic {topic} into topic {RESULTS}")
+    table = await _query(now, topic, directory)
+    screen.say(f"Spark answered in {time.monotonic() - began:.1f} s")
+    lines = table.splitlines()
+    for line in lines[:TABLE_LINES]:
+        screen.say(f"    {line}")
+    if len(lines) > TABLE_LINES:
+        screen.say(f"    … {len(lines) - TABLE_LINES} more")
+    broker = now.brokers[-1].url
+    described = await http.get_json(f"{broker}/topics/{RESULTS}")
+    results = [
+        line
+        for one in described["partitions"]
+        for line in await http.read_partition(
+            broker, RESULTS, one["partition"], accept=NDJSON, max_bytes=READ_MAX_BYTES
+        )
+    ]
+    flights = [line for lines_of in held.partitions.values() for line in lines_of]
+    found = check_delays(flights, results)
+    return [replace(found, name=f"Spark: {found.name}")]
+
+
+async def _query(now: ClusterFile, topic: str, directory: Path) -> str:
+    """The table it printed."""
+    urls = ",".join(node.url for node in now.brokers)
+    errors = directory / "spark.err"
+    with errors.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            PIPELINE,
+            *("--url", urls, "--from", topic, "--to", RESULTS),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    try:
+        async with within(SPARK_DEADLINE_S, "Spark answers"):
+            table, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = errors.read_text(errors="replace").strip().splitlines()[-1:]
+        msg = f"Spark ended with {process.returncode}: {''.join(last)} (see {errors})"
+        raise ClusterError(msg)
+    return table.decode()
