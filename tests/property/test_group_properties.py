@@ -1,0 +1,143 @@
+"""Groups under any order of calls: no two owners, no partition forgotten, no commit taken back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from broker.coordinator.rebalance import drop_deleted_topics, retarget
+from broker.coordinator.requests import ConsumerSettings, OffsetReset
+from raft_metadata.common.errors import KafkaError
+from tests.support.group_world import G, GroupWorld, T, facts, place
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+NUMBERS = st.integers(0, 5)
+
+
+class Groups(RuleBasedStateMachine):
+    """Every call a client can make, in any order, with failovers and time between them."""
+
+    @initialize(partitions=st.integers(1, 5))
+    def begin(self, partitions: int) -> None:
+        self.world = GroupWorld(partitions)
+        self.processed: dict[int, int] = {}
+        """Partition → how far any client was ever given records, without a gap."""
+        self.sought: set[int] = set()
+        self.committed: dict[int, int] = {}
+
+    @rule(name=NAMES, auto=st.booleans(), latest=st.booleans())
+    def join(self, name: str, auto: bool, latest: bool) -> None:
+        reset = OffsetReset.LATEST if latest else OffsetReset.EARLIEST
+        chosen = ConsumerSettings(
+            auto_commit=auto, auto_offset_reset=reset, session_timeout_ms=10_000
+        )
+        with suppress(KafkaError):
+            self.world.join(name, chosen)
+
+    @rule(name=NAMES)
+    def leave(self, name: str) -> None:
+        with suppress(KafkaError):
+            self.world.delete(name)
+        if not self.world.state.groups or not self.world.group.instances:
+            self.processed = dict(self.committed)  # whoever comes next resolves anew
+
+    @rule(name=NAMES, count=st.integers(1, 9))
+    def read(self, name: str, count: int) -> None:
+        with suppress(KafkaError):
+            for number, (begin, end) in self.world.read(name, count).items():
+                if number not in self.sought:
+                    assert begin <= self.processed.get(number, 0), "a record was skipped"
+                self.processed[number] = max(end, self.processed.get(number, 0))
+
+    @rule(name=NAMES, number=NUMBERS, offset=st.integers(1, 40))
+    def commit(self, name: str, number: int, offset: int) -> None:
+        with suppress(KafkaError):
+            self.world.commit(name, number, offset)
+            assert place(number) in self.world.instance(name).owned
+
+    @rule(name=NAMES)
+    def commit_everything(self, name: str) -> None:
+        with suppress(KafkaError):
+            self.world.commit_all(name)
+
+    @rule(name=NAMES, number=NUMBERS, offset=st.integers(0, 40))
+    def seek(self, name: str, number: int, offset: int) -> None:
+        with suppress(KafkaError):
+            self.world.seek(name, number, offset)
+            self.sought.add(number)
+
+    @rule(ms=st.integers(0, 12_000))
+    def time_passes(self, ms: int) -> None:
+        self.world.pass_time(ms, rebalance_timeout_ms=5_000)
+
+    @rule(more=st.integers(0, 2))
+    def partitions_grow(self, more: int) -> None:
+        self.world.topics = {T: facts(self.world.topics[T].partitions_count + more)}
+        for group in list(self.world.state.groups.values()):
+            drop_deleted_topics(self.world.state, group, self.world.topics)
+            retarget(self.world.state, group, self.world.topics)
+        self.world.write()
+
+    @rule()
+    def fail_over(self) -> None:
+        before = self.described()
+        self.world.fail_over()
+        assert self.described() == before
+
+    @rule(data=st.data())
+    def only_part_of_the_log_survives(self, data: st.DataObject) -> None:
+        """Any prefix is a state that could have been: nobody owns what another owns."""
+        length = data.draw(st.integers(0, len(self.world.log)))
+        other = GroupWorld()
+        other.log = self.world.log[:length]
+        other.fail_over()
+        _one_owner(other)
+
+    def described(self) -> object:
+        group = self.world.state.groups.get(G)
+        if group is None:
+            return None
+        members = {
+            name: (one.owned, one.target, one.member_epoch, dict(one.seeks))
+            for name, one in group.instances.items()
+        }
+        return members, dict(group.offsets), dict(group.starts), group.epoch
+
+    @invariant()
+    def every_partition_has_at_most_one_owner(self) -> None:
+        _one_owner(self.world)
+
+    @invariant()
+    def every_partition_is_somebodys_target(self) -> None:
+        group = self.world.state.groups.get(G)
+        if group is None or not group.members:
+            return
+        targets = [one for member in group.members.values() for one in member.target]
+        wanted = [place(number) for number in range(self.world.topics[T].partitions_count)]
+        assert sorted(targets) == wanted
+        owned = {one for member in group.members.values() for one in member.owned}
+        for partition in wanted:
+            assert partition in owned, "free, and nobody reads it"
+
+    @invariant()
+    def a_commit_goes_back_only_behind_a_seek(self) -> None:
+        group = self.world.state.groups.get(G)
+        for partition, value in {} if group is None else group.offsets.items():
+            number = partition.partition
+            if number not in self.sought:
+                assert value.offset >= self.committed.get(number, 0)
+                assert value.offset <= self.processed.get(number, 0), "past what was delivered"
+            self.committed[number] = value.offset
+
+
+def _one_owner(world: GroupWorld) -> None:
+    for group in world.state.groups.values():
+        owned = [one for member in group.members.values() for one in member.owned]
+        assert len(owned) == len(set(owned)), "two owners"
+
+
+TestGroups = Groups.TestCase
+TestGroups.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
