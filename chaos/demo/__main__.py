@@ -1,0 +1,10 @@
+"""``python -m chaos.demo``."""
+
+from __future__ import annotations
+
+import sys
+
+from chaos.demo.entry import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Every flight is streamed in while a leader and the active controller are killed; read back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from chaos.checkers.gaps import check_load, check_metadata_gap, check_produce_gap, windows
+from chaos.cluster import ClusterError
+from chaos.deadline import within
+from chaos.demo.read_back import read_and_judge
+from chaos.demo.stage import (
+    FELT_DEADLINE_S,
+    PARTITIONS,
+    REPLICATION_FACTOR,
+    TOPIC,
+    active_controller,
+    endpoints,
+    leader_of,
+    partition_facts,
+)
+from chaos.history import Fault
+from chaos.http import NDJSON, CallError
+from chaos.load import Load
+from chaos.metadata_probe import MetadataProbe
+
+if TYPE_CHECKING:
+    from chaos.demo.stage import Stage
+
+LOAD_BEFORE_FAULTS_S = 5.0
+MIN_LOAD_AFTER_FAULT_MS = 10_000
+GAP_LIMIT_MS = 3000
+"""Worst case promised for any one process killed under load (docs/claims.md)."""
+
+
+async def play(stage: Stage) -> None:
+    """Create, stream and break, read back."""
+    now = stage.now()
+    body = {
+        "topic_name": TOPIC,
+        "partitions_count": PARTITIONS,
+        "replication_factor": REPLICATION_FACTOR,
+    }
+    url = f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics"
+    await stage.http.post_json(url, body)
+    await _stream_and_break(stage)
+    _judge_load(stage)
+    await read_and_judge(stage, NDJSON, "")
+
+
+async def _stream_and_break(stage: Stage) -> None:
+    now, options = stage.now(), stage.options
+    rows = range(len(stage.history.records))
+    duration_s = LOAD_BEFORE_FAULTS_S + 2 * options.load_after_fault_s
+    load = Load(
+        stage.http,
+        stage.history,
+        TOPIC,
+        endpoints(now),
+        rows=rows,
+        rows_per_second=len(rows) / duration_s,
+        clock=stage.clock,
+    )
+    probe = MetadataProbe(stage.http, stage.history, now.cluster_id, endpoints(now), stage.clock)
+    stage.screen.say(f"streaming {len(rows):,} flights over {duration_s:g} s, acks=all")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(probe.run())
+        breaking = tasks.create_task(_break(stage, load))
+        showing = tasks.create_task(_show(stage, load, len(rows)))
+        await load.run()
+        await breaking
+        await showing
+        probe.stop()
+
+
+async def _show(stage: Stage, load: Load, total: int) -> None:
+    with stage.screen.bar(total) as bar:
+        while load.acknowledged < total:
+            bar.show(load.acknowledged, stage.clock.monotonic_ms())
+            await asyncio.sleep(0.1)
+        bar.show(total, stage.clock.monotonic_ms())
+
+
+async def _break(stage: Stage, load: Load) -> None:
+    began = time.monotonic()
+    await asyncio.sleep(LOAD_BEFORE_FAULTS_S)
+    await _kill_leader(stage, load)
+    second = began + LOAD_BEFORE_FAULTS_S + stage.options.load_after_fault_s
+    await asyncio.sleep(max(0.0, second - time.monotonic()))
+    await _kill_controller(stage)
+
+
+async def _kill_leader(stage: Stage, load: Load) -> None:
+    http, now = stage.http, stage.now()
+    fullest = max(load.per_partition, key=lambda partition: load.per_partition[partition])
+    before = await partition_facts(http, now, now.brokers[0], fullest)
+    leader = now.node(leader_of(before))
+    witness = next(node for node in now.brokers if node.id != leader.id)
+    at_ms = stage.clock.monotonic_ms()
+    stage.cluster.signal_node(leader, signal.SIGKILL)
+    stage.screen.say(f"killed broker {leader.id}, leader of the fullest partition ({fullest})")
+    after = before
+    async with within(FELT_DEADLINE_S, f"partition {fullest} has another leader"):
+        while after["leader_epoch"] <= before["leader_epoch"] or after["leader"] is None:
+            await asyncio.sleep(0.05)
+            with suppress(CallError):
+                after = await partition_facts(http, now, witness, fullest)
+    felt_ms = stage.clock.monotonic_ms() - at_ms
+    await stage.cluster.wait_restarted(leader, FELT_DEADLINE_S)
+    evidence = (
+        f"broker {leader.id} epoch {before['leader_epoch']} → broker {leader_of(after)} epoch "
+        f"{after['leader_epoch']}, seen after {felt_ms / 1000:.2f} s"
+    )
+    target = f"partition {fullest}, broker {leader.id}"
+    stage.history.add(Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence))
+
+
+async def _kill_controller(stage: Stage) -> None:
+    http, now = stage.http, stage.now()
+    active, term = await active_controller(http, now)
+    if active is None:
+        msg = "no controller says it is the active one"
+        raise ClusterError(msg)
+    at_ms = stage.clock.monotonic_ms()
+    stage.cluster.signal_node(active, signal.SIGKILL)
+    stage.screen.say(f"killed controller {active.id}, the active one")
+    successor, new_term = active, term
+    async with within(FELT_DEADLINE_S, "another controller is active"):
+        while new_term <= term:
+            await asyncio.sleep(0.05)
+            found, found_term = await active_controller(http, now)
+            if found is not None:
+                successor, new_term = found, found_term
+    felt_ms = stage.clock.monotonic_ms() - at_ms
+    await stage.cluster.wait_restarted(active, FELT_DEADLINE_S)
+    stage.history.add(
+        Fault(
+            name="active controller killed",
+            target=f"controller {active.id}",
+            at_ms=at_ms,
+            evidence=f"term {term} → {new_term}, now controller {successor.id}, "
+            f"seen after {felt_ms / 1000:.2f} s",
+        )
+    )
+
+
+def _judge_load(stage: Stage) -> None:
+    history = stage.history
+    least = min(MIN_LOAD_AFTER_FAULT_MS, int(stage.options.load_after_fault_s * 1000) - 1000)
+    stage.judge(check_load(history, least))
+    for fault, until_ms in windows(history):
+        stage.judge(check_produce_gap(history, fault, until_ms, GAP_LIMIT_MS))
+    fault, until_ms = windows(history)[-1]
+    stage.judge(check_metadata_gap(history, fault, until_ms, GAP_LIMIT_MS))

@@ -1,0 +1,36 @@
+"""One scenario of broken networks, on a cluster of its own behind real proxies."""
+
+from __future__ import annotations
+
+from random import SystemRandom
+from typing import TYPE_CHECKING
+
+from chaos.history import History
+from chaos.proxied import ProxiedCluster
+from chaos.run_directory import HISTORY_FILE, Run
+from chaos.runner import RunOptions, ScenarioRun
+from chaos.scenarios.leader_cut import LEADER_CUT
+
+if TYPE_CHECKING:
+    from chaos.demo.stage import Stage
+
+DURATION_S = 5.0
+FOLDER = "network"
+
+
+async def play(stage: Stage) -> None:
+    """Cut a partition's leader off, as `quorumlog chaos run` does; its checks are ours."""
+    seed = SystemRandom().randrange(1 << 32)
+    directory = stage.directory / FOLDER
+    directory.mkdir()
+    cluster = ProxiedCluster(directory)
+    stage.clean_up.callback(cluster.leave_nothing)
+    again = f"quorumlog chaos run {LEADER_CUT.name} --seed {seed} --duration {DURATION_S:g}"
+    stage.screen.say(f"{LEADER_CUT.summary} (the same again: {again})")
+    with (directory / HISTORY_FILE).open("wb") as file:
+        part = Run(directory, History([], file.write), stage.screen)
+        options = RunOptions(seed=seed, duration_s=DURATION_S)
+        try:
+            await ScenarioRun(LEADER_CUT, cluster, part, options).play()
+        finally:
+            stage.run.verdicts.extend(part.verdicts)

@@ -1,0 +1,63 @@
+"""The story, top to bottom: which legs there are, in which order, on which cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.checkers.verdict import verdict
+from chaos.deadline import within
+from chaos.demo import flights_leg, network_leg, restart_leg
+from chaos.demo.stage import Leg, Options, Stage
+from chaos.http import Http
+from raft_metadata.common.clock import SystemClock
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from chaos.cluster import LocalCluster
+    from chaos.run_directory import Run
+
+RUN_DEADLINE_S = 290.0
+"""The demo promises to end within 5 minutes; a run that hangs is a failed run."""
+SPARK_SKIPPED = "SPARK LEG SKIPPED"
+
+LEGS = (
+    Leg(name="flights", play=flights_leg.play),
+    Leg(name="kill everything", play=restart_leg.play),
+)
+"""Played on one cluster, in this order; each finds the topic and `Stage.held` as those before left
+them."""
+LEGS_OF_THEIR_OWN = (Leg(name="network", play=network_leg.play),)
+"""Played after that cluster's clean stop, each on a cluster it starts itself."""
+
+
+async def play(run: Run, cluster: LocalCluster, options: Options, clean_up: ExitStack) -> None:
+    """The whole story; its verdicts are the run's."""
+    async with within(RUN_DEADLINE_S, "the demo ends"), Http() as http:
+        stage = Stage(
+            run=run,
+            cluster=cluster,
+            http=http,
+            clock=SystemClock(),
+            options=options,
+            clean_up=clean_up,
+        )
+        seconds = await cluster.start()
+        now = cluster.read()
+        run.screen.say(
+            f"cluster ready in {seconds:.1f} s: {len(now.controllers)} controllers, "
+            f"{len(now.brokers)} brokers, {' '.join(node.url for node in now.brokers)}"
+        )
+        await _play_all(LEGS, stage)
+        code = await cluster.stop()
+        run.judge(
+            verdict("clean stop", f"exit {code}, no process left", [str(code)] if code else [])
+        )
+        await _play_all(LEGS_OF_THEIR_OWN, stage)
+
+
+async def _play_all(legs: tuple[Leg, ...], stage: Stage) -> None:
+    for leg in legs:
+        if leg.needs_spark and not stage.options.spark:
+            continue
+        await leg.play(stage)
