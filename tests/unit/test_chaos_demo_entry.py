@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +18,18 @@ from chaos.flights import DATA_SET
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A data set of one flight, and a server that is there."""
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A data set of one flight, and a server that is there. Signals are ours again afterwards."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     archive = tmp_path / "data" / DATA_SET
     archive.parent.mkdir(parents=True)
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("flights.csv", "year,carrier\n2013,UA\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(entry, "find_server", lambda: Path("x"))
-    return str(archive)
+    yield str(archive)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def played(monkeypatch: pytest.MonkeyPatch, *, passed: bool) -> None:
