@@ -9,9 +9,10 @@ import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
-from benchmarks import failover, fetch, idle, produce
+from benchmarks import failover, fetch, idle, produce, spark
 from benchmarks.product import product
 from benchmarks.report import Row, machine, missed, table
 from chaos.cluster import ClusterError
@@ -24,9 +25,18 @@ if TYPE_CHECKING:
     from benchmarks.product import Product
 
 NO_FIGURE = "not measured"
-NOT_MEASURED = (CallError, ClusterError, TooLateError, RuntimeError, OSError, KeyError, TypeError)
+NOT_MEASURED = (
+    CallError,
+    ClusterError,
+    TooLateError,
+    RuntimeError,
+    OSError,
+    KeyError,
+    TypeError,
+    SubprocessError,
+)
 """What a cluster that misbehaves looks like from here."""
-SECTIONS = ("idle", "produce", "latency", "spread", "fetch", "consumer", "failover")
+SECTIONS = ("idle", "produce", "latency", "spread", "fetch", "consumer", "failover", "spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class Options:
     rounds: int
     trials: int
     idle_s: float
+    quick: bool
 
 
 async def run(options: Options) -> list[Row]:
@@ -76,6 +87,8 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
             return await fetch.consumer(cluster, options.seconds)
         case "failover":
             return await failover.measure(cluster, options.trials)
+        case "spark":
+            return await spark.measure(cluster, options.rounds, quick=options.quick)
         case _:
             raise ValueError(section)
 
@@ -97,6 +110,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         rounds=said.rounds or (1 if said.quick else 3),
         trials=said.trials or (2 if said.quick else 10),
         idle_s=5.0 if said.quick else 60.0,
+        quick=said.quick,
     )
 
 

@@ -10,22 +10,33 @@ from typing_extensions import override
 from spark_source import offsets, planning
 from spark_source.cluster import Cluster
 from spark_source.options import LATEST
+from spark_source.schema import chosen_columns
 from spark_source.task_reader import ReadSettings, TaskRanges, read_task
+from spark_source.typed import typed_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from spark_source.offsets import Range
     from spark_source.options import SourceOptions
 
 
-def read_settings(options: SourceOptions, columns: tuple[str, ...]) -> ReadSettings:
-    """What tasks need of the options."""
+def read_settings(options: SourceOptions, schema: StructType) -> ReadSettings:
+    """What tasks need of the options.
+
+    Raises:
+        SchemaError: columns that can't be read.
+    """
+    typed = typed_schema(schema) if options.typed_values else None
     return ReadSettings(
         connection=options.connection,
-        columns=columns,
+        columns=()
+        if options.typed_values
+        else chosen_columns(schema, include_headers=options.include_headers),
+        typed=typed,
         fail_on_data_loss=options.fail_on_data_loss,
         fetch_bytes=options.fetch_bytes,
     )
@@ -43,9 +54,9 @@ def plan(cluster: Cluster, found: Sequence[Range], options: SourceOptions) -> li
 class QuorumlogBatchReader(DataSourceReader):
     """Plans on the driver, reads in tasks. Pickled by Spark, so it holds only options."""
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._settings = read_settings(options, columns)
+        self._settings = read_settings(options, schema)
 
     @override
     def partitions(self) -> list[InputPartition]:

@@ -46,21 +46,17 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_source.batch_reader import QuorumlogBatchReader
         from spark_source.options import source_options
-        from spark_source.schema import chosen_columns
 
         options = source_options(self.options, os.environ, streaming=False)
-        columns = chosen_columns(schema, include_headers=options.include_headers)
-        return QuorumlogBatchReader(options, columns)
+        return QuorumlogBatchReader(options, schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_source.options import source_options
-        from spark_source.schema import chosen_columns
         from spark_source.stream_reader import QuorumlogStreamReader
 
         options = source_options(self.options, os.environ, streaming=True)
-        columns = chosen_columns(schema, include_headers=options.include_headers)
-        return QuorumlogStreamReader(options, columns)
+        return QuorumlogStreamReader(options, schema)
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import binascii
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_source.schema import HEADERS_ARROW, arrow_schema
+from spark_source.typed import TypedValues, as_lines, meta_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +60,8 @@ class Source:
     timestamp_type: int
     """Kafka's: 0 = create time, 1 = log append time."""
     columns: tuple[str, ...]
+    typed: pa.Schema | None = None
+    """Columns of values (``valueFormat=json``) instead of Kafka's."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -91,16 +94,52 @@ def decode(page: bytes, source: Source, end: int) -> Iterator[pa.RecordBatch]:
     Raises:
         DecodingError: the page is not such lines.
     """
+    typed = None if source.typed is None else TypedValues(source.typed)
     for group in groups(page):
+        if typed is not None:
+            yield from _decode_typed(group, source, typed, end)
+            continue
         cells = cut(group)
         if len(cells.offsets) != group.count:
             msg = f"{group.count} records were announced, {len(cells.offsets)} came"
             raise DecodingError(msg)
-        batch = _shape(cells, group, source)
-        if group.count and cells.offsets[-1].as_py() >= end:
-            batch = batch.slice(0, pc.sum(pc.less(cells.offsets, end)).as_py())
+        batch = _before(end, cells.offsets, _shape(cells, group, source))
         if batch.num_rows:
             yield batch
+
+
+def _before(end: int, offsets: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with offsets below ``end``."""
+    if not len(offsets) or offsets[-1].as_py() < end:
+        return batch
+    return batch.slice(0, pc.sum(pc.less(offsets, end)).as_py())
+
+
+def _decode_typed(
+    group: Group, source: Source, typed: TypedValues, end: int
+) -> Iterator[pa.RecordBatch]:
+    """As `decode` for columns of values. Lines are cut only where something needs it."""
+    schema = source.typed
+    assert schema is not None
+    last_line = group.lines.rfind(b"\n", 0, -1) + 1
+    last = int(group.lines[last_line + OFFSET_AT : group.lines.index(b",", last_line)])
+    meta = [name for name in schema.names if meta_of(name) is not None]
+    plain = group.value_format == "json"
+    cells = None if plain and not meta and last < end else cut(group)
+    lines = group.lines
+    if not plain and cells is not None:
+        lines = as_lines(bytes_view(cells.values, group.value_format))
+    values = typed.parse(lines, group.count)
+    arrays = dict(zip(values.type.names, values.flatten(), strict=True))
+    if cells is not None and meta:
+        wanted = tuple(meta_of(name) or "" for name in meta)
+        batch = _shape(cells, group, replace(source, columns=wanted))
+        arrays |= dict(zip(meta, batch.columns, strict=True))
+    made = pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+    if cells is not None:
+        made = _before(end, cells.offsets, made)
+    if made.num_rows:
+        yield made
 
 
 def groups(page: bytes) -> Iterator[Group]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from spark_source.offsets import Position
     from spark_source.options import SourceOptions
@@ -39,9 +40,9 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     The driver's copy gets a `Driver`, lazily; that of a task never does, and only it is pickled.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._settings = read_settings(options, columns)
+        self._settings = read_settings(options, schema)
         self._driver: Driver | None = None
 
     @override

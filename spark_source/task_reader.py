@@ -60,6 +60,7 @@ class ReadSettings:
 
     connection: Connection
     columns: tuple[str, ...]
+    typed: pa.Schema | None
     fail_on_data_loss: bool
     fetch_bytes: int
 
@@ -75,6 +76,7 @@ def read_task(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.
             partition=one.partition,
             timestamp_type=partition.timestamp_types.get(one.topic, 0),
             columns=settings.columns,
+            typed=settings.typed,
         )
         yield from RangeReader(cluster, one, source, settings).batches()
 

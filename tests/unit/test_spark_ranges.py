@@ -63,6 +63,7 @@ def read(
     settings = ReadSettings(
         connection=Connection(urls=("http://a:1",), retry_s=RETRY_S),
         columns=("offset",),
+        typed=None,
         fail_on_data_loss=fail,
         fetch_bytes=1 << 20,
     )

@@ -1,0 +1,80 @@
+"""Spark reads and writes a topic, beside Spark's own JSON file source on the same rows.
+
+One process of its own holds Spark (`benchmarks.spark_run`): what it prints is turned into rows
+here. Budgets are multiples of Spark's Kafka connector, as measured when the design was made; its
+figures are from another run, so they are bars, not ratios of this run. The ratio of this run is to
+the file source.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.processes import ROOT
+from benchmarks.report import Budget, Row, at_least
+
+if TYPE_CHECKING:
+    from benchmarks.product import Product
+
+TOPIC = "spark"
+WRITTEN = "spark-written"
+PARTITIONS = 4
+ROWS = 1_000_000
+QUICK_ROWS = 200_000
+RUN_TIMEOUT_S = 900.0
+
+KAFKA_STREAM_ROWS_PER_S = 510_000
+KAFKA_TYPED_ROWS_PER_S = 350_000
+KAFKA_WRITE_ROWS_PER_S = 105_000
+
+CELLS: dict[str, tuple[str, Budget | None]] = {
+    "batch": ("Spark batch read", None),
+    "stream": ("Spark stream read", at_least(2 * KAFKA_STREAM_ROWS_PER_S, " rows/s")),
+    "typed": (
+        "Spark stream read, typed columns",
+        at_least(4 * KAFKA_TYPED_ROWS_PER_S, " rows/s"),
+    ),
+    "from_json": ("Spark stream read, from_json", None),
+    "write": ("Spark batch write", at_least(2 * KAFKA_WRITE_ROWS_PER_S, " rows/s")),
+    "stream_write": ("Spark stream write, topic to topic", None),
+}
+
+
+async def measure(product: Product, rounds: int, *, quick: bool) -> list[Row]:
+    """Every cell, best of the rounds (first rounds warm the JVM up)."""
+    for topic in (TOPIC, WRITTEN):
+        await product.create_topic(topic, partitions=PARTITIONS)
+    urls = ",".join(broker.url for broker in product.now().brokers)
+    rows = QUICK_ROWS if quick else ROWS
+    command = [sys.executable, "-m", "benchmarks.spark_run", urls, TOPIC, WRITTEN]
+    # Nothing else runs on this loop meanwhile, and nothing should.
+    answer = subprocess.run(  # noqa: ASYNC221 see above
+        [*command, str(rows), str(rounds)],
+        cwd=Path(ROOT),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=RUN_TIMEOUT_S,
+    ).stdout
+    figures: dict[str, Any] = json.loads(answer)
+    return [_row(name, figures) for name in CELLS if name in figures["speeds"]]
+
+
+def _row(name: str, figures: dict[str, Any]) -> Row:
+    what, budget = CELLS[name]
+    speeds = figures["speeds"][name]
+    floor = max(figures["speeds"]["file_typed" if name in {"typed", "from_json"} else "file"])
+    best = max(speeds)
+    return Row(
+        what=what,
+        product=f"{best:,.0f} rows/s",
+        floor=f"{floor:,.0f} (JSON files)",
+        value=best,
+        budget=budget,
+        note=f"{best / floor:.2f} × files; median of {len(speeds)}: "
+        f"{statistics.median(speeds):,.0f}; {figures['rows']:,} rows of 100 bytes",
+    )
