@@ -164,7 +164,7 @@ async def test_rule_g2_killed_between_any_two_calls_it_reads_on_from_the_last_co
                 while told.next < 20:
                     told.take(await consumer.read())
                 assert told.seen[before] == committed
-            case "delete":
+            case _:
                 answer = await consumer.ask("DELETE", consumer.path)
                 assert answer.status in (204, 404), answer
         await cluster.wait_restarted(*dead)

@@ -1,0 +1,309 @@
+"""Reads of consumer instances through a coordinator: what they deliver, what moves positions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from broker.coordinator.group_coordinator import GroupCoordinator
+from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
+from broker.coordinator.requests import (
+    A,
+    Assign,
+    Commit,
+    CommitGroup,
+    CommittedOffsets,
+    ConsumerSettings,
+    CreateInstance,
+    DeleteInstance,
+    DescribeInstance,
+    Edge,
+    GroupOffset,
+    GroupRequest,
+    OffsetReset,
+    Poll,
+    PolledRecords,
+    Seek,
+    SeekTarget,
+    Subscribe,
+)
+from broker.record.batch import RecordFormat
+from broker.record.lines import ProduceRecord, make_raw
+from broker.server.coordinator_ports import OwnDoor
+from broker.server.requests import ProduceRequest
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import (
+    BrokerId,
+    GroupId,
+    InstanceId,
+    LeaderEpoch,
+    PartitionId,
+    TopicName,
+    TopicPartition,
+)
+from tests.support.fake_broker_apis import FakeBrokerApis
+from tests.support.group_log import MemoryShardLog, SharedLog
+from tests.support.waiting import until
+
+T = TopicName("t")
+G = next(GroupId(f"g{n}") for n in range(1_000) if partition_of_group(GroupId(f"g{n}"), 12) == 0)
+JSON = ConsumerSettings(format="json", auto_offset_reset=OffsetReset.EARLIEST, auto_commit=False)
+
+
+class Proven:
+    """A broker that nobody deposes."""
+
+    proof_age_max_ms = 200
+
+    def is_proven(self) -> bool:
+        return True
+
+    async def prove(self, timeout_ms: int) -> bool:
+        return True
+
+
+@dataclass
+class World:
+    apis: FakeBrokerApis
+    coordinator: GroupCoordinator
+    log: MemoryShardLog
+
+    async def ask(self, request: GroupRequest[A]) -> A:
+        return await self.coordinator.answer(request)
+
+    async def join(self, name: str, settings: ConsumerSettings = JSON) -> None:
+        instance = InstanceId(name)
+        await self.ask(CreateInstance(group=G, instance=instance, settings=settings))
+        await self.ask(Subscribe(group=G, instance=instance, topics=(T,)))
+
+    async def poll(self, name: str, timeout_ms: int = 0, **options: Any) -> PolledRecords:
+        request = Poll(group=G, instance=InstanceId(name), timeout_ms=timeout_ms, **options)
+        return await self.ask(request)
+
+    async def places(self, name: str, timeout_ms: int = 0, **options: Any) -> list[tuple[int, int]]:
+        """(partition, offset) of what a read returned."""
+        answer = await self.poll(name, timeout_ms, **options)
+        records = json.loads(answer.body)
+        assert answer.count == len(records)
+        return [(record["partition"], record["offset"]) for record in records]
+
+    async def produce(
+        self, partition: int, *values: bytes, binary: bool = False, topic: TopicName = T
+    ) -> None:
+        await self.apis.produce(
+            ProduceRequest(
+                topic=topic,
+                records=[ProduceRecord(value=make_raw(value)) for value in values],
+                key_format=RecordFormat.JSON,
+                value_format=RecordFormat.BINARY if binary else RecordFormat.JSON,
+                partition=PartitionId(partition),
+            )
+        )
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    log = SharedLog().elect()
+    apis = FakeBrokerApis()
+    apis.add_topic(OFFSETS_TOPIC, 12)
+    apis.add_topic(T, 2)
+    coordinator = GroupCoordinator(
+        BrokerId(1),
+        SystemClock(),
+        Proven(),
+        lambda where: LeaderEpoch(log.epoch) if where.partition == 0 else None,
+        lambda where, epoch: log,
+        poll_wait_ms_max=60_000,
+        rebalance_timeout_ms=30_000,
+    )
+    coordinator.attach(OwnDoor(apis))
+    coordinator.on_metadata_update(apis.image)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(coordinator.run())
+        shard = coordinator._shards[PartitionId(0)]
+        await until(lambda: shard.is_ready)
+        yield World(apis, coordinator, log)
+        task.cancel()
+
+
+async def test_reads_go_on_behind_each_other(world: World) -> None:
+    await world.join("a")
+    await world.produce(0, b"1", b"2")
+    assert await world.places("a") == [(0, 0), (0, 1)]
+    assert await world.places("a") == []
+    await world.produce(1, b"3")
+    assert await world.places("a") == [(1, 0)]
+
+
+async def test_a_read_waits_for_the_first_record(world: World) -> None:
+    await world.join("a")
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.02)
+    await world.produce(1, b"1")
+    assert await waiting == [(1, 0)]
+
+
+async def test_an_empty_read_takes_its_time_and_no_more(world: World) -> None:
+    await world.join("a")
+    begun = SystemClock().monotonic_ms()
+    assert await world.places("a", 150) == []
+    assert 150 <= SystemClock().monotonic_ms() - begun < 1_000
+
+
+async def test_fetch_min_bytes_waits_for_more(world: World) -> None:
+    await world.join("a", replace(JSON, fetch_min_bytes=80))
+    await world.produce(0, b"1")
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await world.produce(0, b'"' + b"x" * 80 + b'"')
+    assert await waiting == [(0, 0), (0, 1)]
+
+
+async def test_full_partitions_take_turns(world: World) -> None:
+    world.apis.add_topic("wide", 6)
+    world.coordinator.on_metadata_update(world.apis.image)
+    name, wide = InstanceId("a"), TopicName("wide")
+    await world.ask(CreateInstance(group=G, instance=name, settings=JSON))
+    await world.ask(Subscribe(group=G, instance=name, topics=(wide,)))
+    for number in range(6):
+        await world.produce(number, b"1", topic=wide)
+    assert [one for one, _ in await world.places("a", max_bytes=1)] == [0, 1, 2, 3]
+    await world.produce(0, b"2", topic=wide)
+    assert [one for one, _ in await world.places("a", max_bytes=1)] == [4, 5, 0]
+
+
+async def test_a_waiting_read_lets_go_what_another_is_to_own(world: World) -> None:
+    await world.join("a")
+    await world.produce(1, b"1")
+    assert await world.places("a") == [(1, 0)]
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.02)
+    await world.join("b")
+    described = await world.ask(DescribeInstance(group=G, instance=InstanceId("b")))
+    await until(lambda: not waiting.done())
+    assert described.assignment == (TopicPartition(T, PartitionId(1)),)
+    await world.produce(0, b"1")
+    assert await waiting == [(0, 0)]
+    assert await world.places("b") == [(1, 0)], "not committed, so delivered again"
+
+
+async def test_reads_of_one_instance_stand_in_line(world: World) -> None:
+    await world.join("a")
+    reads = [asyncio.ensure_future(world.places("a", 300)) for _ in range(2)]
+    await asyncio.sleep(0.02)
+    await world.produce(0, b"1")
+    assert sorted(await asyncio.gather(*reads)) == [[], [(0, 0)]]
+
+
+async def test_rule_f2_a_read_that_is_refused_has_moved_nothing(world: World) -> None:
+    await world.join("a")
+    await world.produce(0, b"1")
+    assert await world.places("a") == [(0, 0)]
+    await world.produce(0, b"2")
+    world.log.next_append = KafkaError(ErrorCode.REQUEST_TIMED_OUT)
+    commit = Commit(group=G, instance=InstanceId("a"))
+    asked = asyncio.ensure_future(world.ask(commit))
+    committed, read = await asyncio.gather(asked, world.places("a"), return_exceptions=True)
+    assert isinstance(committed, KafkaError)
+    assert committed.outcome is Outcome.UNKNOWN
+    assert isinstance(read, KafkaError)
+    assert read.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert read.outcome is Outcome.NOT_WRITTEN, "so another attempt skips nothing"
+    world.log.shared.commit()
+    shard = world.coordinator._shards[PartitionId(0)]
+    await until(lambda: shard.is_ready)
+    assert await world.places("a") == [(0, 1)]
+
+
+async def test_bytes_that_are_no_json_stop_a_json_reader_where_they_stand(world: World) -> None:
+    await world.join("a")
+    await world.produce(0, b"1")
+    await world.produce(0, b'"/w=="', binary=True)
+    assert await world.places("a") == [(0, 0)]
+    for _ in range(2):
+        with pytest.raises(KafkaError) as refusal:
+            await world.places("a")
+        assert refusal.value.code is ErrorCode.UNREADABLE_RECORD
+        assert "offset 1 of partition 0 of topic t" in refusal.value.message
+    target = SeekTarget(T, PartitionId(0), 2)
+    await world.ask(Seek(group=G, instance=InstanceId("a"), targets=(target,)))
+    assert await world.places("a") == []
+
+
+async def test_formats(world: World) -> None:
+    await world.join("a")
+    with pytest.raises(KafkaError) as refusal:
+        await world.poll("a", accepted=frozenset({"binary"}))
+    assert refusal.value.code is ErrorCode.FORMAT_MISMATCH
+    await world.join("b", replace(JSON, format="avro"))
+    with pytest.raises(KafkaError) as refusal:
+        await world.poll("b")
+    assert refusal.value.code is ErrorCode.SCHEMAS_NOT_SUPPORTED
+
+
+async def test_dialects_of_a_commit(world: World) -> None:
+    for name, strimzi, expected in (("a", False, 2), ("b", True, 1)):
+        await world.join(name, replace(JSON, strimzi=strimzi))
+        await world.produce(0, b"1", b"2")
+        while not await world.places(name):
+            pass
+        offsets = (GroupOffset(T, PartitionId(0), 1, "note"),)
+        done = await world.ask(Commit(group=G, instance=InstanceId(name), offsets=offsets))
+        assert done.strimzi is strimzi
+        found = await world.ask(CommittedOffsets(group=G, instance=InstanceId(name)))
+        assert [(one.offset, one.metadata) for one in found] == [(expected, "note")]
+        await world.ask(DeleteInstance(group=G, instance=InstanceId(name)))
+        await world.ask(CommitGroup(group=G, offsets=(GroupOffset(T, PartitionId(0), 0),)))
+
+
+async def test_by_hand_to_both_ends(world: World) -> None:
+    await world.produce(0, b"1", b"2")
+    name = InstanceId("a")
+    latest = replace(JSON, auto_offset_reset=OffsetReset.LATEST)
+    await world.ask(CreateInstance(group=G, instance=name, settings=latest))
+    place = TopicPartition(T, PartitionId(0))
+    await world.ask(Assign(group=G, instance=name, partitions=(place,)))
+    assert await world.places("a") == []
+    for edge, expected in ((Edge.BEGINNING, [(0, 0), (0, 1)]), (Edge.END, [])):
+        await world.ask(Seek(group=G, instance=name, targets=(SeekTarget(*place, edge),)))
+        assert await world.places("a") == expected
+
+
+async def test_out_of_range_goes_on_at_the_nearer_end(world: World) -> None:
+    await world.join("a")
+    await world.produce(0, *[b"1"] * 5)
+    world.apis.logs[T, 0].start = 3
+    world.apis.logs[T, 0].slices = []
+    await world.produce(0, b"6")
+    target = SeekTarget(T, PartitionId(0), 1)
+    await world.ask(Seek(group=G, instance=InstanceId("a"), targets=(target,)))
+    assert await world.places("a", 1_000) == [(0, 5)]
+
+
+async def test_a_deleted_instance_ends_its_waiting_read(world: World) -> None:
+    await world.join("a")
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.02)
+    await world.ask(DeleteInstance(group=G, instance=InstanceId("a")))
+    with pytest.raises(KafkaError) as refusal:
+        await waiting
+    assert refusal.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_a_coordinator_that_is_deposed_ends_waiting_reads(world: World) -> None:
+    await world.join("a")
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.02)
+    world.log.shared.elect()
+    world.coordinator._leading = lambda where: None
+    world.coordinator.on_metadata_update(world.apis.image)
+    with pytest.raises(KafkaError) as refusal:
+        await waiting
+    assert refusal.value.code is ErrorCode.NOT_COORDINATOR
