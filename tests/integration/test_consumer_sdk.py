@@ -83,9 +83,9 @@ async def owners(cluster: LiveCluster, group: str) -> dict[str, list[Place]]:
     now = cluster.read()
     base = f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/consumer-groups/{group}/consumers"
     found = {}
-    for row in (await cluster.ask("GET", base)).body["data"]:
+    for row in (await cluster.ask("GET", base)).body.get("data", ()):  # perhaps no such group yet
         url = f"{base}/{row['consumer_id']}/assignments"
-        data = (await cluster.ask("GET", url)).body["data"]
+        data = (await cluster.ask("GET", url)).body.get("data", ())  # perhaps it left
         found[row["consumer_id"]] = [(one["topic_name"], one["partition_id"]) for one in data]
     return found
 
