@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from broker.coordinator.requests import (
+    A,
     Assign,
     AtTime,
     Commit,
@@ -18,6 +21,7 @@ from broker.coordinator.requests import (
     DescribeInstance,
     Edge,
     GroupOffset,
+    GroupRequest,
     InstanceCreated,
     InstanceDescription,
     OffsetReset,
@@ -31,7 +35,9 @@ from broker.coordinator.requests import (
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
-from tests.support.http_door import ADVERTISED, Answer, Door
+from tests.support.fake_broker_apis import FakeBrokerApis
+from tests.support.http_door import ADVERTISED, Answer, Door, open_door
+from tests.support.waiting import until
 
 V2 = "application/vnd.kafka.v2+json"
 V2_JSON = "application/vnd.kafka.json.v2+json"
@@ -483,6 +489,45 @@ async def test_rule_f2_reading_is_no_pure_read(door: Door) -> None:
     head = await door.call("HEAD", INSTANCE + "/records")
     assert (head.status, head.headers["allow"]) == (405, "GET")
     assert len(door.apis.requests) == 2
+
+
+class SlowReads(FakeBrokerApis):
+    """Reads wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    @override
+    async def group(self, request: GroupRequest[A]) -> A:
+        answer = await super().group(request)
+        if isinstance(request, Poll):
+            self.waiting.set()
+            await self.let_go.wait()
+        return answer
+
+
+async def test_records_that_nobody_is_there_to_take_are_read_again() -> None:
+    apis = SlowReads()
+    body = [{**ROW, "offset": 4}, {**ROW, "offset": 5}, {**ROW, "partition": 1, "offset": 9}]
+    polled = PolledRecords(body=json.dumps(body).encode(), count=3, format="json")
+    apis.group_answers[Poll] = polled
+    async with open_door(apis) as door:
+        host, _, port = door.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {INSTANCE}/records HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await apis.waiting.wait()
+        writer.close()
+        await writer.wait_closed()
+        await door.get("/topics")  # the server has seen the end of the other connection
+        apis.let_go.set()
+        await until(lambda: len(apis.requests) == 3)
+    p1 = TopicPartition(TopicName("flights"), PartitionId(1))
+    assert apis.requests[1:] == [
+        Seek(**NAMED, targets=(SeekTarget(*P0, 4),)),
+        Seek(**NAMED, targets=(SeekTarget(*p1, 9),)),
+    ]
 
 
 async def test_no_coordinator_is_503_with_retry_after(door: Door) -> None:

@@ -232,6 +232,21 @@ async def test_rule_g2_latest_a_seek_and_an_assignment_outlive_the_coordinator(h
     await hand.cluster.wait_restarted(*killed)
 
 
+async def test_a_long_poll_that_was_interrupted_skips_nothing(hand: Hand) -> None:
+    await hand.create()
+    await hand.subscribe()
+    await hand.read()
+    for broker in hand.cluster.brokers:
+        url = f"{broker.url}{hand.instance}/records?timeout=20000"
+        with pytest.raises(OSError, match="Timeout"):  # Ctrl-C while it waits
+            await hand.cluster.ask("GET", url, deadline_s=0.5)
+        await hand.produce(MORE)
+        await hand.read()
+        for seen in hand.seen.values():
+            assert set(seen) == set(range(hand.produced // PARTITIONS))
+    await hand.delete()
+
+
 async def test_a_group_commit_with_nothing_but_curl(hand: Hand) -> None:
     cluster_id = hand.cluster.read().cluster_id
     path = f"/v3/clusters/{cluster_id}/consumer-groups/{hand.group}"
