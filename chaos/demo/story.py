@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from chaos.checkers.verdict import verdict
 from chaos.deadline import within
-from chaos.demo import flights_leg, network_leg, restart_leg
+from chaos.demo import flights_leg, group_leg, network_leg, restart_leg, spark_leg
 from chaos.demo.stage import Leg, Options, Stage
 from chaos.http import Http
 from raft_metadata.common.clock import SystemClock
@@ -24,6 +24,8 @@ SPARK_SKIPPED = "SPARK LEG SKIPPED"
 LEGS = (
     Leg(name="flights", play=flights_leg.play),
     Leg(name="kill everything", play=restart_leg.play),
+    Leg(name="group", play=group_leg.play),
+    Leg(name="Spark", play=spark_leg.play, needs_spark=True),
 )
 """Played on one cluster, in this order; each finds the topic and `Stage.held` as those before left
 them."""

@@ -12,7 +12,7 @@ from chaos.checkers.group_reads import (
     check_one_owner,
     check_taken_over,
 )
-from chaos.group_member import ROW, deliveries, digest
+from chaos.demo.group_member import ROW, deliveries, digest
 from chaos.history import Line, Reading
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from chaos.checkers.delays import check_delays
 from chaos.cluster import ClusterError
 from chaos.deadline import within
+from chaos.demo.stage import TOPIC
 from chaos.http import NDJSON
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.checkers.verdict import Verdict
     from chaos.cluster import ClusterFile
-    from chaos.history import Reading
+    from chaos.demo.stage import Stage
+    from chaos.history import Line
     from chaos.http import Http
-    from chaos.screen import Screen
 
 PIPELINE = "spark_source.pipelines.flights"
 RESULTS = "delays"
@@ -30,38 +30,36 @@ TABLE_LINES = 9
 READ_MAX_BYTES = 4 << 20
 
 
-async def play(
-    http: Http, now: ClusterFile, topic: str, held: Reading, directory: Path, screen: Screen
-) -> list[Verdict]:
-    """Run the query as its user would, show its table, and check what stands in the topic.
-
-    Raises:
-        ClusterError, TooLateError, CallError: the query did not get to its end.
-    """
+async def play(stage: Stage) -> None:
+    """Run the query as its user would, show its table, and check what stands in the topic."""
+    held = stage.held
+    assert held is not None, "the legs before have read the topic back"
     began = time.monotonic()
-    screen.say(f"Spark: delays per carrier and month, from topic {topic} into topic {RESULTS}")
-    table = await _query(now, topic, directory)
-    screen.say(f"Spark answered in {time.monotonic() - began:.1f} s")
+    stage.screen.say(f"Spark: delays per carrier and month, from {TOPIC} into topic {RESULTS}")
+    table = await _query(stage.now(), stage.directory)
+    stage.screen.say(f"Spark answered in {time.monotonic() - began:.1f} s")
     lines = table.splitlines()
     for line in lines[:TABLE_LINES]:
-        screen.say(f"    {line}")
+        stage.screen.say(f"    {line}")
     if len(lines) > TABLE_LINES:
-        screen.say(f"    … {len(lines) - TABLE_LINES} more")
-    broker = now.brokers[-1].url
+        stage.screen.say(f"    … {len(lines) - TABLE_LINES} more")
+    flights = [line for lines_of in held.partitions.values() for line in lines_of]
+    found = check_delays(flights, await _results(stage.http, stage.now().brokers[-1].url))
+    stage.judge(replace(found, name=f"Spark: {found.name}"))
+
+
+async def _results(http: Http, broker: str) -> list[Line]:
     described = await http.get_json(f"{broker}/topics/{RESULTS}")
-    results = [
+    return [
         line
         for one in described["partitions"]
         for line in await http.read_partition(
             broker, RESULTS, one["partition"], accept=NDJSON, max_bytes=READ_MAX_BYTES
         )
     ]
-    flights = [line for lines_of in held.partitions.values() for line in lines_of]
-    found = check_delays(flights, results)
-    return [replace(found, name=f"Spark: {found.name}")]
 
 
-async def _query(now: ClusterFile, topic: str, directory: Path) -> str:
+async def _query(now: ClusterFile, directory: Path) -> str:
     """The table it printed."""
     urls = ",".join(node.url for node in now.brokers)
     errors = directory / "spark.err"
@@ -70,7 +68,7 @@ async def _query(now: ClusterFile, topic: str, directory: Path) -> str:
             sys.executable,
             "-m",
             PIPELINE,
-            *("--url", urls, "--from", topic, "--to", RESULTS),
+            *("--url", urls, "--from", TOPIC, "--to", RESULTS),
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )

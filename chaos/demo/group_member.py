@@ -1,6 +1,6 @@
 """One member of a consumer group, as a process of its own: plain HTTP, nothing kept but a file.
 
-`python -m chaos.group_member --url U --group G --name N --topic T --out FILE`
+`python -m chaos.demo.group_member --url U --group G --name N --topic T --max-bytes B --out FILE`
 
 Joins, prints ``joined``, reads from the first line on its standard input until that ends, leaves.
 Each answer is written to FILE before the next one is asked for, so a member that is killed leaves
@@ -26,7 +26,8 @@ from chaos.checkers.group_reads import Delivery
 SESSION_TIMEOUT_MS = 3_000
 AUTO_COMMIT_INTERVAL_MS = 500
 READ_TIMEOUT_MS = 500
-READ_MAX_BYTES = 512 * 1024
+WORK_S = 0.02
+"""What a member takes for the records of one answer."""
 CALL_TIMEOUT_S = 15.0
 V2 = "application/vnd.kafka.v2+json"
 JSON_V2 = "application/vnd.kafka.json.v2+json"
@@ -85,13 +86,10 @@ class Member:
         )
         await self._call("POST", f"{self._instance}/subscription", {"topics": [topic]})
 
-    async def read(self) -> bytes:
+    async def read(self, max_bytes: int) -> bytes:
         """The rows of one answer."""
-        body = await self._call(
-            "GET",
-            f"{self._instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes={READ_MAX_BYTES}",
-            accept=JSON_V2,
-        )
+        query = f"timeout={READ_TIMEOUT_MS}&max_bytes={max_bytes}"
+        body = await self._call("GET", f"{self._instance}/records?{query}", accept=JSON_V2)
         now_ms = time.monotonic_ns() // 1_000_000
         return b"".join(
             ROW.pack(now_ms, one.partition, one.offset, digest(bytes(one.key), bytes(one.value)))
@@ -130,16 +128,18 @@ async def _run(options: argparse.Namespace) -> None:
         sys.stdout.flush()
         await stdin.readline()
         while not stdin.at_eof():
-            os.write(out, await member.read())
+            os.write(out, await member.read(options.max_bytes))
+            await asyncio.sleep(WORK_S)
         await member.leave()
     os.close(out)
 
 
 def main() -> int:
     """Exit status: 0 left the group as told, 1 refused or not answered."""
-    parser = argparse.ArgumentParser(prog="python -m chaos.group_member", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m chaos.demo.group_member", description=__doc__)
     for name in ("url", "group", "name", "topic"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--max-bytes", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     try:
         asyncio.run(_run(parser.parse_args()))

@@ -20,16 +20,17 @@ from chaos.checkers.group_reads import (
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.cluster import ClusterError
 from chaos.deadline import within
-from chaos.group_member import ROW, SESSION_TIMEOUT_MS, deliveries, digest
+from chaos.demo.group_member import ROW, SESSION_TIMEOUT_MS, deliveries, digest
+from chaos.demo.stage import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from chaos.cluster import ClusterFile, Node
-    from chaos.history import Reading
+    from chaos.demo.stage import Stage
+    from chaos.history import Line, Reading
     from chaos.http import Http
-    from chaos.screen import Screen
 
 GROUP = "arrivals"
 MEMBERS = 3
@@ -39,7 +40,11 @@ LEAVE_DEADLINE_S = 20.0
 KILL_AT_SHARE = 0.2
 """Of the fullest partition: so that much of it is left for the successor."""
 TAKE_OVER_LIMIT_MS = SESSION_TIMEOUT_MS + 4_000
-POLL_S = 0.05
+POLL_S = 0.02
+READS_OF_FULLEST = 40
+"""Answers that the fullest partition takes at least, so that the kill finds it under way."""
+READ_BYTES = (2_048, 524_288)
+"""The least and the most that a member asks for at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,50 +61,47 @@ class _Member:
         return self.out.stat().st_size // ROW.size if self.out.exists() else 0
 
 
-async def play(
-    http: Http, now: ClusterFile, topic: str, held: Reading, directory: Path, screen: Screen
-) -> list[Verdict]:
-    """Read the topic with a group whose busiest member is killed; `held` is what the topic holds.
-
-    Raises:
-        ClusterError, TooLateError, CallError: the group did not get to its end.
-    """
+async def play(stage: Stage) -> None:
+    """Read the topic with a group whose busiest member is killed; compare with `Stage.held`."""
+    held = stage.held
+    assert held is not None, "the legs before have read the topic back"
     total = sum(len(lines) for lines in held.partitions.values())
     fullest = max(held.partitions, key=lambda partition: len(held.partitions[partition]))
     began = time.monotonic()
-    async with _members(now, topic, directory) as members:
-        screen.say(
-            f"group {GROUP}: {len(members)} members read {total:,} records, each through one broker"
-        )
+    async with _members(stage, held.partitions[fullest]) as members:
+        stage.screen.say(f"group {GROUP}: {MEMBERS} members read {total:,} records, a broker each")
         await _kill_at(members, fullest, int(KILL_AT_SHARE * len(held.partitions[fullest])))
-        at_ms = time.monotonic_ns() // 1_000_000
-        killed = await _owner(members, fullest)
+        at_ms = stage.clock.monotonic_ms()
+        killed = max(members, key=lambda member: _end(deliveries(member.out), fullest))
         killed.process.send_signal(signal.SIGKILL)
         await killed.process.wait()
-        screen.say(f"killed {killed.name}, which owned the fullest partition ({fullest})")
-        await _read_whole(members, held)
+        stage.screen.say(f"killed {killed.name}, which owned the fullest partition ({fullest})")
+        await _read_whole(members, killed, total)
         await _leave([member for member in members if member is not killed])
-        seconds = time.monotonic() - began
         read = {member.name: deliveries(member.out) for member in members}
-    screen.say(f"group {GROUP} read everything in {seconds:.1f} s")
-    digests = _digests(held)
-    verdicts = [
-        check_all_delivered(held, digests, read),
+    stage.screen.say(f"group {GROUP} read everything in {time.monotonic() - began:.1f} s")
+    for one in (
+        check_all_delivered(held, _digests(held), read),
         check_one_owner(read, killed.name),
         check_taken_over(read, killed.name, fullest, at_ms, TAKE_OVER_LIMIT_MS),
-        await _check_committed(http, now, topic, held),
-    ]
-    return [replace(one, name=f"group: {one.name}") for one in verdicts]
+        await _check_committed(stage.http, stage.now(), held),
+    ):
+        stage.judge(replace(one, name=f"group: {one.name}"))
 
 
 @asynccontextmanager
-async def _members(now: ClusterFile, topic: str, directory: Path) -> AsyncIterator[list[_Member]]:
+async def _members(stage: Stage, fullest: Sequence[Line]) -> AsyncIterator[list[_Member]]:
     """Members that have all joined and now read; none is left afterwards."""
+    stored = sum(len(line.key) + len(line.value) for line in fullest)
+    least, most = READ_BYTES
+    max_bytes = min(most, max(least, stored // READS_OF_FULLEST))
+    brokers = stage.now().brokers
     members: list[_Member] = []
     try:
         for number in range(MEMBERS):
-            broker = now.brokers[number % len(now.brokers)]
-            members.append(await _start(broker, topic, f"member-{number + 1}", directory))
+            broker = brokers[number % len(brokers)]
+            name = f"member-{number + 1}"
+            members.append(await _start(broker, name, stage.directory, max_bytes))
         async with within(JOIN_DEADLINE_S, f"{MEMBERS} members have joined group {GROUP}"):
             for member in members:
                 assert member.process.stdout is not None
@@ -116,17 +118,16 @@ async def _members(now: ClusterFile, topic: str, directory: Path) -> AsyncIterat
             await member.process.wait()
 
 
-async def _start(broker: Node, topic: str, name: str, directory: Path) -> _Member:
+async def _start(broker: Node, name: str, directory: Path, max_bytes: int) -> _Member:
     out = directory / f"{name}.rows"
-    arguments = ["--url", broker.url, "--group", GROUP, "--name", name, "--topic", topic]
+    arguments = ["--url", broker.url, "--group", GROUP, "--name", name, "--topic", TOPIC]
+    arguments += ["--max-bytes", str(max_bytes), "--out", str(out)]
     with (directory / f"{name}.err").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "chaos.group_member",
+            "chaos.demo.group_member",
             *arguments,
-            "--out",
-            str(out),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
@@ -157,20 +158,14 @@ async def _kill_at(members: Sequence[_Member], partition: int, offset: int) -> N
             await asyncio.sleep(POLL_S)
 
 
-async def _owner(members: Sequence[_Member], partition: int) -> _Member:
-    return max(members, key=lambda member: _end(deliveries(member.out), partition))
-
-
 def _end(rows: Sequence[Delivery], partition: int) -> int:
     return max((row.offset + 1 for row in rows if row.partition == partition), default=0)
 
 
-async def _read_whole(members: Sequence[_Member], held: Reading) -> None:
-    total = sum(len(lines) for lines in held.partitions.values())
-    dead = [member for member in members if member.process.returncode is not None]
+async def _read_whole(members: Sequence[_Member], killed: _Member, total: int) -> None:
     async with within(READ_DEADLINE_S, f"group {GROUP} reads all {total:,} records"):
         while True:
-            await _alive([member for member in members if member not in dead])
+            await _alive([member for member in members if member is not killed])
             if sum(member.rows for member in members) >= total:
                 places = {(d.partition, d.offset) for one in members for d in deliveries(one.out)}
                 if len(places) >= total:
@@ -196,12 +191,12 @@ def _digests(held: Reading) -> Mapping[Place, int]:
     }
 
 
-async def _check_committed(http: Http, now: ClusterFile, topic: str, held: Reading) -> Verdict:
+async def _check_committed(http: Http, now: ClusterFile, held: Reading) -> Verdict:
     """The members that left had committed all they were given."""
     path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{GROUP}/offsets"
     answer = await http.get_json(now.brokers[-1].url + path)
     committed = {
-        row["partition_id"]: row["offset"] for row in answer["data"] if row["topic_name"] == topic
+        row["partition_id"]: row["offset"] for row in answer["data"] if row["topic_name"] == TOPIC
     }
     ends = {
         partition: lines[-1].offset + 1 for partition, lines in held.partitions.items() if lines
