@@ -256,7 +256,7 @@ async def test_rule_f2_aiohttp_does_not_send_a_read_of_a_group_again_by_itself()
 
 async def test_rule_f2_the_blocking_client_sends_a_read_of_a_group_once() -> None:
     async with server(hang_up) as (url, seen):
-        run: Callable[..., object] = Client([url], retry_s=0).run
+        run: Callable[..., object] = Client([url], retry_s=0.5).run
         with pytest.raises(OutcomeUnknownError):
             await asyncio.to_thread(run, POLL)
         assert len(seen) == 1
