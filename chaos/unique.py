@@ -57,7 +57,11 @@ def key_of(partition: int, partitions: int, writer: int) -> bytes:
 
 
 class UniqueWriters:
-    """Several writers per partition. Owned by the run; `run` until `stop`."""
+    """Several writers per partition. Owned by the run; `run` until `stop`.
+
+    The last one of each partition goes through every broker in turn, its leader too, so that a
+    leader nobody can reach still has something to keep to itself; the others never ask the leader.
+    """
 
     def __init__(
         self,
@@ -92,8 +96,10 @@ class UniqueWriters:
             for writer in range(self._writers):
                 tasks.create_task(self._write(writer, writer % self._partitions))
 
-    def _through(self, partition: int, turn: int) -> Endpoint:
+    def _through(self, writer: int, partition: int, turn: int) -> Endpoint:
         leader = self._watch.leader_of(partition)
+        if writer >= self._writers - self._partitions:
+            leader = None
         others = [endpoint for endpoint in self._endpoints if endpoint.id != leader]
         return others[turn % len(others)]
 
@@ -103,7 +109,7 @@ class UniqueWriters:
         for number in count():
             if self._stopped.is_set():
                 return
-            endpoint = self._through(partition, writer + number)
+            endpoint = self._through(writer, partition, writer + number)
             record = Record(key, b'{"writer":%d,"number":%d}' % (writer, number))
             row = len(self._history.records)
             self._history.records.append(record)

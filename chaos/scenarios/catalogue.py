@@ -5,14 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chaos.scenarios.controller_cut import CONTROLLER_CUT
+from chaos.scenarios.followers_cut import FOLLOWERS_CUT
 from chaos.scenarios.leader_cut import LEADER_CUT
 from chaos.scenarios.one_way_controller import ONE_WAY_CONTROLLER
 from chaos.scenarios.replies_lost import REPLIES_LOST
+from chaos.scenarios.storm import STORM
 
 if TYPE_CHECKING:
     from chaos.scenarios.stage import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
-    for scenario in (LEADER_CUT, CONTROLLER_CUT, REPLIES_LOST, ONE_WAY_CONTROLLER)
+    for scenario in (
+        LEADER_CUT,
+        FOLLOWERS_CUT,
+        CONTROLLER_CUT,
+        REPLIES_LOST,
+        ONE_WAY_CONTROLLER,
+        STORM,
+    )
 }

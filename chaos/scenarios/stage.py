@@ -163,3 +163,5 @@ class Scenario:
     break_it: Callable[[Stage], Awaitable[None]]
     own_checks: Callable[[Stage, Reading], list[Verdict]]
     replication_factor: int = 3
+    stops_writes: bool = False
+    """The fault may stop partitions while it lasts: then only before and after it are judged."""

@@ -17,6 +17,7 @@ from chaos.scenarios.catalogue import SCENARIOS
 from tests.architecture.tree import ROOT
 
 SHORT_S = "4"
+STORM_S = "12"
 DEADLINE_S = 120
 COMMAND = [sys.executable, "-m", "http_api.cli", "chaos"]
 
@@ -43,6 +44,8 @@ def verdicts(report: dict[str, Any]) -> dict[str, bool]:
 
 OWN_CHECKS = {
     "leader-cut": ["writes go on: leader cut off"],
+    "followers-cut": ["whole again: followers-cut"],
+    "storm": ["whole again: storm"],
     "controller-cut": [
         "metadata writes go on: active controller cut off, then killed",
         "a cut-off controller stops ruling",
@@ -57,7 +60,8 @@ OWN_CHECKS = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_promise_holds_while_the_network_breaks(name: str, tmp_path: Path) -> None:
-    done = chaos(tmp_path, "run", name, "--seed", "7", "--duration", SHORT_S, "--format", "json")
+    duration = STORM_S if name == "storm" else SHORT_S
+    done = chaos(tmp_path, "run", name, "--seed", "7", "--duration", duration, "--format", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     found = verdicts(report)

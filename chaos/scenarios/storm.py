@@ -1,0 +1,137 @@
+"""One broken network after the other, drawn by the seed, with a process killed now and then.
+
+Windows are short, so that elections, truncations and catching up overlap. Availability is not
+judged while it lasts; that nothing acknowledged is lost, changed, repeated or reordered is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from chaos.history import Note
+from chaos.net.links import (
+    NO_FAULTS,
+    Faults,
+    Flow,
+    LinkState,
+    Plane,
+    answers_lost,
+    both_ways,
+    refused,
+)
+from chaos.scenarios.stage import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from chaos.checkers.verdict import Verdict
+    from chaos.history import Reading
+    from chaos.scenarios.stage import Stage
+
+WINDOW_S = (0.4, 2.5)
+"""Shorter and longer than a session (1.2 s)."""
+QUIET_S = (0.0, 1.5)
+KILL_CHANCE = 0.3
+FIRST_CUT_S = 1.0
+
+
+def _isolate_one(stage: Stage, random: Random) -> Faults:
+    node = random.choice(stage.others())
+    return Faults(both_ways([node], stage.others(node)))
+
+
+def _isolate_a_leader(stage: Stage, random: Random) -> Faults:
+    known = stage.watch.of(random.randrange(stage.partitions)).leader
+    leader = known if known is not None else random.choice(stage.brokers)
+    return Faults(both_ways([leader], stage.others(leader)))
+
+
+def _halves(stage: Stage, random: Random) -> Faults:
+    nodes = list(stage.others())
+    random.shuffle(nodes)
+    cut = random.randrange(1, len(nodes))
+    return Faults(both_ways(nodes[:cut], nodes[cut:]))
+
+
+def _one_way(stage: Stage, random: Random) -> Faults:
+    nodes = stage.others()
+    flows = [Flow(a, b) for a in nodes for b in nodes if a != b]
+    return Faults(frozenset(random.sample(flows, random.randrange(1, 10))))
+
+
+def _brokers_only(stage: Stage, random: Random) -> Faults:
+    broker = random.choice(stage.brokers)
+    return Faults(both_ways([broker], [other for other in stage.brokers if other != broker]))
+
+
+def _from_controllers(stage: Stage, random: Random) -> Faults:
+    return Faults(both_ways([random.choice(stage.brokers)], stage.controllers))
+
+
+def _answers_lost(stage: Stage, random: Random) -> Faults:
+    links = [link for link in stage.network.links if link.plane is not Plane.RAFT]
+    return answers_lost(random.sample(links, random.randrange(1, 6)))
+
+
+def _requests_lost(stage: Stage, random: Random) -> Faults:
+    lost = LinkState(drops_requests=True)
+    links = random.sample(stage.network.links, random.randrange(1, 6))
+    return Faults(states=tuple((link, lost) for link in links))
+
+
+def _refused(stage: Stage, random: Random) -> Faults:
+    return refused(random.sample(stage.network.links, random.randrange(1, 6)))
+
+
+KINDS: tuple[Callable[[Stage, Random], Faults], ...] = (
+    _isolate_one,
+    _isolate_a_leader,
+    _halves,
+    _one_way,
+    _brokers_only,
+    _from_controllers,
+    _answers_lost,
+    _requests_lost,
+    _refused,
+)
+
+
+async def _break(stage: Stage) -> None:
+    random = stage.random
+    first = _isolate_one(stage, random)
+    async with stage.broken("storm", "any link", first, [stage.unanswered()]):
+        await asyncio.sleep(FIRST_CUT_S)
+        ends_ms = stage.clock.monotonic_ms() + (stage.duration_s - FIRST_CUT_S) * 1000
+        while stage.clock.monotonic_ms() < ends_ms:
+            await stage.network.shape(NO_FAULTS)
+            await asyncio.sleep(random.uniform(*QUIET_S))
+            kind = random.choice(KINDS)
+            faults = kind(stage, random)
+            names = [link.name for link in faults.touches(stage.network.links)]
+            text = f"{kind.__name__.strip('_')}: {names}"
+            stage.history.add(Note(at_ms=stage.clock.monotonic_ms(), text=text))
+            await stage.network.shape(faults)
+            if random.random() < KILL_CHANCE:
+                _kill_one(stage, random)
+            await asyncio.sleep(random.uniform(*WINDOW_S))
+
+
+def _kill_one(stage: Stage, random: Random) -> None:
+    node = random.choice(stage.others())
+    if stage.cluster.read().node(node).pid is not None:  # else it was killed a moment ago
+        stage.kill(node)
+
+
+def _own_checks(_stage: Stage, _reading: Reading) -> list[Verdict]:
+    return []
+
+
+STORM = Scenario(
+    name="storm",
+    summary="one broken network after the other, drawn by the seed, and a kill now and then",
+    break_it=_break,
+    own_checks=_own_checks,
+    stops_writes=True,
+)
