@@ -111,10 +111,9 @@ def parsed(frame: DataFrame) -> DataFrame:
 def measure(run: Run, topic: str, written: str, rounds: int) -> None:
     """Every cell in turn, round after round."""
     files = str(run.folder / "files")
-    read = run.spark.read
     for _ in range(rounds):
-        run.timed("file", lambda: run.batch(read.text(files)))
-        run.timed("file_typed", lambda: run.batch(read.schema(VALUE).json(files)))
+        run.timed("file", lambda: run.batch(run.spark.read.text(files)))
+        run.timed("file_typed", lambda: run.batch(run.spark.read.schema(VALUE).json(files)))
         run.timed("batch", lambda: run.batch(run.table(topic)))
         run.timed("stream", lambda: run.stream(run.live(topic)))
         run.timed("from_json", lambda: run.stream(parsed(run.live(topic))))
