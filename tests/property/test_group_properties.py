@@ -41,8 +41,9 @@ class Groups(RuleBasedStateMachine):
     def leave(self, name: str) -> None:
         with suppress(KafkaError):
             self.world.delete(name)
-        if not self.world.state.groups or not self.world.group.instances:
-            self.processed = dict(self.committed)  # whoever comes next resolves anew
+        group = self.world.state.groups.get(G)
+        if group is not None and not group.instances:  # whoever comes next resolves anew
+            self.processed = {place.partition: one.offset for place, one in group.offsets.items()}
 
     @rule(name=NAMES, count=st.integers(1, 9))
     def read(self, name: str, count: int) -> None:
