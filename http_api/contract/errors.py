@@ -170,6 +170,16 @@ def shown(value: str) -> str:
     return start if len(value) <= SHOWN_CHARS_MAX else start + "…"
 
 
+def shown_value(value: object) -> str:
+    """What a message repeats of a decoded value.
+
+    A list or an object only by its kind: it may be nested deeper than ``repr`` can go.
+    """
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return shown(repr(value))
+
+
 def envelope(code: int, message: str) -> bytes:
     """The body of a 4xx."""
     return orjson.dumps({"error_code": int(code), "message": message})

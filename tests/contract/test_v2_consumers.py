@@ -312,6 +312,27 @@ async def test_a_body_on_delete_is_taken(door: Door) -> None:
     assert asked(door) == DeleteInstance(**NAMED)
 
 
+async def test_nesting_and_size_are_bounded(door: Door) -> None:
+    deep = b"[" * 1_000 + b"]" * 1_000
+    for path, key, status in (
+        (GROUP, "format", 422),
+        (GROUP, "name", 422),
+        (INSTANCE + "/subscription", "topic_pattern", 422),
+        (INSTANCE + "/assignments", "partitions", 422),
+        (INSTANCE + "/offsets", "offsets", 422),
+    ):
+        answer = await door.post(path, b'{"%s":%s}' % (key.encode(), deep), V2)
+        assert answer.status == status, (key, answer)
+    for row in (b'{"topic":%s}', b'{"topic":"t","partition":%s}'):
+        body = b'{"partitions":[%s]}' % (row % deep)
+        assert (await door.post(INSTANCE + "/assignments", body, V2)).status == 422
+    many = {f"a.{number}": 1 for number in range(1_001)}
+    assert (await create(door, many)).json["error_code"] == 40001
+    large = b'{"topics":["%s"]}' % (b"t" * 4_200_000)
+    assert (await door.post(INSTANCE + "/subscription", large, V2)).status == 413
+    assert door.apis.requests == []
+
+
 # subscription and assignment
 
 

@@ -332,3 +332,10 @@ async def test_accept(door: Door) -> None:
     assert (await door.get(V3, "text/html, application/json;q=0.5")).status == 200
     refused = await door.get(V3, "application/vnd.kafka.v2+json")
     assert (refused.status, refused.type, refused.json["error_code"]) == (406, JSON, 406)
+
+
+async def test_a_value_nested_deeper_than_can_be_shown_is_refused(door: Door) -> None:
+    body = b'{"topic_name":%s}' % (b"[" * 1_000 + b"]" * 1_000)
+    answer = await door.post(V3 + "/topics", body, "application/json")
+    assert (answer.status, answer.json["error_code"]) == (400, 400)
+    assert "is a list, expected a string" in answer.json["message"]

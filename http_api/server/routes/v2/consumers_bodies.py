@@ -28,7 +28,7 @@ from http_api.contract.consumers import (
     check_name_in_body,
     is_setting_name,
 )
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, shown, shown_value
 from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
 from http_api.server.bodies import read_body, unsupported_media_type
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 10_000
 """Partitions named in one body: as many as a topic may have."""
+MAX_BODY_BYTES = 4_194_304
+"""As many rows with the longest names; decoding more would hold the loop."""
+MAX_SETTINGS = 1_000
+"""Kafka's consumer has about eighty."""
 _INT32_MAX = 2**31 - 1
 _OFFSET_MAX = 10**18 - 1
 """The largest offset any path takes."""
@@ -57,7 +61,7 @@ async def read_object(
     Raises:
         RestError: 415 for another Content-Type, 400 for what is not a JSON object.
     """
-    body = (await read_body(request, limit)).strip()
+    body = (await read_body(request, min(limit, MAX_BODY_BYTES))).strip()
     if not body or (empty_needs_no_type and body == b"{}"):
         return {}
     content_type = request.headers.get(hdrs.CONTENT_TYPE)
@@ -89,6 +93,9 @@ class NewInstance:
 
 def new_instance(fields: dict[str, Any]) -> NewInstance:
     """A create body, read. A null is as good as an absent key."""
+    if len(fields) > MAX_SETTINGS:
+        text = f"{len(fields)} settings: at most {MAX_SETTINGS} are taken"
+        raise RestError(422, RestCode.CONSUMER_CONFIG, text)
     given = {key: value for key, value in fields.items() if value is not None}
     return NewInstance(
         ignored=_ignored(given),
@@ -99,7 +106,7 @@ def new_instance(fields: dict[str, Any]) -> NewInstance:
 
 
 def _bad_setting(key: str, value: object, expected: str) -> RestError:
-    text = f"Invalid value {shown(repr(value))} for '{shown(key)}': expected {expected}"
+    text = f"Invalid value {shown_value(value)} for '{shown(key)}': expected {expected}"
     return RestError(422, RestCode.CONSUMER_CONFIG, text)
 
 
@@ -287,14 +294,14 @@ def _count(rows: list[Any]) -> None:
 
 def _topic(name: object) -> TopicName:
     if not isinstance(name, str):
-        raise unprocessable(f"'topic' is {shown(repr(name))}, expected a topic name")
+        raise unprocessable(f"'topic' is {shown_value(name)}, expected a topic name")
     return TopicName(check_name_in_body("topic_name", name))
 
 
 def _place(row: dict[str, Any]) -> TopicPartition:
     topic, number = _topic(row.get("topic")), _number(row.get("partition"))
     if number is None or not 0 <= number <= _INT32_MAX:
-        got = shown(repr(row.get("partition")))
+        got = shown_value(row.get("partition"))
         raise unprocessable(f"'partition' is {got}, expected the number of a partition")
     return TopicPartition(topic, PartitionId(number))
 
@@ -303,7 +310,7 @@ def row_offset(row: dict[str, Any], name: str) -> int:
     """An offset of a row."""
     number = _number(row.get(name))
     if number is None or not 0 <= number <= _OFFSET_MAX:
-        got = shown(repr(row.get(name)))
+        got = shown_value(row.get(name))
         raise unprocessable(f"'{name}' is {got}, expected an offset from 0 on")
     return number
 
@@ -321,7 +328,7 @@ def _time_ms(row: dict[str, Any]) -> int:
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
             number = round((moment - _EPOCH).total_seconds() * 1000)
     if number is None or not 0 <= number <= _OFFSET_MAX:
-        got = shown(repr(value))
+        got = shown_value(value)
         raise unprocessable(f"'timestamp' is {got}, expected a time like 2026-01-31T12:00:00Z")
     return number
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 KIND = "KafkaConsumerGroup"
 MAX_OFFSETS = 10_000
 """Rows of one PATCH: as many as a topic may have partitions."""
+MAX_BODY_BYTES = 4_194_304
+"""As many rows with the longest names; decoding more would hold the loop."""
 _INT32_MAX = 2**31 - 1
 _OFFSET_MAX = 10**18 - 1
 _BODY = ("data", "member_id", "member_epoch")
@@ -166,7 +168,8 @@ class ConsumerGroupRoutes:
         """Commit without an instance; ``offset`` is the next one to read."""
         self._path.enter(request, cluster)
         group_id = _group_id(group)
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
+        fields = await read_json_object(request, limit)
         await self._apis.group(commit_of(group_id, fields))
         return reply(b"", JSON, 204)
 

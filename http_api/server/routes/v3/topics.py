@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from http_api.contract import v3
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, shown, shown_value
 from http_api.contract.media_types import JSON
 from http_api.contract.v2 import check_name
 from http_api.server.bodies import read_json_object
@@ -185,5 +185,5 @@ def _wrong_kind(field: str, value: object, expected: str) -> RestError:
     return RestError(
         400,
         RestCode.BAD_REQUEST,
-        f"Bad Request: '{field}' is {shown(repr(value))}, expected {expected}",
+        f"Bad Request: '{field}' is {shown_value(value)}, expected {expected}",
     )
