@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CARRIERS = ["UA", "AA", "B6", "DL", "EV", "MQ", "US", "WN", "VX", "FL", "AS", "9E"]
 ROWS = 6000
-DEADLINE_S = 200
+DEADLINE_S = 300
 CHECKS = {
     "everything sent was acknowledged in the end": 1,
     "writes go on: leader killed": 1,
