@@ -37,8 +37,8 @@ from chaos.history import Reading
 from chaos.http import NDJSON, CallError, Http
 from chaos.load import Endpoint
 from chaos.metadata_probe import MetadataProbe
-from chaos.net.links import node_name
-from chaos.scenarios.stage import Stage
+from chaos.net.links import Plane, node_name
+from chaos.scenarios.stage import COUNTED_DEADLINE_S, Stage
 from chaos.unique import TailReaders, UniqueWriters
 from chaos.watch import Watch
 from raft_metadata.common.clock import SystemClock
@@ -108,16 +108,25 @@ class ScenarioRun:
             stage = await self._load_and_break(http, now)
             self._judge_faults(stage)
             await self._read_and_judge(http, stage)
-            proxied = sum(
-                one.requests_passed for one in (await self._cluster.network.traffic()).values()
-            )
             alive = self._cluster.local.read()
             code = await self._cluster.local.stop()
             self._run.judge(check_alive(_pids(now), _pids(alive), stage.killed))
+            proxied = await self._proxied_bytes()
             self._run.judge(check_bypass(self._cluster.tripwire.connections, proxied))
             self._run.judge(
                 verdict("clean stop", f"exit {code}, no process left", [str(code)] if code else [])
             )
+
+    async def _proxied_bytes(self) -> dict[str, int]:
+        """Per plane, now that every connection has ended: only then Toxiproxy counts it."""
+        deadline = self._clock.monotonic_ms() + COUNTED_DEADLINE_S * 1000
+        while True:
+            found = {plane.value: 0 for plane in Plane}
+            for link, traffic in (await self._cluster.network.traffic()).items():
+                found[link.plane.value] += traffic.requests_passed + traffic.answers_passed
+            if all(found.values()) or self._clock.monotonic_ms() > deadline:
+                return found
+            await asyncio.sleep(_LOOK_S)
 
     async def _create_topic(self, http: Http, now: ClusterFile) -> None:
         body = {

@@ -81,19 +81,23 @@ def _windows(faults: list[Fault]) -> list[tuple[str, float, float]]:
     return found
 
 
-def check_bypass(connections: int, proxied: int) -> Verdict:
+def check_bypass(connections: int, proxied: Mapping[str, int]) -> Verdict:
     """No node reached another on a way that has no proxy.
 
     Args:
         connections: made to the address nodes are told and must not use.
-        proxied: bytes that went through the proxies: 0 would mean that nobody used them.
+        proxied: bytes that went through the proxies, by plane: 0 would mean that nobody used them.
     """
     faults = [] if connections == 0 else [f"{connections} connections went round the proxies"]
-    if proxied <= 0:
-        faults.append("nothing went through the proxies")
+    faults += [
+        f"nothing went through the proxies of {plane}" for plane in proxied if not proxied[plane]
+    ]
+    if not proxied:
+        faults.append("no proxy was looked at")
+    figures = ", ".join(f"{plane} {count:,}" for plane, count in proxied.items())
     return verdict(
         "nodes keep to their proxies",
-        f"{connections} connections elsewhere, {proxied:,} bytes through proxies",
+        f"{connections} connections elsewhere, bytes through proxies: {figures}",
         faults,
     )
 

@@ -142,9 +142,13 @@ def test_floor_looks_between_two_faults() -> None:
 
 
 def test_bypass_innocent_and_guilty() -> None:
-    assert check_bypass(0, 1000).passed
-    assert not check_bypass(1, 1000).passed
-    assert not check_bypass(0, 0).passed, "nobody used the proxies"
+    used = {"http": 1000, "raft": 1}
+    assert check_bypass(0, used).passed
+    assert not check_bypass(1, used).passed
+    found = check_bypass(0, used | {"raft": 0})
+    assert not found.passed, "nobody used the proxies of that plane"
+    assert "raft" in found.examples[0]
+    assert not check_bypass(0, {}).passed
 
 
 def test_alive_innocent_though_a_killed_one_came_back() -> None:
