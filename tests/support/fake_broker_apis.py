@@ -65,6 +65,14 @@ class FakePartition:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass
+class HeldFetches:
+    """Fetches wait until `go` is set."""
+
+    waiting: int = 0
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 def broker(broker_id: int, state: BrokerState = BrokerState.UNFENCED) -> BrokerRegistration:
     return BrokerRegistration(
         broker_id=BrokerId(broker_id),
@@ -107,6 +115,7 @@ class FakeBrokerApis:
         self.caught_up: list[str] = []
         self.max_message_bytes = 1_048_576
         self.fetching = asyncio.Event()
+        self.held: HeldFetches | None = None
         self.group_answers: dict[type, object] = {}
         """What `group` answers to a request of this type; an exception is raised."""
         self.groups: list[GroupDescription] = []
@@ -134,6 +143,10 @@ class FakeBrokerApis:
         self._set_topics({**self.image.topics, topic.topic_id: topic})
         for number in range(partitions):
             self.logs[name, number] = FakePartition()
+
+    def hold_fetches(self) -> HeldFetches:
+        self.held = HeldFetches()
+        return self.held
 
     def without_leader(self, name: str) -> None:
         topic = self.image.topic(TopicName(name))
@@ -223,6 +236,9 @@ class FakeBrokerApis:
     async def fetch(self, request: FetchRequest) -> FetchResult:
         self.requests.append(request)
         self.fetching.set()
+        if self.held is not None:
+            self.held.waiting += 1
+            await self.held.go.wait()
         if self.fetch_error is not None:
             raise self.fetch_error
         log = self.logs[request.topic, request.partition]

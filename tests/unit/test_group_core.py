@@ -186,8 +186,12 @@ def test_rule_g4_only_owned_partitions_are_committed() -> None:
     world.call("a")
     with refused(ErrorCode.ILLEGAL_STATE):
         world.commit("a", 2, 10)  # a late commit of what it gave up
+    world.read("b")
+    world.commit("b", 2, 10)
+    with refused(ErrorCode.ILLEGAL_STATE):
+        world.commit("a", 2, 10)  # nobody's business any more, even if nothing would change
     world.commit("a", 1, 10)
-    assert (world.committed(1), world.committed(2)) == (10, None)
+    assert (world.committed(1), world.committed(2)) == (10, 10)
 
 
 def test_rule_g4_not_past_what_was_delivered() -> None:

@@ -307,3 +307,67 @@ async def test_a_coordinator_that_is_deposed_ends_waiting_reads(world: World) ->
     with pytest.raises(KafkaError) as refusal:
         await waiting
     assert refusal.value.code is ErrorCode.NOT_COORDINATOR
+
+
+async def test_a_seek_while_records_are_fetched_wins(world: World) -> None:
+    await world.join("a")
+    await world.produce(0, b"1", b"2", b"3")
+    held = world.apis.hold_fetches()
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await until(lambda: held.waiting > 0)
+    target = SeekTarget(T, PartitionId(0), 2)
+    await world.ask(Seek(group=G, instance=InstanceId("a"), targets=(target,)))
+    held.go.set()
+    assert await waiting == [(0, 2)]
+
+
+async def test_nothing_is_delivered_or_shown_before_what_it_rests_on_is_committed(
+    world: World,
+) -> None:
+    await world.join("a")
+    await world.produce(0, b"1")
+    await world.places("a")
+    await world.produce(0, b"2")
+    world.log.commit_at_once = False
+    name = InstanceId("a")
+    commit = asyncio.ensure_future(world.ask(Commit(group=G, instance=name)))
+    await asyncio.sleep(0.02)
+    read = asyncio.ensure_future(world.places("a"))
+    shown = asyncio.ensure_future(world.ask(CommittedOffsets(group=G, instance=name)))
+    await asyncio.sleep(0.05)
+    assert not any(asked.done() for asked in (commit, read, shown))
+    world.log.shared.commit()
+    await commit
+    assert await read == [(0, 1)]
+    assert [one.offset for one in await shown] == [1]
+
+
+async def test_rule_f2_a_read_that_rests_on_an_unknown_append_says_that_nothing_moved(
+    world: World,
+) -> None:
+    await world.join("a")
+    await world.produce(0, b"1")
+    await world.places("a")
+    await world.produce(0, b"2")
+    world.log.commit_at_once = False
+    commit = asyncio.ensure_future(world.ask(Commit(group=G, instance=InstanceId("a"))))
+    await asyncio.sleep(0.02)
+    read = asyncio.ensure_future(world.places("a"))
+    await asyncio.sleep(0.02)
+    world.log.shared.elect()  # the append's fate is not known
+    for asked, outcome in ((commit, Outcome.UNKNOWN), (read, Outcome.NOT_WRITTEN)):
+        with pytest.raises(KafkaError) as refusal:
+            await asked
+        assert refusal.value.outcome is outcome
+
+
+async def test_a_waiting_read_is_refused_for_now_when_the_state_is_read_back(world: World) -> None:
+    await world.join("a")
+    waiting = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.02)
+    world.log.next_append = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
+    with pytest.raises(KafkaError):
+        await world.join("b")
+    with pytest.raises(KafkaError) as refusal:
+        await waiting
+    assert refusal.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
