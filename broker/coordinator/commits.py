@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from broker.coordinator.records import Entry, InstanceKey, OffsetKey, OffsetValue
 from broker.coordinator.requests import CommitGroup, GroupOffset
-from broker.coordinator.state import Group, GroupsState, Instance, Position, Session, Topics
+from broker.coordinator.state import Group, GroupsState, Instance, Session, Topics, is_present
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, TopicPartition
 
@@ -79,7 +79,7 @@ def commit_delivered(
     ends = {
         partition: position.next
         for partition in sorted(wanted)
-        if (position := session.positions.get(partition)) is not None and position.delivered
+        if (position := session.position(partition, topics)) is not None and position.delivered
     }
     _commit_ends(state, key, ends, topics)
 
@@ -90,17 +90,20 @@ def commit_confirmed(state: GroupsState, key: InstanceKey, topics: Topics) -> No
     ends = {
         partition: position.confirmed
         for partition in sorted(instance.assignment)
-        if (position := session.positions.get(partition)) is not None
+        if (position := session.position(partition, topics)) is not None
         and position.confirmed is not None
     }
     _commit_ends(state, key, ends, topics)
 
 
-def has_uncommitted(group: Group, partition: TopicPartition, position: Position | None) -> bool:
+def has_uncommitted(
+    group: Group, session: Session, partition: TopicPartition, topics: Topics
+) -> bool:
     """Whether records were delivered that no commit covers: the client may be at work on them."""
+    position = session.position(partition, topics)
     if position is None or not position.delivered:
         return False
-    committed = group.offsets.get(partition)
+    committed = group.committed(partition, topics)
     return committed is None or committed.offset < position.next
 
 
@@ -150,7 +153,7 @@ def _check_member(
     if partition not in instance.owned:
         text = f"No current assignment for partition {where}"
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
-    position = session.positions.get(partition)
+    position = session.position(partition, topics)
     reached = group.restart(instance, partition, topics) if position is None else position.next
     if reached is None or one.offset > reached:
         text = (
@@ -163,13 +166,16 @@ def _check_member(
 def _is_news(
     group: Group, instance: Instance, one: GroupOffset, topics: Topics, *, same: bool = True
 ) -> bool:
-    """Rule G4: a late older commit changes nothing; behind a seek, going back is meant.
+    """Rule G4: a late older commit changes nothing; going back as far as a seek is meant.
 
     ``same``: whether one that repeats the present offset counts (it may bring new metadata).
     """
     partition = TopicPartition(one.topic, one.partition)
     committed = group.committed(partition, topics)
-    if committed is None or partition in instance.seeks:
+    if committed is None:
+        return True
+    seek = instance.seeks.get(partition)
+    if seek is not None and is_present(partition, seek, topics) and one.offset >= seek.offset:
         return True
     return one.offset > committed.offset or (same and one.offset == committed.offset)
 

@@ -267,9 +267,9 @@ def seek(
     check_seek(state, key, targets, topics)
     _, _, session = state.find(key)
     for partition, offset in targets.items():
-        value = SeekValue(topics[partition.topic].topic_id, offset)
-        state.apply(Entry(SeekKey(*key, *partition), value))
-        session.positions[partition] = Position(offset)
+        topic_id = topics[partition.topic].topic_id
+        state.apply(Entry(SeekKey(*key, *partition), SeekValue(topic_id, offset)))
+        session.positions[partition] = Position(offset, topic_id)
 
 
 def check_seek(
@@ -313,12 +313,13 @@ def position_of(
 ) -> Position | None:
     """Where it reads on; None where that must be resolved first."""
     group, instance, session = state.find(key)
-    position = session.positions.get(partition)
+    position = session.position(partition, topics)
     if position is None:
         offset = group.restart(instance, partition, topics)
         if offset is None:
             return None
-        position = session.positions[partition] = Position(offset)
+        position = Position(offset, topics[partition.topic].topic_id)
+        session.positions[partition] = position
     return position
 
 

@@ -245,7 +245,11 @@ class _Read:
             self._shard.decide(lambda state: instances.begin_call(state, self._key, topics))
 
     async def _plan(self) -> dict[TopicPartition, Position]:
-        """The positions to read at, beginning behind where the last read ended (fairness)."""
+        """The positions to read at, beginning behind where the last read ended (fairness).
+
+        What has no start here came after the subscription or assignment, under an old name: all
+        that is in there is new, and ``latest`` must not skip it (rule G2).
+        """
         topics = self._reader.topics()
         instance = self._instance()
         reset = self._settings.auto_offset_reset
@@ -259,7 +263,7 @@ class _Read:
             text = f"no committed offset for partition {missing[0].topic}-{missing[0].partition}"
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{text}, auto.offset.reset is none")
         if missing:
-            starts = await self._reader.resolve(missing, reset)
+            starts = await self._reader.resolve(missing, OffsetReset.EARLIEST)
             self._shard.decide(
                 lambda state: instances.record_starts(state, self._key, starts, topics),
                 self._generation,
@@ -317,8 +321,8 @@ class _Read:
         nearest = min(max(offset, ends.beginning), ends.end)
         if position.next != offset or nearest == offset:
             return
-        if self.session.positions.get(partition) is position:
-            topics = self._reader.topics()
+        topics = self._reader.topics()
+        if self.session.position(partition, topics) is position:
             self._shard.decide(
                 lambda state: instances.seek(state, self._key, {partition: nearest}, topics),
                 self._generation,
@@ -366,12 +370,12 @@ class _Read:
         """
         await self._shard.settled()
         await self._reader.prove(self._shard)
-        instance = self._instance()
+        instance, topics = self._instance(), self._reader.topics()
         mine = [
             part
             for part in parts
             if part.partition in instance.assignment
-            and self.session.positions.get(part.partition) is part.position
+            and self.session.position(part.partition, topics) is part.position
             and part.position.next == part.begin
         ]
         for part in mine:

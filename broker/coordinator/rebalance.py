@@ -107,7 +107,7 @@ def reconcile(
         if not extra:
             continue
         key = InstanceKey(group.name, name)
-        positions = state.sessions[key].positions
+        session = state.sessions[key]
         if name in acknowledged and one.value.settings.auto_commit:
             commit_delivered(state, key, topics, extra)
         kept = {
@@ -116,7 +116,7 @@ def reconcile(
             if partition.topic in topics
             and name not in acknowledged
             and name not in overdue
-            and has_uncommitted(group, partition, positions.get(partition))
+            and has_uncommitted(group, session, partition, topics)
         }
         if kept != extra:
             _forget(state, group, one, extra - kept)

@@ -47,9 +47,10 @@ Topics = Mapping[TopicName, TopicFacts]
 
 @dataclass(slots=True, eq=False)
 class Position:
-    """Where an instance reads on in a partition it owns."""
+    """Where an instance reads on in a partition it owns, in one life of the topic's name."""
 
     next: int
+    topic_id: TopicId
     delivered: bool = False
     """Whether anything was delivered since the position was last set."""
     confirmed: int | None = None
@@ -71,6 +72,14 @@ class Session:
     rotation: int = 0
     """Which partition its next read begins with."""
     ended: bool = False
+
+    def position(self, partition: TopicPartition, topics: Topics) -> Position | None:
+        """Where it reads on, if that is of this life of the topic."""
+        found = self.positions.get(partition)
+        facts = topics.get(partition.topic)
+        if found is None or facts is None or facts.topic_id != found.topic_id:
+            return None
+        return found
 
 
 @dataclass(slots=True)
