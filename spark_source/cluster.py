@@ -135,8 +135,11 @@ class Cluster:
         """Whether records bear the client's time or the broker's, as Kafka numbers it."""
         known = self._timestamp_types.get((name, topic_id))
         if known is None:
-            layout = self.run(admin.topic_layout(name))
-            appended = layout.configs.get("message.timestamp.type") == "append"
+            try:
+                configs = self.run(admin.topic_layout(name)).configs
+            except ApiError:  # gone: whoever reads its records will say so
+                return CREATE_TIME
+            appended = configs.get("message.timestamp.type") == "append"
             known = LOG_APPEND_TIME if appended else CREATE_TIME
             self._timestamp_types[name, topic_id] = known
         return known
@@ -148,7 +151,7 @@ class Cluster:
 _kept: dict[tuple[int, int, Connection, tuple[str, ...]], Cluster] = {}
 
 
-def kept_cluster(connection: Connection, known: tuple[str, ...]) -> Cluster:
+def kept_cluster(connection: Connection, known: tuple[str, ...] = ()) -> Cluster:
     """This worker's connections to a cluster: Spark uses its processes again, task after task."""
     place = (os.getpid(), threading.get_ident(), connection, tuple(sorted(known)))
     cluster = _kept.get(place)

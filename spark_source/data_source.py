@@ -61,17 +61,17 @@ class DefaultSource(DataSource):
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from spark_source.options import sink_options
-        from spark_source.writer import QuorumlogBatchWriter, sink_columns
+        from spark_source.writer import QuorumlogBatchWriter, check_columns
 
         options = sink_options(self.options, os.environ)
-        columns = sink_columns(schema, options, overwrite=overwrite)
-        return QuorumlogBatchWriter(options, columns)
+        check_columns(schema, options, overwrite=overwrite)
+        return QuorumlogBatchWriter(options)
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from spark_source.options import sink_options
-        from spark_source.writer import QuorumlogStreamWriter, sink_columns
+        from spark_source.writer import QuorumlogStreamWriter, check_columns
 
         options = sink_options(self.options, os.environ)
-        columns = sink_columns(schema, options, overwrite=overwrite)
-        return QuorumlogStreamWriter(options, columns)
+        check_columns(schema, options, overwrite=overwrite)
+        return QuorumlogStreamWriter(options)

@@ -26,6 +26,8 @@ POLLS_MAX = 32
 """Partitions watched at a time, each by a thread; with more, new records are seen when a wait ends
 by time-out."""
 MARGIN_S = 1.0
+PAUSE_AFTER_ERROR_S = 0.5
+"""A topic that is gone answers at once: not to be asked without end."""
 
 Place = tuple[str, int, int]
 
@@ -71,6 +73,7 @@ class LongPoll:
         try:
             return self._cluster(known).run(call).next_offset > offset
         except (SparkSourceError, ApiError):
+            time.sleep(PAUSE_AFTER_ERROR_S)
             return True
 
     def _cluster(self, known: tuple[str, ...]) -> Cluster:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, IntegerType, StringType
 from typing_extensions import override
 
-from spark_source.cluster import Cluster, kept_cluster
+from spark_source.cluster import kept_cluster
 from spark_source.encoding import encode
 from spark_source.errors import SchemaError
 from spark_source.schema import HEADERS_COLUMN
@@ -44,13 +44,8 @@ class Written(WriterCommitMessage):
     rows: int
 
 
-def sink_columns(
-    schema: StructType,
-    options: SinkOptions,
-    *,
-    overwrite: bool,
-) -> tuple[str, ...]:
-    """The columns to write; looked at before the first row.
+def check_columns(schema: StructType, options: SinkOptions, *, overwrite: bool) -> None:
+    """Look at the columns before the first row is written.
 
     Raises:
         SchemaError: a column is missing, unknown or of another type; or not an append.
@@ -72,7 +67,6 @@ def sink_columns(
     if options.topic is None and "topic" not in found:
         msg = "no topic is named: set option topic, or have a column topic (string)"
         raise SchemaError(msg)
-    return tuple(found)
 
 
 def _is_fit(name: str, kind: DataType) -> bool:
@@ -90,19 +84,15 @@ def _is_fit(name: str, kind: DataType) -> bool:
 
 
 class _Writer:
-    """Made on the driver, where it learns all brokers; pickled into the tasks."""
+    """Pickled into the tasks; Spark makes a new one to commit each batch, so it asks nobody."""
 
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._columns = columns
-        cluster = Cluster(options.connection)
-        cluster.cluster_id()
-        self._urls = cluster.urls
-        cluster.close()
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Every row, acknowledged."""
-        cluster = kept_cluster(self._options.connection, self._urls)
+        cluster = kept_cluster(self._options.connection)
+        cluster.cluster_id()
         sender = Sender(cluster.client, self._options)
         rows = 0
         for batch in batches:
