@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.coordinator import commits, describe, instances
 from broker.coordinator.ports import DataDoor, Proof
@@ -62,6 +62,19 @@ TICK_MS = 100
 PROOF_WAIT_MS = 50
 """So long a read waits for a heartbeat to prove this broker; then it proves itself by a write."""
 
+_SAID_OF_THE_STATE = frozenset(
+    {
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.INSTANCE_ALREADY_EXISTS,
+        ErrorCode.ILLEGAL_STATE,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+    }
+)
+"""Refusals that a newer coordinator might not make; nothing was done where they are raised."""
+
+T = TypeVar("T")
 Leading = Callable[[TopicIdPartition], LeaderEpoch | None]
 MakeLog = Callable[[TopicIdPartition, LeaderEpoch], ShardLog]
 
@@ -165,7 +178,14 @@ class GroupCoordinator:
         if not self._partitions:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         shard = self._shard(partition_of_group(request.group, self._partitions))
-        return cast(A, await self._answer(shard, request))
+        try:
+            return cast(A, await self._answer(shard, request))
+        except KafkaError as error:
+            if error.code not in _SAID_OF_THE_STATE:
+                raise
+            refusal = error
+        await self._confirm(shard)
+        raise refusal
 
     def _shard(self, partition: PartitionId) -> Shard:
         shard = self._shards.get(partition)
@@ -176,13 +196,15 @@ class GroupCoordinator:
 
     async def list_groups(self, partition: PartitionId) -> list[GroupDescription]:
         """The groups of one partition of the offsets topic."""
-        shard = self._shard(partition)
-        await self._read_barrier(shard)
-        state, topics = shard.state(), self._topics
-        return [
-            describe.describe_group(state, group.name, self._broker_id, topics)
-            for group in state.existing_groups()
-        ]
+        topics = self._topics
+
+        def look(state: GroupsState) -> list[GroupDescription]:
+            return [
+                describe.describe_group(state, group.name, self._broker_id, topics)
+                for group in state.existing_groups()
+            ]
+
+        return await self._looked_at(self._shard(partition), look)
 
     async def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Any:
         match request:
@@ -197,8 +219,7 @@ class GroupCoordinator:
             case CommitGroup():
                 return await self._commit_group(shard, request)
             case GroupOffsets() | DescribeGroup():
-                await self._read_barrier(shard)
-                return self._described(shard.state(), request)
+                return await self._looked_at(shard, lambda s: self._described(s, request))
             case DeleteInstance() | Unsubscribe():
                 return await self._given_up(shard, request)
             case Subscribe():
@@ -210,15 +231,14 @@ class GroupCoordinator:
             case Commit():
                 return await self._commit(shard, request)
             case DescribeInstance() | CommittedOffsets():
-                self._call(shard, _key(request))
-                await self._read_barrier(shard)
-                return self._described(shard.state(), request)
+                self._call(shard, _key(request), done=False)
+                return await self._looked_at(shard, lambda s: self._described(s, request))
             case _:
                 text = f"unknown group request {type(request).__name__}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, text)
 
-    def _call(self, shard: Shard, key: InstanceKey) -> None:
-        shard.decide(lambda state: instances.begin_call(state, key, self._topics))
+    def _call(self, shard: Shard, key: InstanceKey, *, done: bool = True) -> None:
+        shard.decide(lambda state: instances.begin_call(state, key, self._topics, done=done))
 
     def _described(self, state: GroupsState, request: GroupRequest[Any]) -> object:
         topics = self._topics
@@ -248,29 +268,52 @@ class GroupCoordinator:
         key, generation = _key(request), shard.generation
         self._call(shard, key)
         await self._know_topics(request.topics or ())
-        topics = self._topics
-        reset = instances.check_subscription(shard.state(), key, request).value.settings
-        missing = instances.unresolved_partitions(shard.state(), key, topics, request)
-        assert self._reader is not None
-        starts = await self._reader.resolve(missing, reset.auto_offset_reset)
+        instances.check_subscription(shard.state(generation), key, request)
+        starts = await self._starts(
+            shard, key, lambda s: instances.unresolved_partitions(s, key, self._topics, request)
+        )
         shard.decide(lambda s: instances.subscribe(s, request, starts, self._topics), generation)
         await shard.settled()
+
+    async def _starts(
+        self,
+        shard: Shard,
+        key: InstanceKey,
+        unresolved: Callable[[GroupsState], list[TopicPartition]],
+    ) -> dict[TopicPartition, int]:
+        """Rule G2: where it begins what the group has no start for, when this returns.
+
+        Starts that the group had may go while others are resolved, with their last reader.
+        """
+        assert self._reader is not None
+        generation = shard.generation
+        starts: dict[TopicPartition, int] = {}
+        while True:
+            state = shard.state(generation)
+            missing = [one for one in unresolved(state) if one not in starts]
+            if not missing:
+                return starts
+            _, instance, _ = state.find(key)
+            reset = instance.value.settings.auto_offset_reset
+            starts |= await self._reader.resolve(missing, reset)
 
     async def _assign(self, shard: Shard, request: Assign) -> None:
         key, generation = _key(request), shard.generation
         self._call(shard, key)
         await self._know_topics([partition.topic for partition in request.partitions])
-        topics, wanted = self._topics, tuple(sorted(set(request.partitions)))
-        instance = instances.check_assignment(shard.state(), key, wanted, topics)
-        missing = instances.unresolved_partitions(shard.state(), key, topics, manual=wanted)
-        assert self._reader is not None
-        starts = await self._reader.resolve(missing, instance.value.settings.auto_offset_reset)
+        wanted = tuple(sorted(set(request.partitions)))
+        instances.check_assignment(shard.state(generation), key, wanted, self._topics)
+        starts = await self._starts(
+            shard,
+            key,
+            lambda s: instances.unresolved_partitions(s, key, self._topics, manual=wanted),
+        )
         shard.decide(lambda s: instances.assign(s, key, wanted, starts, self._topics), generation)
         await shard.settled()
 
     async def _commit(self, shard: Shard, request: Commit) -> OffsetsCommitted:
         key = _key(request)
-        self._call(shard, key)
+        instances.touch(shard.state(), key)
         offsets = request.offsets
         if offsets is not None:
             await self._know_topics([one.topic for one in offsets])
@@ -282,6 +325,8 @@ class GroupCoordinator:
                 commits.commit_delivered(state, key, topics)
             else:
                 commits.commit_offsets(state, key, offsets, topics)
+            # Behind the commit: what it covers may go, the rest is still worked on.
+            instances.begin_call(state, key, topics, done=False)
             return instance.value.settings.strimzi
 
         strimzi = shard.decide(decision)
@@ -301,7 +346,7 @@ class GroupCoordinator:
 
     async def _seek(self, shard: Shard, request: Seek) -> None:
         key, generation = _key(request), shard.generation
-        self._call(shard, key)
+        self._call(shard, key, done=False)
         asked = {TopicPartition(one.topic, one.partition): one for one in request.targets}
         instances.check_seek(shard.state(), key, asked, self._topics)
         targets = {place: await self._sought(one) for place, one in asked.items()}
@@ -332,23 +377,33 @@ class GroupCoordinator:
 
     # ---- proof
 
-    async def _read_barrier(self, shard: Shard) -> None:
-        """What is read next is committed, and nobody has been elected in this broker's place."""
+    async def _confirm(self, shard: Shard) -> None:
+        """A refusal is a reading of the state too: "no such instance" is believed by its client."""
+        try:
+            await shard.settled()
+            await self._prove(shard)
+            shard.state()
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
+
+    async def _looked_at(self, shard: Shard, look: Callable[[GroupsState], T]) -> T:
+        """What is seen now; told once all of it is committed and proven to be the newest.
+
+        Whatever is decided behind the look is not in it: it may still be lost.
+        """
+        found = look(shard.state())
         await shard.settled()
         await self._prove(shard)
+        shard.state()  # proven is the broker: it may lead in another epoch by now
+        return found
 
     async def _prove(self, shard: Shard) -> None:
         """Rule G3: a heartbeat's acknowledgement, or an append that every replica acknowledged.
 
         The second one stands where no controller answers: nobody in the ISR has seen a newer epoch.
+        It says so of the moment of the append only, so it is one that begins after the question.
         """
-        if self._proof.is_proven():
-            return
-        now_ms = self._clock.monotonic_ms()
-        proven_ms = shard.proven_ms
-        if proven_ms is not None and now_ms - proven_ms < self._proof.proof_age_max_ms:
-            return
-        if await self._proof.prove(PROOF_WAIT_MS):
+        if self._proof.is_proven() or await self._proof.prove(PROOF_WAIT_MS):
             return
         try:
             await shard.probe()

@@ -290,12 +290,26 @@ def check_seek(
 # ---- calls, reads and time
 
 
-def begin_call(state: GroupsState, key: InstanceKey, topics: Topics) -> Session:
-    """Any call refreshes the session, and says that it is done with what was delivered before."""
-    group, instance, session = state.find(key)
+def touch(state: GroupsState, key: InstanceKey) -> Session:
+    """Any call refreshes the session. UNKNOWN_MEMBER_ID where there is no such instance."""
+    _, _, session = state.find(key)
     session.heard_ms = state.judge_ms
+    return session
+
+
+def begin_call(
+    state: GroupsState, key: InstanceKey, topics: Topics, *, done: bool = True
+) -> Session:
+    """A call of the instance, which lets go what it is to give up.
+
+    ``done``: one that reads on, or gives up, says that the client is done with everything that was
+    delivered before. One that commits or looks does not: only what is committed goes.
+    """
+    session = touch(state, key)
+    group, instance, _ = state.find(key)
     if not instance.owned <= instance.target:
-        reconcile(state, group, topics, acknowledged=frozenset({instance.name}))
+        acknowledged = frozenset({instance.name}) if done else frozenset()
+        reconcile(state, group, topics, acknowledged=acknowledged)
     return session
 
 
@@ -350,8 +364,10 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
             continue
         _commit_when_due(state, key, instance, session, topics)
         since_ms = session.revoking_since_ms
-        if since_ms is not None and state.judge_ms - since_ms > rebalance_timeout_ms:
-            reconcile(state, group, topics, overdue=frozenset({key.instance}))
+        if since_ms is not None:  # an automatic commit may have covered it by now
+            late = state.judge_ms - since_ms > rebalance_timeout_ms
+            overdue = frozenset({key.instance}) if late else frozenset()
+            reconcile(state, group, topics, overdue=overdue)
     return expired
 
 

@@ -48,9 +48,6 @@ class DataDoor(Protocol):
 class Proof(Protocol):
     """Whether this broker may have been deposed without having heard of it (rule G3)."""
 
-    @property
-    def proof_age_max_ms(self) -> int: ...
-
     def is_proven(self) -> bool: ...
 
     async def prove(self, timeout_ms: int) -> bool: ...

@@ -1,8 +1,8 @@
 """Group epoch, target assignment, and how members come to own their targets. Pure (KIP-848).
 
 A partition is revoked before it is assigned: its owner keeps it until nothing it delivered is
-uncommitted, until the owner's next call says that it is done, or until a deadline has passed. What
-is free is granted at once: the server reads for its members, so nobody needs to be told.
+uncommitted, until the owner reads on, which says that it is done, or until a deadline has passed.
+What is free is granted at once: the server reads for its members, so nobody needs to be told.
 """
 
 from __future__ import annotations

@@ -88,8 +88,6 @@ class Shard:
         self.epoch = epoch
         self.generation = 0
         """Grows whenever the state is dropped: who waited meanwhile holds an old one."""
-        self.proven_ms: int | None = None
-        """When the newest append that was committed here was begun (rule G3)."""
         self._log = log
         self._clock = clock
         self._state = GroupsState()
@@ -165,8 +163,10 @@ class Shard:
             raise KafkaError(error.code, error.message, outcome=error.outcome)
 
     async def probe(self) -> None:
-        """Have an entry committed in this epoch: nobody leads in a newer one yet (rule G3)."""
-        self.decide(lambda state: state.apply(Entry(ProbeKey(), ProbeValue())))
+        """Have an append begun after now and committed: nobody leads in a newer epoch (rule G3)."""
+        self.state()
+        if self._gathering is None:
+            self.decide(lambda state: state.apply(Entry(ProbeKey(), ProbeValue())))
         await self.settled()
 
     # ---- watching a group
@@ -258,7 +258,6 @@ class Shard:
         if batch is None or self._closed:
             return
         self._writing = batch
-        begun_ms = self._clock.monotonic_ms()
         try:
             await self._log.append(batch.entries)
         except KafkaError as error:
@@ -270,7 +269,6 @@ class Shard:
             self._drop(KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
             batch.fail(_failed(error))
         else:
-            self.proven_ms = begun_ms
             batch.done.set()
         finally:
             self._writing = None

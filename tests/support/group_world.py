@@ -101,8 +101,8 @@ class GroupWorld:
         instances.delete_instance(self.state, self.key(name), self.topics)
         self.write()
 
-    def call(self, name: str) -> None:
-        instances.begin_call(self.state, self.key(name), self.topics)
+    def call(self, name: str, *, done: bool = True) -> None:
+        instances.begin_call(self.state, self.key(name), self.topics, done=done)
         self.write()
 
     def position(self, name: str, number: int) -> int | None:
@@ -128,14 +128,12 @@ class GroupWorld:
     def commit(self, name: str, number: int, next_offset: int) -> None:
         """As a Confluent client says it: the last one processed."""
         offset = GroupOffset(T, PartitionId(number), next_offset - 1)
-        self.call(name)
         commits.commit_offsets(self.state, self.key(name), (offset,), self.topics)
-        self.write()
+        self.call(name, done=False)
 
     def commit_all(self, name: str) -> None:
-        self.call(name)
         commits.commit_delivered(self.state, self.key(name), self.topics)
-        self.write()
+        self.call(name, done=False)
 
     def commit_group(
         self, number: int, offset: int, member: str | None = None, epoch: int | None = None
@@ -150,7 +148,7 @@ class GroupWorld:
         self.write()
 
     def seek(self, name: str, number: int, offset: int) -> None:
-        self.call(name)
+        self.call(name, done=False)
         instances.seek(self.state, self.key(name), {place(number): offset}, self.topics)
         self.write()
 
