@@ -65,6 +65,10 @@ class LinkState:
     drops_answers: bool = False
     refuses: bool = False
     """Connections are reset and none is accepted: a fast failure, unlike the silence above."""
+    latency_ms: int = 0
+    """Everything arrives so much later, either way."""
+    slice_bytes: int = 0
+    """Everything arrives in pieces of about this size, either way: no read is a whole frame."""
 
 
 OPEN = LinkState()
@@ -110,6 +114,8 @@ class Faults:
             drops_requests=own.drops_requests or Flow(link.source, link.target) in self.silent,
             drops_answers=own.drops_answers or Flow(link.target, link.source) in self.silent,
             refuses=own.refuses,
+            latency_ms=own.latency_ms,
+            slice_bytes=own.slice_bytes,
         )
 
     def touches(self, links: Iterable[Link]) -> tuple[Link, ...]:
@@ -122,13 +128,17 @@ NO_FAULTS = Faults()
 
 def answers_lost(links: Iterable[Link]) -> Faults:
     """Requests get through and run; what they are answered never arrives."""
-    lost = LinkState(drops_answers=True)
-    return Faults(states=tuple((link, lost) for link in links))
+    return on_each(links, LinkState(drops_answers=True))
 
 
 def refused(links: Iterable[Link]) -> Faults:
     """Nobody answers at the other end."""
-    return Faults(states=tuple((link, LinkState(refuses=True)) for link in links))
+    return on_each(links, LinkState(refuses=True))
+
+
+def on_each(links: Iterable[Link], state: LinkState) -> Faults:
+    """The same on each of these links."""
+    return Faults(states=tuple((link, state) for link in links))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from chaos.net.links import NO_FAULTS, Faults, Link, LinkState, Traffic
 from chaos.net.toxiproxy_api import (
     ANSWERS,
-    BLACKHOLE,
     REQUESTS,
     NetworkError,
     ProxyView,
+    Toxic,
     ToxiproxyApi,
 )
 from chaos.net.toxiproxy_server import LOOPBACK, ToxiproxyServer, free_port
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_STREAMS = {REQUESTS: "drops_requests", ANSWERS: "drops_answers"}
 RECONCILE_ATTEMPTS = 3
 """Somebody else may change the server between our change and our look."""
 
@@ -140,17 +139,14 @@ class Network:
 
     def _change_one(self, api: ToxiproxyApi, link: Link, present: ProxyView | None) -> None:
         state = self._faults.state_of(link)
-        toxics = () if present is None else present.toxics
-        if toxics != _toxics(state):
-            wanted = _streams(state)
-            for name in api.toxic_names(link.name) if toxics else ():
-                if _is_ours(name, toxics) and name.removeprefix(f"{BLACKHOLE}_") in wanted:
-                    continue
+        wanted = toxics_of(state)
+        held = () if present is None else present.toxics
+        for name, toxic in held:
+            if (name, toxic) not in wanted:
                 api.remove_toxic(link.name, name)
-            held = set(api.toxic_names(link.name))
-            for stream in wanted:
-                if f"{BLACKHOLE}_{stream}" not in held:
-                    api.add_blackhole(link.name, stream)
+        for name, toxic in wanted:
+            if (name, toxic) not in held:
+                api.add_toxic(link.name, toxic)
         enabled = present is None or present.enabled
         if enabled is state.refuses:
             api.enable(link.name, enabled=not state.refuses)
@@ -159,24 +155,27 @@ class Network:
         differences = []
         for link, (listen, target) in self._addresses.items():
             state = self._faults.state_of(link)
-            wanted = ProxyView(link.name, listen, target, not state.refuses, _toxics(state))
+            wanted = ProxyView(link.name, listen, target, not state.refuses, toxics_of(state))
             if found.get(link.name) != wanted:
                 differences.append(f"wanted {wanted}, found {found.get(link.name)}")
         strangers = found.keys() - {link.name for link in self._addresses}
         return differences + [f"nobody asked for proxy {name}" for name in sorted(strangers)]
 
 
-def _streams(state: LinkState) -> list[str]:
-    return [stream for stream, field in _STREAMS.items() if getattr(state, field)]
+def toxics_of(state: LinkState) -> tuple[tuple[str, Toxic], ...]:
+    """What a proxy must have to be in this state, by name.
 
-
-def _toxics(state: LinkState) -> tuple[tuple[str, str, float, tuple[tuple[str, int], ...]], ...]:
-    return tuple(sorted((BLACKHOLE, stream, 1.0, (("timeout", 0),)) for stream in _streams(state)))
-
-
-def _is_ours(
-    name: str, toxics: tuple[tuple[str, str, float, tuple[tuple[str, int], ...]], ...]
-) -> bool:
-    """Whether the toxic of this name is a whole blackhole, as we make them."""
-    stream = name.removeprefix(f"{BLACKHOLE}_")
-    return (BLACKHOLE, stream, 1.0, (("timeout", 0),)) in toxics
+    A ``timeout`` of 0 ms drops everything for ever and closes nothing, until it is removed.
+    """
+    found = []
+    for stream, drops in ((REQUESTS, state.drops_requests), (ANSWERS, state.drops_answers)):
+        if drops:
+            found.append(Toxic("timeout", stream, (("timeout", 0),)))
+        if state.latency_ms:
+            late = (("jitter", 0), ("latency", state.latency_ms))
+            found.append(Toxic("latency", stream, late))
+        if state.slice_bytes:
+            size = state.slice_bytes
+            pieces = (("average_size", size), ("delay", 0), ("size_variation", size // 2))
+            found.append(Toxic("slicer", stream, pieces))
+    return tuple(sorted((toxic.name, toxic) for toxic in found))

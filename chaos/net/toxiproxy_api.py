@@ -19,8 +19,6 @@ except ImportError:  # pragma: no cover an installation without the extra
 
 REQUEST_TIMEOUT_S = (1.0, 2.0)
 """To connect, and between two bytes of the answer; the server answers in under 10 ms."""
-BLACKHOLE = "timeout"
-"""Toxiproxy's name for it; a time-out of 0 ms drops everything for ever and closes nothing."""
 REQUESTS, ANSWERS = "upstream", "downstream"
 _NO_PROXY_FOR_THIS = {"http": None, "all": None}
 """The machine's HTTP_PROXY is not for talking to ourselves."""
@@ -34,15 +32,30 @@ class NetworkError(Exception):
     """The proxy server does not do what it is asked; nothing a run finds then means anything."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Toxic:
+    """What a proxy does to one stream of its connections; `toxicity` is the share it does it to."""
+
+    type: str
+    stream: str
+    attributes: tuple[tuple[str, int], ...]
+    toxicity: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """As Toxiproxy names one that was given no name: one of a type per stream."""
+        return f"{self.type}_{self.stream}"
+
+
 @dataclass(frozen=True, slots=True)
 class ProxyView:
-    """A proxy as the server describes it; a toxic is (type, stream, toxicity, attributes)."""
+    """A proxy as the server describes it: its toxics by name."""
 
     name: str
     listen: str
     upstream: str
     enabled: bool
-    toxics: tuple[tuple[str, str, float, tuple[tuple[str, int], ...]], ...]
+    toxics: tuple[tuple[str, Toxic], ...]
 
 
 class ToxiproxyApi:
@@ -80,24 +93,20 @@ class ToxiproxyApi:
         """Accept connections again, or reset them all and refuse new ones."""
         self._ask("POST", f"/proxies/{name}", {"enabled": enabled})
 
-    def add_blackhole(self, name: str, stream: str) -> None:
-        """Drop everything in one direction. Existing connections stay open and fall silent."""
+    def add_toxic(self, name: str, toxic: Toxic) -> None:
+        """Add it to a proxy; it acts on open connections at once."""
         body = {
-            "name": f"{BLACKHOLE}_{stream}",
-            "type": BLACKHOLE,
-            "stream": stream,
-            "toxicity": 1.0,
-            "attributes": {"timeout": 0},
+            "name": toxic.name,
+            "type": toxic.type,
+            "stream": toxic.stream,
+            "toxicity": toxic.toxicity,
+            "attributes": dict(toxic.attributes),
         }
         self._ask("POST", f"/proxies/{name}/toxics", body)
 
     def remove_toxic(self, name: str, toxic: str) -> None:
         """Remove it; a blackhole's connections are closed by that."""
         self._ask("DELETE", f"/proxies/{name}/toxics/{toxic}")
-
-    def toxic_names(self, name: str) -> list[str]:
-        """The names of a proxy's toxics."""
-        return [str(toxic["name"]) for toxic in self._ask("GET", f"/proxies/{name}/toxics")]
 
     def bytes_by_proxy(self) -> dict[str, dict[tuple[str, str], int]]:
         """Per proxy: (``received`` or ``sent``, stream) → bytes of connections that have ended."""
@@ -142,10 +151,13 @@ def _fail(method: str, path: str, reason: str, cause: Exception | None) -> NoRet
 def _view(body: dict[str, Any]) -> ProxyView:
     toxics = sorted(
         (
-            str(toxic["type"]),
-            str(toxic["stream"]),
-            float(toxic["toxicity"]),
-            tuple(sorted(toxic["attributes"].items())),
+            str(toxic["name"]),
+            Toxic(
+                type=str(toxic["type"]),
+                stream=str(toxic["stream"]),
+                toxicity=float(toxic["toxicity"]),
+                attributes=tuple(sorted(toxic["attributes"].items())),
+            ),
         )
         for toxic in body["toxics"]
     )

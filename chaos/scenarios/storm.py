@@ -18,6 +18,7 @@ from chaos.net.links import (
     Plane,
     answers_lost,
     both_ways,
+    on_each,
     refused,
 )
 from chaos.scenarios.stage import Scenario
@@ -34,6 +35,8 @@ WINDOW_S = (0.4, 2.5)
 """Shorter and longer than a session (1.2 s)."""
 QUIET_S = (0.0, 1.5)
 KILL_CHANCE = 0.3
+LATENCIES_MS = (20, 100, 400, 1500)
+SLICES_BYTES = (5, 50, 1000)
 FIRST_CUT_S = 1.0
 
 
@@ -76,9 +79,17 @@ def _answers_lost(stage: Stage, random: Random) -> Faults:
 
 
 def _requests_lost(stage: Stage, random: Random) -> Faults:
-    lost = LinkState(drops_requests=True)
     links = random.sample(stage.network.links, random.randrange(1, 6))
-    return Faults(states=tuple((link, lost) for link in links))
+    return on_each(links, LinkState(drops_requests=True))
+
+
+def _slow(stage: Stage, random: Random) -> Faults:
+    links = random.sample(stage.network.links, random.randrange(1, 12))
+    return on_each(links, LinkState(latency_ms=random.choice(LATENCIES_MS)))
+
+
+def _in_pieces(stage: Stage, random: Random) -> Faults:
+    return on_each(stage.network.links, LinkState(slice_bytes=random.choice(SLICES_BYTES)))
 
 
 def _refused(stage: Stage, random: Random) -> Faults:
@@ -95,6 +106,8 @@ KINDS: tuple[Callable[[Stage, Random], Faults], ...] = (
     _answers_lost,
     _requests_lost,
     _refused,
+    _slow,
+    _in_pieces,
 )
 
 

@@ -14,9 +14,18 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster import runs
-from chaos.net.links import Faults, Flow, Link, Plane, answers_lost, refused
+from chaos.net.links import (
+    Faults,
+    Flow,
+    Link,
+    LinkState,
+    Plane,
+    answers_lost,
+    on_each,
+    refused,
+)
 from chaos.net.network import Network
-from chaos.net.toxiproxy_api import ANSWERS, NetworkError, ToxiproxyApi
+from chaos.net.toxiproxy_api import ANSWERS, NetworkError, Toxic, ToxiproxyApi
 from chaos.net.toxiproxy_server import ToxiproxyServer
 from tests.architecture.tree import ROOT
 from tests.chaos.conftest import EchoServer
@@ -129,19 +138,35 @@ async def test_a_refused_link_resets_and_comes_back_at_the_same_address(
     again.close()
 
 
+async def test_a_slow_link_is_late_and_a_sliced_one_whole(
+    network: Network, echo: EchoServer
+) -> None:
+    ways = await network.lay({LINK: echo.address})
+    caller = Caller(ways[LINK])
+    await network.shape(on_each([LINK], LinkState(latency_ms=100)))
+    began = time.monotonic()
+    assert caller.ask(b"late\n") == b"late\n"
+    assert time.monotonic() - began >= 0.19, "there and back"
+    await network.shape(on_each([LINK], LinkState(slice_bytes=2)))
+    assert caller.ask(b"in pieces\n") != b"in pieces\n", "the first read is not all of it"
+    assert echo.seen == [b"late\n", b"in pieces\n"]
+    caller.close()
+
+
 async def test_reconcile_undoes_what_somebody_else_did(network: Network, echo: EchoServer) -> None:
     ways = await network.lay({LINK: echo.address, BACK: echo.address})
     await network.shape(answers_lost([LINK]))
     api = network._required()
     api.destroy(LINK.name)
     api.enable(BACK.name, enabled=False)
-    api.add_blackhole(BACK.name, ANSWERS)
+    api.add_toxic(BACK.name, Toxic("timeout", ANSWERS, (("timeout", 0),)))
+    api.add_toxic(BACK.name, Toxic("bandwidth", ANSWERS, (("rate", 1),)))
     api.create("stranger", "127.0.0.1:0", echo.address)
     await network.shape(answers_lost([LINK]))
     found = api.proxies()
     assert set(found) == {LINK.name, BACK.name}
     assert found[LINK.name].listen == ways[LINK], "at the address that nodes dial"
-    assert [toxic[1] for toxic in found[LINK.name].toxics] == [ANSWERS]
+    assert [name for name, _ in found[LINK.name].toxics] == ["timeout_downstream"]
     assert (found[BACK.name].enabled, found[BACK.name].toxics) == (True, ())
 
 
@@ -150,7 +175,7 @@ async def test_a_server_that_cannot_be_made_to_agree_is_an_error(
 ) -> None:
     """The change is believed only when a GET shows it."""
     await network.lay({LINK: echo.address})
-    monkeypatch.setattr(ToxiproxyApi, "add_blackhole", lambda *_: None)
+    monkeypatch.setattr(ToxiproxyApi, "add_toxic", lambda *_: None)
     with pytest.raises(NetworkError, match="not as it was told to be"):
         await network.shape(answers_lost([LINK]))
 
