@@ -79,6 +79,7 @@ class InstanceReader:
         self._prove = prove
         self._poll_wait_ms_max = poll_wait_ms_max
         self._locks: dict[Session, asyncio.Lock] = {}
+        self._newest: dict[Session, _Read] = {}
         self._reading = 0
 
     async def poll(self, shard: Shard, request: Poll) -> PolledRecords:
@@ -103,11 +104,18 @@ class InstanceReader:
         self._reading += 1
         try:
             with read.session_held():
+                earlier = self._newest.get(read.session)
+                if earlier is not None:
+                    earlier.give_way()
+                self._newest[read.session] = read
                 lock = self._locks.setdefault(read.session, asyncio.Lock())
                 async with lock:
-                    return await read.run()
+                    answer = await read.run()
+                return answer if answer is not None else await read.sit_out()
         finally:
             self._reading -= 1
+            if self._newest.get(read.session) is read:
+                del self._newest[read.session]
             if read.session.ended or not read.session.calls:
                 self._locks.pop(read.session, None)
 
@@ -187,6 +195,20 @@ class _Read:
         self._deadline_ms = reader.now_ms() + reader.wait_ms(request, instance)
         wanted = request.max_bytes if request.max_bytes is not None else POLL_BYTES_DEFAULT
         self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
+        self._gives_way = asyncio.Event()
+        self._changed: asyncio.Event | None = None
+        """What wakes it while it waits."""
+
+    def give_way(self) -> None:
+        """A newer read is there: whoever sent this one may be gone, so it must deliver nothing."""
+        self._gives_way.set()
+        if self._changed is not None:
+            self._changed.set()
+
+    async def sit_out(self) -> PolledRecords:
+        """Empty at the deadline; at once, two clients of one instance would chase each other."""
+        await asyncio.sleep(self._remaining_ms / 1000)
+        return PolledRecords(body=b"[]", count=0, format=self._settings.format)
 
     @contextmanager
     def session_held(self) -> Iterator[None]:
@@ -212,14 +234,18 @@ class _Read:
     def _remaining_ms(self) -> int:
         return max(0, self._deadline_ms - self._reader.now_ms())
 
-    async def run(self) -> PolledRecords:
-        """Collect, deliver; wait and look again while there is time."""
+    async def run(self) -> PolledRecords | None:
+        """Collect, deliver; wait and look again while there is time. None: it gave way."""
+        if self._gives_way.is_set():
+            return None
         self._instance()
         topics = self._reader.topics()
         self._shard.decide(lambda state: instances.begin_read(state, self._key, topics))
         while True:
-            changed = self._shard.watch(self._key.group)
+            self._changed = changed = self._shard.watch(self._key.group)
             try:
+                if self._gives_way.is_set():
+                    return None
                 self._take_note()
                 plan = await self._plan()
                 parts = await self._collect(plan)
@@ -374,7 +400,8 @@ class _Read:
         mine = [
             part
             for part in parts
-            if part.partition in instance.assignment
+            if not self._gives_way.is_set()
+            and part.partition in instance.assignment
             and self.session.position(part.partition, topics) is part.position
             and part.position.next == part.begin
         ]

@@ -247,6 +247,36 @@ async def test_a_long_poll_that_was_interrupted_skips_nothing(hand: Hand) -> Non
     await hand.delete()
 
 
+async def test_a_read_left_behind_neither_holds_up_the_next_nor_takes_its_records(
+    hand: Hand,
+) -> None:
+    await hand.create()
+    await hand.subscribe()
+    await hand.read()
+    for broker in hand.cluster.brokers:
+        url = f"{broker.url}{hand.instance}/records?timeout=20000"
+        with pytest.raises(OSError, match="Timeout"):
+            await hand.cluster.ask("GET", url, deadline_s=0.5)
+        async with asyncio.timeout(5.0):
+            await hand.read()
+    coordinator = await hand.coordinator()
+    (through, *_) = hand.cluster.others(coordinator)
+    url = f"{through.url}{hand.instance}/records?timeout=20000"
+    waiting = asyncio.create_task(hand.cluster.ask("GET", url, deadline_s=30.0))
+    await asyncio.sleep(0.3)  # it waits by now; if not, the kill only comes before it
+    pid = await hand.cluster.kill(f"broker-{through.id}")
+    with pytest.raises(OSError, match="GET"):
+        await waiting
+    hand.down.add(through.id)
+    again = asyncio.create_task(hand.read())
+    await hand.produce(MORE)
+    await again
+    await hand.read()
+    for seen in hand.seen.values():
+        assert set(seen) == set(range(hand.produced // PARTITIONS))
+    await hand.cluster.wait_restarted(f"broker-{through.id}", pid)
+
+
 async def test_a_group_commit_with_nothing_but_curl(hand: Hand) -> None:
     cluster_id = hand.cluster.read().cluster_id
     path = f"/v3/clusters/{cluster_id}/consumer-groups/{hand.group}"

@@ -202,6 +202,24 @@ async def test_reads_of_one_instance_stand_in_line(world: World) -> None:
     assert sorted(await asyncio.gather(*reads)) == [[], [(0, 0)]]
 
 
+async def test_a_newer_read_is_not_held_up_by_an_older_one_which_delivers_nothing(
+    world: World,
+) -> None:
+    """Whoever sent the older one may be gone: it must not take records along."""
+    await world.join("a")
+    older = asyncio.ensure_future(world.places("a", 500))
+    await asyncio.sleep(0.02)
+    begun = SystemClock().monotonic_ms()
+    assert await world.places("a", 50) == []
+    assert SystemClock().monotonic_ms() - begun < 400
+    newer = asyncio.ensure_future(world.places("a", 5_000))
+    await asyncio.sleep(0.02)
+    await world.produce(0, b"1")
+    assert await newer == [(0, 0)]
+    assert not older.done()  # at once, two clients of one instance would chase each other
+    assert await older == []
+
+
 async def test_rule_f2_a_read_that_is_refused_has_moved_nothing(world: World) -> None:
     await world.join("a")
     await world.produce(0, b"1")
