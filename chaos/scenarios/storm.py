@@ -1,4 +1,4 @@
-"""One broken network after the other, drawn by the seed, with a process killed now and then.
+"""One broken network after the other, drawn by the seed; now and then a process killed or paused.
 
 Windows are short, so that elections, truncations and catching up overlap. Availability is not
 judged while it lasts; that nothing acknowledged is lost, changed, repeated or reordered is.
@@ -7,8 +7,11 @@ judged while it lasts; that nothing acknowledged is lost, changed, repeated or r
 from __future__ import annotations
 
 import asyncio
+import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from chaos.cluster import ClusterError
 from chaos.history import Note
 from chaos.net.links import (
     NO_FAULTS,
@@ -18,6 +21,7 @@ from chaos.net.links import (
     Plane,
     answers_lost,
     both_ways,
+    node_name,
     on_each,
     refused,
 )
@@ -35,6 +39,8 @@ WINDOW_S = (0.4, 2.5)
 """Shorter and longer than a session (1.2 s)."""
 QUIET_S = (0.0, 1.5)
 KILL_CHANCE = 0.3
+PAUSE_CHANCE = 0.25
+PAUSE_S = (0.3, 3.0)
 LATENCIES_MS = (20, 100, 400, 1500)
 SLICES_BYTES = (5, 50, 1000)
 FIRST_CUT_S = 1.0
@@ -128,13 +134,37 @@ async def _break(stage: Stage) -> None:
             await stage.network.shape(faults)
             if random.random() < KILL_CHANCE:
                 _kill_one(stage, random)
+            if random.random() < PAUSE_CHANCE:
+                await _pause_one(stage, random)
             await asyncio.sleep(random.uniform(*WINDOW_S))
+
+
+def _runs(stage: Stage, node: int) -> bool:
+    """Whether it has a process: one that was killed a moment ago has none."""
+    return stage.cluster.read().node(node).pid is not None
 
 
 def _kill_one(stage: Stage, random: Random) -> None:
     node = random.choice(stage.others())
-    if stage.cluster.read().node(node).pid is not None:  # else it was killed a moment ago
+    if _runs(stage, node):
         stage.kill(node)
+
+
+async def _pause_one(stage: Stage, random: Random) -> None:
+    """A process stands still, with every connection open, and wakes into another world."""
+    node = random.choice(stage.others())
+    if not _runs(stage, node):
+        return
+    stopped = stage.cluster.read().node(node)
+    stage.cluster.signal_node(stopped, signal.SIGSTOP)
+    text = f"paused {node_name(node)}"
+    stage.say(text)
+    stage.history.add(Note(at_ms=stage.clock.monotonic_ms(), text=text))
+    try:
+        await asyncio.sleep(random.uniform(*PAUSE_S))
+    finally:
+        with suppress(ClusterError):  # its supervisor may have died meanwhile, and it with it
+            stage.cluster.signal_node(stopped, signal.SIGCONT)
 
 
 def _own_checks(_stage: Stage, _reading: Reading) -> list[Verdict]:
