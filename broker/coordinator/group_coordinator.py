@@ -108,6 +108,8 @@ class GroupCoordinator:
         self._limits = limits or instances.GroupLimits()
         self._shards: dict[PartitionId, Shard] = {}
         self._topics: Topics = {}
+        self._seen: object = None
+        """The topics of the image that ``_topics`` was made from."""
         self._partitions = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._door: DataDoor | None = None
@@ -124,13 +126,7 @@ class GroupCoordinator:
 
     def on_metadata_update(self, image: MetadataImage) -> None:
         """Open and close shards as roles say, which were applied before; follow the topics."""
-        topics = {
-            topic.name: TopicFacts(topic.topic_id, topic.partitions_count)
-            for topic in image.topics.values()
-        }
-        changed = topics != self._topics
-        if changed:
-            self._topics = topics
+        changed = image.topics is not self._seen and self._follow_topics(image)
         offsets_topic = image.topic(OFFSETS_TOPIC)
         led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
         if offsets_topic is not None:
@@ -151,6 +147,18 @@ class GroupCoordinator:
                 self._start(shard)
         if changed:
             self._tick()
+
+    def _follow_topics(self, image: MetadataImage) -> bool:
+        """Whether topics came, went or grew: leaders and replicas are nothing to a group."""
+        self._seen = image.topics
+        topics = {
+            topic.name: TopicFacts(topic.topic_id, topic.partitions_count)
+            for topic in image.topics.values()
+        }
+        if topics == self._topics:
+            return False
+        self._topics = topics
+        return True
 
     def _start(self, shard: Shard) -> None:
         if self._tasks is not None:

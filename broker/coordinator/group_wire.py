@@ -73,7 +73,7 @@ def decode_request(body: bytes) -> GroupRequest[Any]:
     try:
         name, fields = _head(body)[0]["group"]
         found: GroupRequest[Any] = msgspec.convert(fields, _REQUESTS[name])
-    except (ValueError, KeyError, TypeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError) as error:
         text = f"malformed group request: {error}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
     return found
