@@ -17,6 +17,7 @@ from benchmarks.report import Row, at_least, ratio_at_least
 
 if TYPE_CHECKING:
     from benchmarks.product import Product
+    from benchmarks.report import Budget
 
 TOPIC = "fetch"
 ANSWER_BYTES = 1 << 20
@@ -114,23 +115,33 @@ def _fetch_row(name: str, runs: list[Measured], limit: float) -> Row:
 
 
 async def consumer(product: Product, seconds: float) -> list[Row]:
-    """One Python process that reads and decodes every value."""
+    """One Python process that reads and decodes every value: by offset, and as a group's member."""
     leader = await product.leader(TOPIC)
-    # Nothing else runs on this loop meanwhile, and nothing should.
-    answer = subprocess.run(  # noqa: ASYNC221 see above
-        [sys.executable, "-m", "benchmarks.consumer_read", leader.url, TOPIC, str(seconds)],
+    alone = _reader("benchmarks.consumer_read", leader.url, seconds)
+    member = _reader("benchmarks.group_read", leader.url, seconds)
+    return [
+        _reader_row("consumer, one Python process (SDK), values decoded", alone, CONSUMER_BUDGET),
+        _reader_row("group read, one member (SDK), decoded, committed per MB", member, None),
+    ]
+
+
+def _reader(module: str, url: str, seconds: float) -> dict[str, float]:
+    answer = subprocess.run(
+        [sys.executable, "-m", module, url, TOPIC, str(seconds)],
         cwd=Path(ROOT),
         stdout=subprocess.PIPE,
         check=True,
     ).stdout
-    figures = json.loads(answer)
+    figures: dict[str, float] = json.loads(answer)
+    return figures
+
+
+def _reader_row(what: str, figures: dict[str, float], budget: Budget | None) -> Row:
     speed = figures["records"] / figures["elapsed_s"]
-    return [
-        Row(
-            what="consumer, one Python process (SDK), values decoded",
-            product=f"{speed:,.0f} records/s",
-            value=speed,
-            budget=CONSUMER_BUDGET,
-            note=f"{figures['cpu_s'] / max(1, figures['records']) * 1e6:.2f} µs CPU per record",
-        )
-    ]
+    return Row(
+        what=what,
+        product=f"{speed:,.0f} records/s",
+        value=speed,
+        budget=budget,
+        note=f"{figures['cpu_s'] / max(1, figures['records']) * 1e6:.2f} µs CPU per record",
+    )
