@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,12 @@ from chaos.net.links import (
 from chaos.net.toxiproxy_api import NetworkError
 from chaos.net.toxiproxy_server import BUILT, VERSION, find_server, free_port, version_of
 from chaos.net.wiring import real_targets, rewired
+from tests.architecture.tree import python_files, text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+IMPORT = re.compile(r"(?m)^\s*(?:import|from) toxiproxy\b")
 LINKS = all_links([101, 102, 103], [1, 2, 3])
 RAFT = Link(102, 101, Plane.RAFT)
 PEER = Link(1, 2, Plane.PEER)
@@ -182,3 +185,12 @@ def test_without_a_server_the_command_that_builds_it_is_named(
 def test_a_free_port_is_not_given_twice() -> None:
     taken: set[int] = set()
     assert len({free_port(taken) for _ in range(50)}) == len(taken) == 50
+
+
+def test_one_module_only_knows_the_untyped_library() -> None:
+    knowing = [
+        str(path)
+        for path in python_files("chaos", "tests")
+        if IMPORT.search(text(path)) is not None
+    ]
+    assert knowing == ["chaos/net/toxiproxy_api.py"]
