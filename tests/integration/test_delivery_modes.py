@@ -130,7 +130,7 @@ async def test_at_least_once_misses_nothing(cluster: LiveCluster, tmp_path: Path
     finish(again)
     used = lines(out)
     assert sorted(used) == everything
-    assert max(used.values()) == 2, "the kill left nothing to be done again: it proves nothing"
+    assert max(used.values()) >= 2, "the kill left nothing to be done again: it proves nothing"
 
 
 async def test_at_most_once_repeats_nothing(cluster: LiveCluster, tmp_path: Path) -> None:
