@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.coordinator")
 
 TICK_MS = 100
-PROOF_WAIT_MS = 50
+PROOF_WAIT_MS = 100
 """So long a read waits for a heartbeat to prove this broker; then it proves itself by a write."""
 
 _SAID_OF_THE_STATE = frozenset(
@@ -348,6 +348,7 @@ class GroupCoordinator:
         def decision(state: GroupsState) -> None:
             instances.check_room(state, request.group, self._limits)
             commits.commit_without_instance(state, request, topics)
+            instances.make_room(state, self._limits)
 
         shard.decide(decision)
         await shard.settled()

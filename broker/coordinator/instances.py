@@ -25,6 +25,7 @@ from broker.coordinator.rebalance import (
 )
 from broker.coordinator.records import (
     Entry,
+    GroupKey,
     InstanceKey,
     InstanceValue,
     MemberKey,
@@ -56,11 +57,14 @@ AUTO_COMMIT_INTERVAL_MS_MAX = 86_400_000
 CLIENT_ID_CHARS_MAX = 249
 NAMES_PER_SUBSCRIPTION_MAX = 1_000
 """Topics of one subscription, and partitions of one manual assignment."""
+SESSIONS_PER_TICK = 2_000
+"""About 2 ms of the loop; ten thousand instances are all seen within half a second."""
+GROUPS_FORGOTTEN_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """How many there may be; GROUP_MAX_SIZE_REACHED beyond. A group is 1 KB, an instance 2 KB."""
+    """How many live at a time; GROUP_MAX_SIZE_REACHED beyond. A group is 1 KB, an instance 2 KB."""
 
     groups_per_shard: int = 10_000
     instances_per_group: int = 1_000
@@ -92,13 +96,29 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
     value = InstanceValue(settings=request.settings, client_id=request.client_id)
     state.apply(Entry(InstanceKey(request.group, request.instance), value))
+    make_room(state, limits)
 
 
 def check_room(state: GroupsState, group: GroupId, limits: GroupLimits) -> None:
-    """Refuse one group more than there may be."""
-    if group not in state.groups and len(state.groups) >= limits.groups_per_shard:
+    """Refuse one group more than there may be, unless `make_room` will find some that are over."""
+    if group in state.groups or len(state.groups) < limits.groups_per_shard:
+        return
+    if all(one.exists for one in state.groups.values()):
         text = f"the coordinator has {limits.groups_per_shard} groups"
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+
+
+def make_room(state: GroupsState, limits: GroupLimits) -> None:
+    """Over the limit, forget some groups without instances and offsets.
+
+    The oldest first, but those that remember where they started (rule G2) last.
+    """
+    if len(state.groups) <= limits.groups_per_shard:
+        return
+    over = [group for group in state.groups.values() if not group.exists]
+    over.sort(key=lambda group: bool(group.starts))
+    for group in over[:GROUPS_FORGOTTEN_AT_ONCE]:
+        state.apply(Entry(GroupKey(group.name), None))
 
 
 def check_settings(settings: ConsumerSettings) -> None:
@@ -351,9 +371,15 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
     """Expire sessions, commit by the clock, end overdue revocations; the instances that expired.
 
     Nothing that an expired instance did not confirm is committed: it may never have arrived.
+    Of very many sessions each tick looks at the next ones only.
     """
     expired = []
-    for key, session in list(state.sessions.items()):
+    sessions = list(state.sessions.items())
+    if len(sessions) > SESSIONS_PER_TICK:
+        first = state.ticked % len(sessions)
+        sessions = (sessions[first:] + sessions[:first])[:SESSIONS_PER_TICK]
+        state.ticked = first + SESSIONS_PER_TICK
+    for key, session in sessions:
         group, instance, _ = state.find(key)
         settings = instance.value.settings
         if session.calls > 0:

@@ -57,13 +57,15 @@ def retarget(
     """
     members = group.members
     subscriptions = {name: subscribed_topics(one, topics) for name, one in members.items()}
-    counts = {name: facts.partitions_count for name, facts in topics.items()}
+    wanted: set[TopicName] = set().union(*subscriptions.values())
+    counts = {name: topics[name].partitions_count for name in wanted}
     targets = assign_ranges(subscriptions, counts)
+    started: set[TopicName] = set()
     for name, one in members.items():
-        if one.value.settings.auto_offset_reset is OffsetReset.NONE:
-            continue
-        for partition in partitions_in(sorted(subscriptions[name]), topics):
-            record_start(state, group, partition, 0, topics)
+        if one.value.settings.auto_offset_reset is not OffsetReset.NONE:
+            started |= subscriptions[name]
+    for partition in partitions_in(sorted(started), topics):
+        record_start(state, group, partition, 0, topics)
     changed = any(
         one.member is None or one.target != targets[name] for name, one in members.items()
     )
@@ -177,6 +179,15 @@ def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None
         used.update(partitions_in(subscribed_topics(one, topics), topics))
     for partition in sorted(group.starts.keys() - used):
         state.apply(Entry(StartKey(group.name, *partition), None))
+
+
+def is_concerned(group: Group, names: Set[TopicName]) -> bool:
+    """Whether a change of these topics may change anything in the group."""
+    places = (*group.offsets, *group.starts)
+    return any(place.topic in names for place in places) or any(
+        one.value.pattern is not None or not names.isdisjoint(one.value.topics or ())
+        for one in group.instances.values()
+    )
 
 
 def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> None:

@@ -209,10 +209,10 @@ def decode_entry(key: object, value: object) -> Entry:
 
 def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:
     """Partitions as they are stored: sorted, so that equal sets are equal records."""
-    found: dict[TopicName, tuple[PartitionId, ...]] = {}
+    found: dict[TopicName, list[PartitionId]] = {}
     for topic, partition in sorted(partitions):
-        found[topic] = (*found.get(topic, ()), partition)
-    return found
+        found.setdefault(topic, []).append(partition)
+    return {topic: tuple(numbers) for topic, numbers in found.items()}
 
 
 def partitions_of(stored: ByTopic) -> frozenset[TopicPartition]:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from broker.coordinator import instances
-from broker.coordinator.rebalance import drop_deleted_topics, retarget
+from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, retarget
 from broker.coordinator.records import Entry, InstanceKey, OffsetKey, ProbeKey, ProbeValue
 from broker.coordinator.state import GroupsState, Topics
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId
+from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicName
 
 _log = logging.getLogger("broker.coordinator")
 T = TypeVar("T")
@@ -288,7 +288,10 @@ class Shard:
         def follow(state: GroupsState) -> list[InstanceKey]:
             state.judge_ms += passed_ms
             if self._topics is not topics:
+                changed = _changed_names(self._topics, topics)
                 for group in list(state.groups.values()):
+                    if changed is not None and not is_concerned(group, changed):
+                        continue
                     drop_deleted_topics(state, group, topics)
                     if group.instances:
                         retarget(state, group, topics)
@@ -302,6 +305,14 @@ class Shard:
             return
         for key in expired:
             _log.info("consumer instance expired group=%s instance=%s", *key)
+
+
+def _changed_names(old: Topics | None, new: Topics) -> frozenset[TopicName] | None:
+    """The topics that came, went, grew or have another life; None: perhaps any."""
+    if old is None:
+        return None
+    gone = old.keys() - new.keys()
+    return frozenset(gone) | {name for name, facts in new.items() if old.get(name) != facts}
 
 
 def _failed(error: KafkaError) -> KafkaError:

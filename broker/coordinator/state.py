@@ -165,6 +165,10 @@ class GroupsState:
         self.groups: dict[GroupId, Group] = {}
         self.sessions: dict[InstanceKey, Session] = {}
         self.entries: list[Entry] = []
+        self.ticked = 0
+        """Where among the sessions the next tick goes on."""
+        self.forgotten_epoch = 0
+        """The highest epoch of a group that is over: one of its name begins behind it."""
         self.judge_ms = 0
         """Time as sessions are judged by: it stands still while the judge does (rule M7)."""
 
@@ -188,11 +192,12 @@ class GroupsState:
             return
         group = self.groups.get(key.group)
         if group is None:
-            group = self.groups[key.group] = Group(key.group)
+            if value is None:
+                return
+            group = self.groups[key.group] = Group(key.group, epoch=self.forgotten_epoch)
         match key:
             case GroupKey():
-                assert isinstance(value, GroupValue)
-                group.epoch = value.epoch
+                self._fold_group(group, value)
             case InstanceKey():
                 self._fold_instance(group, key, value)
             case MemberKey():
@@ -207,6 +212,13 @@ class GroupsState:
                     group.starts.pop(partition, None)
             case SeekKey():
                 self._fold_seek(group, key, value)
+
+    def _fold_group(self, group: Group, value: object) -> None:
+        if isinstance(value, GroupValue):
+            group.epoch = value.epoch
+            return
+        self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
+        del self.groups[group.name]
 
     def _fold_instance(self, group: Group, key: InstanceKey, value: object) -> None:
         if not isinstance(value, InstanceValue):
