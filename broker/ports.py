@@ -38,8 +38,15 @@ class ControllerChannel(Protocol):
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
 
-    async def heartbeat(self, command: BrokerHeartbeat) -> dict[NodeId, HeartbeatAnswer]:
-        """To every controller at once; whoever answers within the heartbeat interval is in it."""
+    async def heartbeat(
+        self,
+        command: BrokerHeartbeat,
+        on_answer: Callable[[HeartbeatAnswer], None] = lambda _: None,
+    ) -> dict[NodeId, HeartbeatAnswer]:
+        """To every controller at once; whoever answers within the heartbeat interval is in it.
+
+        ``on_answer`` is called with each answer as it comes: a proof must not wait for the others.
+        """
         ...
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:

@@ -61,7 +61,7 @@ class Lifecycle:
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
         self._beaten = asyncio.Event()
-        """Set, and replaced, with every round of answers."""
+        """Set, and replaced, with every proof and every round of answers."""
 
     @property
     def state(self) -> BrokerState | None:
@@ -169,17 +169,20 @@ class Lifecycle:
                 want_shutdown=self._want_shutdown,
             )
             sent_ms = self._clock.monotonic_ms()
-            answers = await self._controllers.heartbeat(command)
+
+            def heard(answer: HeartbeatAnswer, sent_ms: int = sent_ms) -> None:
+                if answer.is_active and self._proves(answer):
+                    self._proven_ms = sent_ms
+                    self._tell_beaten()
+
+            answers = await self._controllers.heartbeat(command, heard)
             for answer in answers.values():
                 if answer.is_active:
-                    if self._proves(answer):
-                        self._proven_ms = sent_ms
                     self._loader.note_committed(answer.committed_offset)
                     self.shutdown_blocked_by = answer.shutdown_blocked_by
                     if answer.should_shut_down and self._want_shutdown:
                         self.may_stop.set()
-            self._beaten.set()
-            self._beaten = asyncio.Event()
+            self._tell_beaten()
             known = self._loader.image.brokers.get(self._config.broker_id)
             if (
                 known is not None
@@ -189,6 +192,10 @@ class Lifecycle:
                 _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
                 return
             await self._pause(next_at - loop.time())
+
+    def _tell_beaten(self) -> None:
+        self._beaten.set()
+        self._beaten = asyncio.Event()
 
     def _proves(self, answer: HeartbeatAnswer) -> bool:
         """An answer proves leadership only to an image that is as new as it, and unfenced."""

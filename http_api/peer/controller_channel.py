@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from http_api.peer import controller_paths as paths
@@ -192,7 +192,11 @@ class HttpControllerChannel:
 
     # -- heartbeats and reads
 
-    async def heartbeat(self, command: BrokerHeartbeat) -> dict[NodeId, HeartbeatAnswer]:
+    async def heartbeat(
+        self,
+        command: BrokerHeartbeat,
+        on_answer: Callable[[HeartbeatAnswer], None] = lambda _: None,
+    ) -> dict[NodeId, HeartbeatAnswer]:
         """To every controller at once; whoever answers within the heartbeat interval is in it.
 
         Never raises: refusals are kept in `heartbeat_refusals`. Each controller has a connection
@@ -203,13 +207,15 @@ class HttpControllerChannel:
 
         async def send(link: ControllerLink) -> None:
             try:
-                answers[link.node_id] = await link.post(
+                answer = await link.post(
                     paths.HEARTBEAT,
                     command,
                     HeartbeatAnswer,
                     self._heartbeat_interval_ms,
                     urgent=True,
                 )
+                answers[link.node_id] = answer
+                on_answer(answer)
             except RefusedError as error:
                 refusals[link.node_id] = error
             except KafkaError as error:

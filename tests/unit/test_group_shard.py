@@ -270,8 +270,11 @@ class OneController:
         self.on_beat = on_beat
         self.beats = 0
         self.reachable = True
+        self.others_hang: asyncio.Event | None = None
 
-    async def heartbeat(self, command: object) -> dict[int, HeartbeatAnswer]:
+    async def heartbeat(
+        self, command: object, on_answer: Callable[[HeartbeatAnswer], None]
+    ) -> dict[int, HeartbeatAnswer]:
         self.beats += 1
         self.on_beat()
         await asyncio.sleep(0)
@@ -283,6 +286,9 @@ class OneController:
             should_shut_down=False,
             committed_offset=MetadataOffset(0),
         )
+        on_answer(answer)
+        if self.others_hang is not None:
+            await self.others_hang.wait()
         return {101: answer}
 
 
@@ -318,6 +324,16 @@ async def test_rule_g3_a_proof_counts_from_when_the_heartbeat_was_sent(tmp_path:
         controllers.reachable = False
         clock.now_ms += 1_000
         assert not await subject.prove(20)
+        beating.cancel()
+
+
+async def test_rule_g3_a_proof_does_not_wait_for_controllers_that_hang(tmp_path: Path) -> None:
+    controllers = OneController(lambda: None)
+    controllers.others_hang = asyncio.Event()
+    subject = lifecycle(tmp_path, ManualClock(), controllers)
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(subject._heartbeat_while_registered(BrokerEpoch(1)))
+        assert await subject.prove(5_000)
         beating.cancel()
 
 
