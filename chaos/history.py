@@ -150,6 +150,26 @@ class Observation:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRead:
+    """The offsets a member of a group was given of one partition by one answer."""
+
+    member: str
+    partition: int
+    offsets: tuple[int, ...]
+    answered_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCommit:
+    """A commit that was acknowledged: `next_offset` is where the group goes on."""
+
+    member: str
+    partition: int
+    next_offset: int
+    answered_ms: int
+
+
 Event = (
     Acknowledgement
     | Unacknowledged
@@ -159,6 +179,8 @@ Event = (
     | Reign
     | Note
     | Observation
+    | GroupRead
+    | GroupCommit
 )
 
 
@@ -190,6 +212,8 @@ class History:
     leaderships: list[Leadership] = field(default_factory=list)
     reigns: list[Reign] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
+    group_reads: list[GroupRead] = field(default_factory=list)
+    group_commits: list[GroupCommit] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Remember an event and write its line."""
@@ -208,6 +232,10 @@ class History:
                 self.reigns.append(event)
             case Observation():
                 self.observations.append(event)
+            case GroupRead():
+                self.group_reads.append(event)
+            case GroupCommit():
+                self.group_commits.append(event)
             case Note():
                 pass
         self.write(to_line(event, self.records))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from chaos.history import Record
 
 JSON_V2 = "application/vnd.kafka.json.v2+json"
+V2 = "application/vnd.kafka.v2+json"
 NDJSON = "application/x-ndjson"
 CONNECTION_LIMIT = 0
 """None: a request that waited here for a connection would look like a slow server."""
@@ -168,12 +169,28 @@ class Http:
         """The body of a 2xx; `CallError` otherwise."""
         return orjson.loads(await self._call("POST", url, orjson.dumps(body), timeout_s))
 
+    async def post_v2(self, url: str, body: object, timeout_s: float = 15.0) -> bytes:
+        """As `post_json` with the REST Proxy's media type; the body, which may be empty."""
+        return await self._call("POST", url, orjson.dumps(body), timeout_s, {"Content-Type": V2})
+
+    async def get_accepting(self, url: str, accept: str, timeout_s: float = 5.0) -> bytes:
+        """The body of a 2xx in this media type; `CallError` otherwise."""
+        return await self._call("GET", url, None, timeout_s, {"Accept": accept})
+
     async def delete(self, url: str, timeout_s: float = 15.0) -> None:
         """A 2xx; `CallError` otherwise."""
         await self._call("DELETE", url, None, timeout_s)
 
-    async def _call(self, method: str, url: str, body: bytes | None, timeout_s: float) -> bytes:
-        headers = {"Content-Type": "application/json"} if body is not None else None
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
+        if headers is None and body is not None:
+            headers = {"Content-Type": "application/json"}
         try:
             async with self._session.request(
                 method,

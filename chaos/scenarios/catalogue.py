@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chaos.scenarios.controller_cut import CONTROLLER_CUT
+from chaos.scenarios.coordinator_cut import COORDINATOR_CUT
 from chaos.scenarios.followers_cut import FOLLOWERS_CUT
 from chaos.scenarios.leader_cut import LEADER_CUT
 from chaos.scenarios.one_way_controller import ONE_WAY_CONTROLLER
@@ -22,6 +23,7 @@ SCENARIOS: dict[str, Scenario] = {
         CONTROLLER_CUT,
         REPLIES_LOST,
         ONE_WAY_CONTROLLER,
+        COORDINATOR_CUT,
         STORM,
     )
 }

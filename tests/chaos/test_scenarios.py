@@ -45,6 +45,11 @@ def verdicts(report: dict[str, Any]) -> dict[str, bool]:
 OWN_CHECKS = {
     "leader-cut": ["writes go on: leader cut off"],
     "followers-cut": ["whole again: followers-cut"],
+    "coordinator-cut": [
+        "group: nothing skipped",
+        "group: commits stay",
+        "group: reads on after the fault",
+    ],
     "storm": ["whole again: storm"],
     "controller-cut": [
         "metadata writes go on: active controller cut off, then killed",

@@ -11,6 +11,7 @@ from chaos.checkers.faults import (
     check_felt,
     check_floor,
 )
+from chaos.checkers.groups import check_commits_stay, check_nothing_skipped, check_read_on
 from chaos.checkers.reads import check_replicas, check_seen_stays, check_unknown_ran
 from chaos.checkers.repeats import check_repeats
 from chaos.checkers.rule import (
@@ -24,6 +25,8 @@ from chaos.history import (
     Acknowledgement,
     Effect,
     Fault,
+    GroupCommit,
+    GroupRead,
     History,
     Leadership,
     Line,
@@ -348,6 +351,56 @@ def test_replicas_guilty_of_a_missing_one() -> None:
 
 def test_replicas_guilty_of_holding_nothing() -> None:
     assert not check_replicas(served([]), [served([], 1)], {0: 1}).passed
+
+
+# -- groups
+
+
+def given(*offsets: int, partition: int = 0, at: int = 1) -> GroupRead:
+    return GroupRead(member="m", partition=partition, offsets=offsets, answered_ms=at)
+
+
+def committed(next_offset: int, at: int = 1) -> GroupCommit:
+    return GroupCommit(member="m", partition=0, next_offset=next_offset, answered_ms=at)
+
+
+def test_nothing_skipped_innocent_though_a_doubtful_member_was_given_some_again() -> None:
+    found = check_nothing_skipped(history(given(0, 1), given(1, 2), given(3, 4)), {0: 4})
+    assert found.passed
+    assert "1 given again" in found.figures
+
+
+def test_nothing_skipped_guilty_of_a_hole_below_the_commit() -> None:
+    found = check_nothing_skipped(history(given(0, 1), given(3)), {0: 4})
+    assert not found.passed
+    assert "1 records up to 4 were given to nobody, the first at 2" in found.examples[0]
+
+
+def test_nothing_skipped_guilty_of_another_partitions_records() -> None:
+    assert not check_nothing_skipped(history(given(0, 1, partition=1)), {0: 2}).passed
+
+
+def test_nothing_skipped_guilty_of_committing_nothing() -> None:
+    assert not check_nothing_skipped(history(given(0)), {0: 0}).passed
+    assert not check_nothing_skipped(history(given(0)), {}).passed
+
+
+def test_commits_stay_innocent_and_guilty() -> None:
+    commits = (committed(2), committed(4))
+    assert check_commits_stay(history(*commits), {0: 4}).passed
+    assert check_commits_stay(history(*commits), {0: 5}).passed, "one of unknown outcome"
+    found = check_commits_stay(history(*commits), {0: 2})
+    assert not found.passed
+    assert "4 was acknowledged, 2 is committed" in found.examples[0]
+    assert not check_commits_stay(history(*commits), {}).passed
+    assert not check_commits_stay(history(), {0: 4}).passed
+
+
+def test_read_on_innocent_and_guilty() -> None:
+    both = (given(0, 1, at=50), committed(2, at=50))
+    assert check_read_on(40, history(*both), 2).passed
+    assert not check_read_on(60, history(*both), 1).passed
+    assert not check_read_on(40, history(both[0]), 1).passed, "read, and never committed"
 
 
 # -- the file

@@ -1,0 +1,156 @@
+"""A consumer group over plain v2 HTTP that commits what it received and trusts no lost answer.
+
+A read whose answer did not come has moved the position of its instance all the same (G5: plain v2
+is at most once for a lost reply), so a member that is in doubt gives its instance up and begins
+anew at the last commit. What it is given twice that way is its own doing; what nobody is given is
+the system's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from chaos.history import GroupCommit, GroupRead
+from chaos.http import JSON_V2, CallError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.cluster import ClusterFile
+    from chaos.history import History
+    from chaos.http import Http
+    from chaos.load import Endpoint
+    from raft_metadata.common.clock import Clock
+
+SESSION_TIMEOUT_MS = 3000
+READ_TIMEOUT_MS = 300
+CALL_DEADLINE_S = 4.0
+GIVE_UP_DEADLINE_S = 1.0
+PAUSE_AFTER_FAILURE_S = 0.1
+
+
+class GroupReaders:
+    """Members of one group, each through every broker in turn. Owned by a scenario."""
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        topic: str,
+        endpoints: Sequence[Endpoint],
+        clock: Clock,
+        *,
+        group: str,
+        members: int,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._topic = topic
+        self._endpoints = endpoints
+        self._clock = clock
+        self.group = group
+        self._members = members
+        self._stopped = asyncio.Event()
+        self.committed: dict[int, int] = {}
+        """Partition → the highest acknowledged commit: the next offset to read."""
+        self.instances = 0
+        """How many were created: more than there are members where one was given up."""
+
+    def stop(self) -> None:
+        """Let every member leave."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Read and commit until told to stop."""
+        async with asyncio.TaskGroup() as tasks:
+            for member in range(self._members):
+                tasks.create_task(self._read_on(member))
+
+    async def _read_on(self, member: int) -> None:
+        for life in count():
+            if self._stopped.is_set():
+                return
+            url = self._endpoints[(member + life) % len(self._endpoints)].url
+            name = f"member-{member}-{life}"
+            instance = f"{url}/consumers/{self.group}/instances/{name}"
+            try:
+                await self._join(url, name)
+                while not self._stopped.is_set():
+                    await self._read_and_commit(instance, name)
+            except CallError:
+                await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+            finally:
+                with suppress(CallError):
+                    await self._http.delete(instance, GIVE_UP_DEADLINE_S)
+
+    async def _join(self, url: str, name: str) -> None:
+        body = {
+            "name": name,
+            "format": "json",
+            "auto.offset.reset": "earliest",
+            "auto.commit.enable": "false",
+            "session.timeout.ms": str(SESSION_TIMEOUT_MS),
+        }
+        group = f"{url}/consumers/{self.group}"
+        await self._http.post_v2(group, body, CALL_DEADLINE_S)
+        self.instances += 1
+        topics = {"topics": [self._topic]}
+        path = f"{group}/instances/{name}/subscription"
+        await self._http.post_v2(path, topics, CALL_DEADLINE_S)
+
+    async def _read_and_commit(self, instance: str, name: str) -> None:
+        url = f"{instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes=65536"
+        records = orjson.loads(await self._http.get_accepting(url, JSON_V2, CALL_DEADLINE_S))
+        per_partition: dict[int, list[int]] = {}
+        for record in records:
+            per_partition.setdefault(record["partition"], []).append(record["offset"])
+        if not per_partition:
+            return
+        now = self._clock.monotonic_ms()
+        for partition, offsets in per_partition.items():
+            read = GroupRead(
+                member=name, partition=partition, offsets=tuple(offsets), answered_ms=now
+            )
+            self._history.add(read)
+        last = {partition: offsets[-1] for partition, offsets in per_partition.items()}
+        await self._commit(instance, name, last)
+
+    async def _commit(self, instance: str, name: str, last: dict[int, int]) -> None:
+        rows: list[dict[str, Any]] = [
+            {"topic": self._topic, "partition": partition, "offset": offset}
+            for partition, offset in last.items()
+        ]
+        await self._http.post_v2(f"{instance}/offsets", {"offsets": rows}, CALL_DEADLINE_S)
+        for partition, offset in last.items():
+            self._history.add(
+                GroupCommit(
+                    member=name,
+                    partition=partition,
+                    next_offset=offset + 1,
+                    answered_ms=self._clock.monotonic_ms(),
+                )
+            )
+            self.committed[partition] = max(self.committed.get(partition, 0), offset + 1)
+
+
+async def committed_offsets(
+    http: Http, now: ClusterFile, url: str, group: str, topic: str
+) -> dict[int, int]:
+    """What the group has committed, as v3 tells it."""
+    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
+    listed = await http.get_json(url + path, 3.0)
+    return {
+        row["partition_id"]: row["offset"] for row in listed["data"] if row["topic_name"] == topic
+    }
+
+
+async def coordinator_of(http: Http, now: ClusterFile, url: str, group: str) -> int:
+    """The broker that serves the group, as v3 tells it."""
+    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}"
+    described = await http.get_json(url + path, 2.0)
+    return int(str(described["coordinator"]["related"]).rsplit("/", 1)[1])
