@@ -105,6 +105,7 @@ class GroupReaders:
 
     async def _read_and_commit(self, instance: str, name: str) -> None:
         url = f"{instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes=65536"
+        sent_ms = self._clock.monotonic_ms()
         records = orjson.loads(await self._http.get_accepting(url, JSON_V2, CALL_DEADLINE_S))
         per_partition: dict[int, list[int]] = {}
         for record in records:
@@ -113,10 +114,15 @@ class GroupReaders:
             return
         now = self._clock.monotonic_ms()
         for partition, offsets in per_partition.items():
-            read = GroupRead(
-                member=name, partition=partition, offsets=tuple(offsets), answered_ms=now
+            self._history.add(
+                GroupRead(
+                    member=name,
+                    partition=partition,
+                    offsets=tuple(offsets),
+                    sent_ms=sent_ms,
+                    answered_ms=now,
+                )
             )
-            self._history.add(read)
         last = {partition: offsets[-1] for partition, offsets in per_partition.items()}
         await self._commit(instance, name, last)
 

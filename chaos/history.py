@@ -157,6 +157,7 @@ class GroupRead:
     member: str
     partition: int
     offsets: tuple[int, ...]
+    sent_ms: int
     answered_ms: int
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from chaos.checkers.verdict import Verdict, verdict
@@ -42,20 +43,31 @@ def check_nothing_skipped(history: History, committed: Mapping[int, int]) -> Ver
 
 
 def check_commits_stay(history: History, committed: Mapping[int, int]) -> Verdict:
-    """What the group has committed in the end is no less than any commit that was acknowledged.
+    """An acknowledged commit is never taken back: not in the end, and not for any later read.
 
     Members commit in order, each partition has one owner at a time, and a member that has lost a
-    partition is refused: so an older commit never overwrites a newer one.
+    partition is refused: so an older commit never overwrites a newer one, and no read that was
+    sent after a commit was acknowledged is given a record below it, whoever reads.
     """
-    highest: dict[int, int] = {}
-    faults: list[str] = []
+    commits: dict[int, list[tuple[int, int]]] = {}
     for commit in history.group_commits:
-        highest[commit.partition] = max(highest.get(commit.partition, 0), commit.next_offset)
-    faults += [
-        f"partition {partition}: {end} was acknowledged, {committed.get(partition)} is committed"
-        for partition, end in highest.items()
-        if committed.get(partition, -1) < end
+        known = commits.setdefault(commit.partition, [])
+        highest = max(commit.next_offset, known[-1][1] if known else 0)
+        known.append((commit.answered_ms, highest))
+    faults = [
+        f"partition {partition}: {known[-1][1]} was acknowledged, "
+        f"{committed.get(partition)} is committed"
+        for partition, known in commits.items()
+        if committed.get(partition, -1) < known[-1][1]
     ]
+    for read in history.group_reads:
+        known = commits.get(read.partition, [])
+        earlier = bisect_left(known, (read.sent_ms, -1))
+        if earlier and read.offsets[0] < known[earlier - 1][1]:
+            faults.append(
+                f"partition {read.partition}: {read.member} was given {read.offsets[0]} after "
+                f"{known[earlier - 1][1]} had been committed"
+            )
     if not history.group_commits:
         faults.append("no commit was acknowledged")
     return verdict(

@@ -357,7 +357,9 @@ def test_replicas_guilty_of_holding_nothing() -> None:
 
 
 def given(*offsets: int, partition: int = 0, at: int = 1) -> GroupRead:
-    return GroupRead(member="m", partition=partition, offsets=offsets, answered_ms=at)
+    return GroupRead(
+        member="m", partition=partition, offsets=offsets, sent_ms=at, answered_ms=at + 1
+    )
 
 
 def committed(next_offset: int, at: int = 1) -> GroupCommit:
@@ -394,6 +396,15 @@ def test_commits_stay_innocent_and_guilty() -> None:
     assert "4 was acknowledged, 2 is committed" in found.examples[0]
     assert not check_commits_stay(history(*commits), {}).passed
     assert not check_commits_stay(history(), {0: 4}).passed
+
+
+def test_commits_stay_guilty_of_giving_a_committed_record_again() -> None:
+    before = (given(0, 1, at=1), committed(2, at=5))
+    assert check_commits_stay(history(*before, given(2, at=6)), {0: 3}).passed
+    assert check_commits_stay(history(*before, given(1, at=5)), {0: 3}).passed, "sent before"
+    found = check_commits_stay(history(*before, given(1, 2, at=6)), {0: 3})
+    assert not found.passed
+    assert "was given 1 after 2 had been committed" in found.examples[0]
 
 
 def test_read_on_innocent_and_guilty() -> None:
