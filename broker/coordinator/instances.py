@@ -301,10 +301,10 @@ def check_seek(
     """ILLEGAL_STATE for a partition it does not own."""
     _, instance, _ = state.find(key)
     for partition in targets:
-        check_partition(partition, topics)
         if partition not in instance.assignment:
             text = f"No current assignment for partition {partition.topic}-{partition.partition}"
             raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+        check_partition(partition, topics)
 
 
 # ---- calls, reads and time

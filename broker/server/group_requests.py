@@ -7,7 +7,7 @@ nothing, such as that of a coordinator which still loads, is followed by another
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -15,6 +15,8 @@ from broker.coordinator import group_wire
 from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC, partition_of_group
 from broker.coordinator.requests import (
     A,
+    Assign,
+    Commit,
     CommitGroup,
     CreateInstance,
     DescribeGroup,
@@ -32,6 +34,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicId,
     TopicIdPartition,
+    TopicPartition,
     id_from_bytes,
 )
 from raft_metadata.records.commands import CreateTopic
@@ -104,6 +107,7 @@ class GroupRequests:
     async def ask(self, request: GroupRequest[A]) -> A:
         """See `BrokerApis.group`."""
         _check_names(request)
+        await self._check_partitions(request)
         wait_ms = GROUP_TIMEOUT_MS
         asked: GroupRequest[A] = request
         if isinstance(request, CreateInstance) and request.instance is None:
@@ -123,6 +127,22 @@ class GroupRequests:
             rows = cast("tuple[GroupOffsetRow, ...]", answer)
             return cast(A, await self._with_ends(rows))
         return answer
+
+    async def _check_partitions(self, request: GroupRequest[Any]) -> None:
+        """Refuse here what is not there: from the coordinator it would mean that it lags behind."""
+        named: Iterable[TopicPartition] = ()
+        if isinstance(request, Assign):
+            named = request.partitions
+        elif isinstance(request, Commit | CommitGroup):
+            named = [TopicPartition(one.topic, one.partition) for one in request.offsets or ()]
+        for name, number in named:
+            topic = self._loader.image.topic(name)
+            if topic is None:
+                await self._topics.catch_up_with(name)
+                topic = self._loader.image.topic(name)
+            if topic is None or not 0 <= number < topic.partitions_count:
+                text = f"Partition {number} of topic {name} not found"
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
 
     async def _routed(
         self, partition: TopicIdPartition, request: GroupRequest[A], deadline_ms: int

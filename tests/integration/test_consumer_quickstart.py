@@ -333,6 +333,16 @@ async def test_the_boundary_cases_of_the_documents(hand: Hand) -> None:
         "error_code": 40903,
         "message": f"No current assignment for partition {topic}-1",
     }
+    async with asyncio.timeout(5.0):  # certain at once: no reason to look for another coordinator
+        for topic_name, number in (("nowhere", 0), (topic, 99)):
+            place = {"topic": topic_name, "partition": number}
+            sought = {"offsets": [{**place, "offset": 1}]}
+            refused = await hand.say("POST", f"{path}/positions", sought)
+            assert (refused.status, refused.body["error_code"]) == (409, 40903)
+            for what, body in (("offsets", sought), ("assignments", {"partitions": [place]})):
+                refused = await hand.say("POST", f"{path}/{what}", body)
+                text = f"Partition {number} of topic {topic_name} not found"
+                assert refused.body == {"error_code": 40402, "message": text}
     for edge, count in (("beginning", FIRST // PARTITIONS), ("end", 0)):
         done = await hand.say("POST", f"{path}/positions/{edge}", {"partitions": rows})
         assert done.status == 204, done

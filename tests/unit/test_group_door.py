@@ -226,9 +226,26 @@ async def test_rule_f2_a_read_whose_answer_was_lost_is_not_sent_again(tmp_path: 
 async def test_rule_f1_a_commit_of_unknown_outcome_is_not_sent_again(tmp_path: Path) -> None:
     apis, peers, _, _ = door(tmp_path, [LOST, group_wire.encode_answer(None)])
     with pytest.raises(KafkaError) as failure:
-        await apis.group(CommitGroup(group=G, offsets=(ROW,)))
+        await apis.group(CommitGroup(group=G, offsets=()))
     assert failure.value.outcome is Outcome.UNKNOWN
     assert len(peers.sent) == 1
+
+
+async def test_a_partition_that_is_not_there_is_refused_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    """From a coordinator the same words mean that its image lags behind."""
+    apis, peers, _, _ = door(tmp_path, [])
+    requests: list[GroupRequest[Any]] = [
+        CommitGroup(group=G, offsets=(ROW,)),
+        Commit(group=G, instance=ONE, offsets=(ROW,)),
+        Assign(group=G, instance=ONE, partitions=(PLACE,)),
+    ]
+    for request in requests:
+        with pytest.raises(KafkaError) as failure:
+            await apis.group(request)
+        assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert peers.sent == []
 
 
 @pytest.mark.parametrize(
