@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from broker.coordinator import instances
+from broker.coordinator.poll_parts import ANSWER_BYTES_MAX, Part, bytes_of, door_of, render
 from broker.coordinator.ports import DataDoor, Ends, Fetched
 from broker.coordinator.records import InstanceKey
-from broker.coordinator.requests import SCHEMA_FORMATS, OffsetReset, Poll, PolledRecords
+from broker.coordinator.requests import OffsetReset, Poll, PolledRecords
 from broker.coordinator.shard import Shard
 from broker.coordinator.state import GroupsState, Instance, Position, Session, Topics
-from broker.record.batch import BatchSlice, RecordFormat
-from broker.record.render import render_v2, skip_lines
-from broker.record.values import UnreadableRecordError
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicPartition
 
@@ -30,35 +27,17 @@ if TYPE_CHECKING:
 
 POLL_BYTES_DEFAULT = 4_194_304
 POLL_BYTES_MAX = 16_777_216
-"""Of stored lines; the v2 shape can be three times as large and must fit into one peer frame."""
+"""Of stored lines."""
 PARKED_POLLS_MAX = 5_000
 """Reads under way on one broker; QUEUE_FULL beyond."""
 WAVE = 4
-"""Partitions fetched at once; the next ones only while there is room in the answer."""
+"""Partitions fetched at first; the next ones while there is room, more where nothing was found."""
 WATCHED_MAX = 64
 """Partitions one waiting read watches at once; of more, the next ones after `WATCH_MS`."""
 WATCH_MS = 500
 PATIENCE_MS = 400
 """A partition whose leader does not answer this long is left out, for the others' sake."""
 RETRY_MS = 100
-FORMAT_MISMATCH = (
-    "The requested embedded data format does not match the deserializer for this consumer instance"
-)
-"""Confluent's words."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some records of one partition, rendered."""
-
-    partition: TopicPartition
-    position: Position
-    begin: int
-    next: int
-    body: bytes
-    count: int
-    size: int
-    """Bytes as stored."""
 
 
 class InstanceReader:
@@ -191,7 +170,7 @@ class _Read:
         )
         _, instance, _ = self._state().find(key)
         self._settings = instance.value.settings
-        self._door = _door_of(self._settings.format, request.accepted)
+        self._door = door_of(self._settings.format, request.accepted)
         self._deadline_ms = reader.now_ms() + reader.wait_ms(request, instance)
         wanted = request.max_bytes if request.max_bytes is not None else POLL_BYTES_DEFAULT
         self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
@@ -218,6 +197,8 @@ class _Read:
             yield
         finally:
             self.session.calls -= 1
+            with suppress(KafkaError):
+                self.session.heard_ms = self._state().judge_ms
 
     def _state(self) -> GroupsState:
         return self._shard.state(self._generation)
@@ -306,22 +287,36 @@ class _Read:
                 plan[partition] = position
         return plan
 
-    async def _collect(self, plan: dict[TopicPartition, Position]) -> list[_Part]:
-        """What is there now, a few partitions at a time, until there is enough."""
-        parts: list[_Part] = []
+    async def _collect(self, plan: dict[TopicPartition, Position]) -> list[Part]:
+        """What is there now, a few partitions at a time, until there is enough.
+
+        Partitions that nobody serves cost the time of their patience: a read that has something,
+        or whose own time is over, leaves the rest to the next one.
+        """
+        parts: list[Part] = []
         places = list(plan.items())
-        for at in range(0, len(places), WAVE):
+        patient_until_ms = self._reader.now_ms() + PATIENCE_MS
+        at, width = 0, WAVE
+        while at < len(places):
             room = self._max_bytes - sum(part.size for part in parts)
-            if room <= 0:
+            if room <= 0 or bytes_of(parts) >= ANSWER_BYTES_MAX:
                 break
-            wave = places[at : at + WAVE]
+            if self._reader.now_ms() > patient_until_ms and (parts or not self._remaining_ms):
+                self.session.rotation += at
+                break
+            wave = places[at : at + width]
             share = max(1, room // len(wave))
             found = await asyncio.gather(
                 *(self._fetch(partition, position, share) for partition, position in wave)
             )
             for (partition, position), (begin, result) in zip(wave, found, strict=True):
-                if result is not None and result.slices:
-                    parts += self._render(partition, position, begin, result, first=not parts)
+                full = bytes_of(parts) >= ANSWER_BYTES_MAX
+                if result is not None and result.slices and not full:
+                    part = Part(partition, position, begin)
+                    if render(part, result, self._door, first=not parts):
+                        parts.append(part)
+            at += len(wave)
+            width = width if parts else min(2 * width, WATCHED_MAX)
         return parts
 
     async def _fetch(
@@ -354,42 +349,7 @@ class _Read:
                 self._generation,
             )
 
-    def _render(
-        self,
-        partition: TopicPartition,
-        position: Position,
-        begin: int,
-        result: Fetched,
-        *,
-        first: bool,
-    ) -> list[_Part]:
-        """The records up to the first one that can't be shown; an error where that is the first."""
-        pieces: list[bytes] = []
-        count = size = 0
-        following = result.next_offset
-        for piece in result.slices:
-            try:
-                pieces.append(self._rendered(partition, piece))
-            except UnreadableRecordError as error:
-                readable = _before(piece, error.offset)
-                if readable.count:
-                    pieces.append(self._rendered(partition, readable))
-                    count, size = count + readable.count, size + len(readable.lines)
-                elif not count:
-                    if not first:
-                        return []
-                    raise _unreadable(partition, error) from None
-                following = error.offset
-                break
-            count, size = count + piece.count, size + len(piece.lines)
-        return [_Part(partition, position, begin, following, b",".join(pieces), count, size)]
-
-    def _rendered(self, partition: TopicPartition, piece: BatchSlice) -> bytes:
-        return render_v2(
-            piece, topic=partition.topic, partition=partition.partition, door=self._door
-        )
-
-    async def _deliver(self, parts: list[_Part]) -> PolledRecords:
+    async def _deliver(self, parts: list[Part]) -> PolledRecords:
         """Rule G3: only with proof, and once all that this rests on is committed.
 
         From the look at the assignment to the moved positions there is no ``await``.
@@ -445,42 +405,9 @@ class _Read:
             try:
                 result = await self._reader.fetch(partition, end, 1, left_ms)
             except KafkaError:
+                await asyncio.sleep(RETRY_MS / 1000)
                 break
             if result is not None and result.slices:
                 break
             await asyncio.sleep(RETRY_MS / 1000)
         changed.set()
-
-
-def _door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
-    if accepted is not None and name not in accepted:
-        raise KafkaError(ErrorCode.FORMAT_MISMATCH, FORMAT_MISMATCH)
-    if name in SCHEMA_FORMATS:
-        text = f"the consumer's format is {name}: schemas are not supported"
-        raise KafkaError(ErrorCode.SCHEMAS_NOT_SUPPORTED, text)
-    return RecordFormat.JSON if name == "json" else RecordFormat.BINARY
-
-
-def _before(piece: BatchSlice, offset: int) -> BatchSlice:
-    """The records of a slice below an offset."""
-    lines = bytes(piece.lines)
-    if piece.first_offset >= offset:
-        return replace(piece, lines=b"", count=0, next_offset=piece.first_offset)
-    end = _line_of(lines, piece, offset)
-    return replace(piece, lines=lines[:end], count=lines[:end].count(b"\n"), next_offset=offset)
-
-
-def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:
-    """Where in the slice's lines the record at this offset begins."""
-    if piece.header.is_dense:
-        wanted = offset - piece.first_offset
-        return len(lines) - len(lines.split(b"\n", wanted)[-1])
-    return skip_lines(lines, piece.header, offset)
-
-
-def _unreadable(partition: TopicPartition, error: UnreadableRecordError) -> KafkaError:
-    text = (
-        f"{error.message} of partition {partition.partition} of topic {partition.topic}; "
-        "read it with a consumer instance of format binary"
-    )
-    return KafkaError(ErrorCode.UNREADABLE_RECORD, text)

@@ -1,0 +1,364 @@
+"""Interleavings that lost, skipped or took back something in a group, each once reproduced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from broker.coordinator import instances
+from broker.coordinator.rebalance import drop_deleted_topics, retarget
+from broker.coordinator.records import OFFSETS_TOPIC, Entry, InstanceKey, StartKey
+from broker.coordinator.requests import (
+    Assign,
+    Commit,
+    CommitGroup,
+    ConsumerSettings,
+    CreateInstance,
+    DescribeInstance,
+    GroupOffset,
+    GroupOffsets,
+    OffsetReset,
+    Poll,
+    Subscribe,
+)
+from broker.record.batch import BatchSlice
+from http_api.peer.frames import MAX_FRAME_BYTES
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
+from raft_metadata.common.ids import TopicPartition as Place
+from tests.support.fake_broker_apis import FakePartition
+from tests.support.group_log import SharedLog
+from tests.support.group_world import BY_HAND, EARLIEST, GroupWorld, facts, place
+from tests.support.waiting import until
+from tests.unit.test_group_reads import JSON, G, T, World, world
+from tests.unit.test_group_shard import ManualClock, coordinating
+
+__all__ = ["world"]
+LATEST = replace(JSON, auto_offset_reset=OffsetReset.LATEST)
+ONE = InstanceId("a")
+
+
+def recreate(world: World, name: TopicName, partitions: int, life: str) -> None:
+    """The topic's name gets another topic, in one new image: nobody sees it missing."""
+    old = world.apis.image.topic(name)
+    assert old is not None
+    world.apis._set_topics(
+        {key: one for key, one in world.apis.image.topics.items() if key != old.topic_id}
+    )
+    world.apis.add_topic(name, partitions)
+    made = world.apis.image.topic(name)
+    assert made is not None
+    new = replace(made, topic_id=TopicId(life * 22))
+    rest = {k: v for k, v in world.apis.image.topics.items() if k != made.topic_id}
+    world.apis._set_topics({**rest, new.topic_id: new})
+    world.coordinator.on_metadata_update(world.apis.image)
+
+
+# ---------------------------------------------------------------- another life of a topic's name
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("settings", [JSON, LATEST])
+async def test_rule_g2_positions_mean_nothing_to_the_next_life_of_a_topic(
+    world: World, settings: ConsumerSettings, *, by_hand: bool
+) -> None:
+    await world.ask(CreateInstance(group=G, instance=ONE, settings=settings))
+    if by_hand:
+        places = (Place(T, PartitionId(0)), Place(T, PartitionId(1)))
+        await world.ask(Assign(group=G, instance=ONE, partitions=places))
+    else:
+        await world.ask(Subscribe(group=G, instance=ONE, topics=(T,)))
+    await world.produce(0, b"1", b"2", b"3")
+    assert len(await world.places("a")) == 3
+    recreate(world, T, 2, "B")
+    await world.produce(0, b"10", b"11", b"12", b"13")
+    assert await world.places("a") == [(0, 0), (0, 1), (0, 2), (0, 3)], "skipped"
+
+
+def test_rule_g4_a_commit_of_the_last_life_of_a_topic_is_refused() -> None:
+    world = GroupWorld(partitions=1)
+    world.join("a", BY_HAND)
+    world.read("a", 50)
+    world.topics = {TopicName("t"): facts(1, "B")}
+    drop_deleted_topics(world.state, world.group, world.topics)
+    retarget(world.state, world.group, world.topics)
+    with pytest.raises(KafkaError):
+        world.commit("a", 0, 50)
+    world.commit_all("a")
+    assert world.committed(0) is None
+    assert world.position("a", 0) == 0
+
+
+async def test_rule_g2_after_a_load_a_new_life_starts_at_its_beginning(world: World) -> None:
+    """The first read after a fail-over comes before the first tick that follows the topics."""
+    await world.join("a", LATEST)
+    recreate(world, T, 2, "B")
+    await world.produce(0, b"1")
+    shard = world.coordinator._shards[PartitionId(0)]
+    state = shard.state()
+    for group in state.groups.values():
+        for at in list(group.starts):
+            state.apply(Entry(StartKey(group.name, *at), None))
+    state.take()
+    assert await world.places("a") == [(0, 0)]
+
+
+# ---------------------------------------------------------------- reads of what is not committed
+
+
+async def test_rule_g3_a_read_shows_nothing_that_may_still_be_lost(world: World) -> None:
+    def commit(offset: int) -> CommitGroup:
+        return CommitGroup(group=G, offsets=(GroupOffset(T, PartitionId(0), offset),))
+
+    await world.ask(commit(5))
+    proving = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def slow(_: object) -> None:
+        proving.set()
+        await go_on.wait()
+
+    world.coordinator._prove = slow  # type: ignore[method-assign,assignment]
+    asked = asyncio.ensure_future(world.ask(GroupOffsets(group=G)))
+    await proving.wait()
+    world.log.commit_at_once = False
+    appended = len(world.log.appends)
+    waiting = asyncio.ensure_future(world.ask(commit(9)))
+    await until(lambda: len(world.log.appends) > appended)
+    go_on.set()
+    rows = await asked
+    assert [row.offset for row in rows] == [5], "offset 9 is acknowledged by nobody"
+    waiting.cancel()
+
+
+# ---------------------------------------------------------------- commits while partitions move
+
+
+async def test_rule_g4_a_commit_is_taken_from_who_is_to_give_the_partition_up(world: World) -> None:
+    await world.join("a")
+    await world.produce(0, b"1")
+    await world.produce(1, b"2")
+    await world.places("a")
+    await world.join("b")
+    await world.ask(Commit(group=G, instance=ONE))
+    rows = await world.ask(GroupOffsets(group=G))
+    assert [(row.partition, row.offset) for row in rows] == [(0, 1), (1, 1)]
+    assert await world.places("b") == [], "b reads again what a committed"
+
+
+async def test_a_commit_of_one_partition_gives_up_no_other_that_is_worked_on(
+    world: World,
+) -> None:
+    world.apis.add_topic("wide", 4)
+    world.coordinator.on_metadata_update(world.apis.image)
+    for name in ("a", "b"):
+        instance = InstanceId(name)
+        await world.ask(CreateInstance(group=G, instance=instance, settings=JSON))
+    await world.ask(Subscribe(group=G, instance=ONE, topics=(TopicName("wide"),)))
+    for number in range(4):
+        await world.produce(number, b"1", topic=TopicName("wide"))
+    assert len(await world.places("a")) == 4
+    await world.ask(Subscribe(group=G, instance=InstanceId("b"), topics=(TopicName("wide"),)))
+    offset = GroupOffset(TopicName("wide"), PartitionId(2), 0)
+    await world.ask(Commit(group=G, instance=ONE, offsets=(offset,)))
+    await world.ask(DescribeInstance(group=G, instance=ONE))
+    assert await world.places("b") == [], "a is at work on partition 3"
+    owned = await world.ask(DescribeInstance(group=G, instance=InstanceId("b")))
+    assert [one.partition for one in owned.assignment] == [2]
+    await world.places("a")  # reads on: it is done
+    assert await world.places("b") == [(3, 0)]
+
+
+def test_rule_g4_a_late_commit_behind_a_seek_forward_takes_nothing_back() -> None:
+    world = GroupWorld(partitions=1)
+    world.join("a", BY_HAND)
+    world.read("a")
+    world.commit("a", 0, 8)
+    world.seek("a", 0, 100)
+    world.commit("a", 0, 5)  # sent before the seek
+    assert world.committed(0) == 8
+    assert world.position("a", 0) == 100
+    world.fail_over()
+    assert world.position("a", 0) == 100
+
+
+# ---------------------------------------------------------------- answers nobody gets
+
+
+async def test_rule_f2_an_answer_always_fits_into_a_frame_between_brokers(world: World) -> None:
+    """Short records of a topic with a long name grow tenfold on their way out."""
+    long = TopicName("t" * 249)
+    world.apis.add_topic(long, 4)
+    world.coordinator.on_metadata_update(world.apis.image)
+    await world.ask(CreateInstance(group=G, instance=ONE, settings=replace(JSON, format="json")))
+    await world.ask(Subscribe(group=G, instance=ONE, topics=(long,)))
+    await world.produce(0, b"1", topic=long)
+    many = 110_000
+    for number in range(4):
+        fill(world.apis.logs[long, number], world.apis.logs[long, 0].slices[0], many)
+    seen: list[int] = [0] * 4
+    while min(seen) < many:
+        answer = await world.poll("a", max_bytes=16_777_216)
+        assert len(answer.body) < MAX_FRAME_BYTES
+        assert answer.count
+        for record in json.loads(answer.body):
+            assert record["offset"] == seen[record["partition"]]
+            seen[record["partition"]] += 1
+
+
+def fill(log: FakePartition, one: BatchSlice, many: int) -> None:
+    """Short records in batches, as a broker keeps them; the stand-in makes one of each record."""
+    log.slices, log.end = [], many
+    for begin in range(0, many, many // 5):
+        end = begin + many // 5
+        lines = b"".join(b'{"offset":%d,"key":null,"value":1}\n' % at for at in range(begin, end))
+        head = one.header._replace(
+            base_offset=begin, count=end - begin, last_offset_delta=end - begin - 1
+        )
+        log.slices.append(BatchSlice(head, lines, begin, end, end - begin))
+
+
+async def test_a_read_behind_another_one_waits_no_longer_than_it_said(world: World) -> None:
+    await world.join("a")
+    first = asyncio.ensure_future(world.places("a", 700))
+    await asyncio.sleep(0.05)
+    begun_ms = SystemClock().monotonic_ms()
+    assert await world.places("a", 100) == []
+    assert SystemClock().monotonic_ms() - begun_ms < 1_000
+    await world.produce(0, b"1")
+    assert await first == [], "whoever sent it may be gone"
+    assert await world.places("a") == [(0, 0)]
+    reader = world.coordinator._reader
+    assert reader is not None
+    assert not reader._locks
+    assert not reader._newest
+
+
+async def test_partitions_nobody_serves_do_not_hold_a_read(world: World) -> None:
+    wide = TopicName("wide")
+    world.apis.add_topic(wide, 28)
+    world.coordinator.on_metadata_update(world.apis.image)
+    await world.ask(CreateInstance(group=G, instance=ONE, settings=JSON))
+    await world.ask(Subscribe(group=G, instance=ONE, topics=(wide,)))
+    await world.produce(25, b"1", topic=wide)
+    fetch = world.apis.fetch
+
+    async def mostly_silent(request: Any) -> Any:
+        if request.partition < 20:
+            await asyncio.sleep(30)
+        return await fetch(request)
+
+    world.apis.fetch = mostly_silent  # type: ignore[method-assign]
+    begun_ms = SystemClock().monotonic_ms()
+    found: list[tuple[int, int]] = []
+    for _ in range(8):
+        found += await world.places("a", 300)
+        assert SystemClock().monotonic_ms() - begun_ms < 1_500, "a client gives up before that"
+        begun_ms = SystemClock().monotonic_ms()
+    assert found == [(25, 0)]
+
+
+# ---------------------------------------------------------------- refusals are answers too
+
+
+async def test_rule_g3_a_deposed_coordinator_does_not_say_that_an_instance_is_gone(
+    tmp_path: Any,
+) -> None:
+    log = SharedLog().elect()
+    async with coordinating(tmp_path, log, proven=True) as (coordinator, group):
+        await coordinator.answer(CreateInstance(group=group, instance=ONE, settings=EARLIEST))
+        cast("ManualClock", coordinator._clock).now_ms += 10_000
+        log.shared.elect()  # another broker leads; the instance "b" was made there
+        with pytest.raises(KafkaError) as refusal:
+            await coordinator.answer(DescribeInstance(group=group, instance=InstanceId("b")))
+        assert refusal.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        log.epoch = log.shared.epoch  # not even its log knows
+        log.next_append = KafkaError(ErrorCode.REQUEST_TIMED_OUT)
+        with pytest.raises(KafkaError) as refusal:
+            await coordinator.answer(Poll(group=group, instance=InstanceId("b"), timeout_ms=0))
+        assert refusal.value.code is ErrorCode.NOT_COORDINATOR
+
+
+async def test_rule_g3_an_append_proves_nothing_about_the_time_behind_it(tmp_path: Any) -> None:
+    """Cut off from the controllers alone: acknowledged at 1,199 ms, fenced at 1,200."""
+    log = SharedLog().elect()
+    async with coordinating(tmp_path, log, proven=False) as (coordinator, group):
+        offsets = (GroupOffset(T, PartitionId(0), 3),)
+        await coordinator.answer(CommitGroup(group=group, offsets=offsets))
+        log.next_append = KafkaError(ErrorCode.REQUEST_TIMED_OUT)  # its followers left it
+        with pytest.raises(KafkaError) as refusal:
+            await coordinator.answer(GroupOffsets(group=group))
+        assert refusal.value.code is ErrorCode.NOT_COORDINATOR
+
+
+# ---------------------------------------------------------------- joins
+
+
+async def test_rule_g2_a_start_that_goes_away_while_one_joins_is_resolved_again(
+    world: World,
+) -> None:
+    """The last reader leaves between the new one's look at the starts and its decision."""
+    await world.join("a", LATEST)
+    await world.ask(CreateInstance(group=G, instance=InstanceId("b"), settings=LATEST))
+    for _ in range(3):
+        await world.produce(0, b"1")
+    reader = world.coordinator._reader
+    assert reader is not None
+    resolve = reader.resolve
+
+    async def meanwhile(*args: Any) -> Any:
+        found = await resolve(*args)
+        if ONE in world.coordinator._shards[PartitionId(0)].state().groups[G].instances:
+            shard = world.coordinator._shards[PartitionId(0)]
+            topics = world.coordinator._topics
+            key = InstanceKey(G, ONE)
+            shard.decide(lambda state: instances.delete_instance(state, key, topics))
+        return found
+
+    reader.resolve = meanwhile  # type: ignore[method-assign,assignment]
+    await world.ask(Subscribe(group=G, instance=InstanceId("b"), topics=(T,)))
+    assert await world.places("b") == [], "latest: everything was there before b joined"
+
+
+# ---------------------------------------------------------------- room
+
+
+def test_groups_that_are_over_make_room() -> None:
+    world = GroupWorld(partitions=1)
+    limits = instances.GroupLimits(groups_per_shard=3)
+    for number in range(50):
+        name = GroupId(f"console-{number}")
+        made = CreateInstance(group=name, instance=ONE, settings=EARLIEST)
+        instances.create_instance(world.state, made, limits)
+        key = InstanceKey(name, ONE)
+        request = Subscribe(group=name, instance=ONE, topics=(TopicName("t"),))
+        instances.subscribe(world.state, request, {place(0): 0}, world.topics)
+        if number % 2:
+            instances.delete_instance(world.state, key, world.topics)
+        else:
+            world.pass_time(86_400_000)
+        world.write()
+    assert len(world.state.groups) <= 3
+    epochs = {name: group.epoch for name, group in world.state.groups.items()}
+    world.fail_over()
+    assert {name: group.epoch for name, group in world.state.groups.items()} == epochs
+
+
+def test_groups_that_live_or_have_offsets_are_kept_at_the_limit() -> None:
+    world = GroupWorld(partitions=1)
+    limits = instances.GroupLimits(groups_per_shard=1)
+    world.commit_group(0, 7)
+    made = CreateInstance(group=GroupId("other"), instance=ONE, settings=EARLIEST)
+    with pytest.raises(KafkaError) as refusal:
+        instances.create_instance(world.state, made, limits)
+    assert refusal.value.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert world.committed(0) == 7
+    with suppress(KafkaError):
+        world.join("a")
+    assert OFFSETS_TOPIC not in world.topics
