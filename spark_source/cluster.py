@@ -144,6 +144,23 @@ class Cluster:
             self._timestamp_types[name, topic_id] = known
         return known
 
+    def learn_leaders(self, name: str) -> int:
+        """Who leads each partition, so that writes go straight there; how many there are.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        cluster_id = self.cluster_id()
+        try:
+            found = self.run(admin.partitions(cluster_id, self.run(admin.topic_layout(name))))
+            urls = {one.broker_id: one.url for one in self.run(admin.brokers(cluster_id))}
+        except ApiError as error:
+            raise UnknownTopicError(str(error)) from error
+        for one in found:
+            if one.leader in urls:
+                self.client.routes.learn_leader(name, one.partition, urls[one.leader])
+        return len(found)
+
     def _not_served(self, error: Exception) -> NotServedError:
         return NotServedError(f"{error} (asked for {self._retry_s:g} s, option retryTimeoutMs)")
 

@@ -1,7 +1,9 @@
 """Arrow batches to bodies of produce requests. Pure.
 
-The text of all records is joined by Arrow's kernels. JSON of a user's is put into a body only once
-it was read as JSON by itself: so a value can't end its record and smuggle in another.
+Records go to their partitions here, by the documented rule (interfaces.md §3), so that each request
+goes straight to a leader: what a broker has to split and pass on costs the cluster twice. The text
+of all records is joined by Arrow's kernels. JSON of a user's is put into a body only once it was
+read as JSON by itself: so a value can't end its record and smuggle in another.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import binascii
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 import msgspec
 import orjson
@@ -31,6 +35,7 @@ BODY_RECORDS_MAX = 20_000
 SHOWN_BYTES_MAX = 80
 
 _NULL = pa.scalar(b"null", pa.binary())
+_LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _NOTHING = pa.scalar(b"", pa.binary())
 _read_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -40,7 +45,19 @@ class Chunk:
     """Records of one request, each as its JSON text, in order."""
 
     topic: str
+    partition: int | None
+    """None: the topic is not there yet, so the broker that makes it places them."""
     records: list[bytes]
+
+
+class Placement(Protocol):
+    """What is to be known of topics to place records."""
+
+    def partitions(self, topic: str) -> int:
+        """How many it has; 0 while it is not there."""
+
+    def unkeyed(self, topic: str) -> int:
+        """The partition for the next run of records without a key."""
 
 
 def body_of(records: Sequence[bytes]) -> bytes:
@@ -48,35 +65,113 @@ def body_of(records: Sequence[bytes]) -> bytes:
     return b'{"records":[' + b",".join(records) + b"]}"
 
 
-def encode(batch: pa.RecordBatch, options: SinkOptions) -> Iterator[Chunk]:
-    """A batch as requests, in its order for each topic.
+def encode(batch: pa.RecordBatch, options: SinkOptions, placement: Placement) -> Iterator[Chunk]:
+    """A batch as requests, in its order for each partition.
 
     Raises:
         RejectedError: a row that can't be written, with what is wrong with it.
     """
     names = batch.schema.names
-    texts = _records(batch, names, options)
+    values = _texts(batch.column("value"), options.value_format, "value")
+    keys = _texts(batch.column("key"), options.key_format, "key") if "key" in names else None
+    texts = _records(batch, names, keys, values)
+    named = batch.column("partition") if "partition" in names else None
+    views = None if keys is None else _key_views(batch.column("key"), keys, options.key_format)
+    for topic, rows in _topics(batch, names, options):
+        if not placement.partitions(topic):
+            left_to_broker = _taken(_naming(texts, named), rows)
+            yield from _chunks(topic, None, left_to_broker.to_pylist())
+            continue
+        records = _taken(texts, rows).to_pylist()
+        places = _places(topic, placement, _taken(named, rows), _taken(views, rows))
+        if isinstance(places, int):
+            yield from _chunks(topic, places, records)
+            continue
+        shares: dict[int, list[bytes]] = {place: [] for place in dict.fromkeys(places)}
+        for place, record in zip(places, records, strict=True):
+            shares[place].append(record)
+        for place, share in shares.items():
+            yield from _chunks(topic, place, share)
+
+
+def _topics(
+    batch: pa.RecordBatch, names: Sequence[str], options: SinkOptions
+) -> Iterator[tuple[str, pa.Array | None]]:
+    """Each topic of the batch and which rows are for it; None: all of them."""
     if options.topic is not None:
-        yield from _chunks(options.topic, texts)
+        yield options.topic, None
         return
+    assert "topic" in names
     topics = batch.column("topic")
     if topics.null_count:
         msg = "a row has no topic: fill the column topic, or set option topic"
         raise RejectedError(msg)
     for topic in pc.unique(topics).to_pylist():
-        yield from _chunks(topic, texts.filter(pc.equal(topics, topic)))
+        yield topic, pc.equal(topics, topic)
 
 
-def _records(batch: pa.RecordBatch, names: Sequence[str], options: SinkOptions) -> pa.Array:
-    values = _texts(batch.column("value"), options.value_format, "value")
-    parts: list[pa.Array | pa.Scalar] = []
-    if "key" in names:
-        parts += [b'{"key":', _texts(batch.column("key"), options.key_format, "key")]
-        parts += [b',"value":', values]
-    else:
-        parts += [b'{"value":', values]
-    if "partition" in names:
-        parts.append(_partitions(batch.column("partition")))
+def _taken(column: pa.Array, rows: pa.Array | None) -> pa.Array:
+    """These rows of a column; of None, None."""
+    return column if column is None or rows is None else column.filter(rows)
+
+
+def _naming(texts: pa.Array, named: pa.Array | None) -> pa.Array:
+    """The records with the partition in each that is to have one."""
+    if named is None:
+        return texts
+    numbers = named.cast(pa.string()).cast(pa.binary())
+    ends = pc.binary_join_element_wise(
+        pa.scalar(b',"partition":', pa.binary()), numbers, b"}", _NOTHING
+    )
+    open_ended = pc.binary_slice(texts, 0, -1)
+    return pc.binary_join_element_wise(
+        open_ended, pc.coalesce(ends, pa.scalar(b"}", pa.binary())), _NOTHING
+    )
+
+
+def _places(
+    topic: str, placement: Placement, named: pa.Array | None, views: pa.Array | None
+) -> list[int] | int:
+    """Each record's partition: as named, else by its key, else that of this run."""
+    if (views is None or views.null_count == len(views)) and named is None:
+        return placement.unkeyed(topic)
+    count, run = placement.partitions(topic), None
+    if views is not None and named is None and not views.null_count:
+        return [crc32(view) % count for view in views.to_pylist()]
+    rows = len(named) if named is not None else len(views or ())
+    said = [None] * rows if named is None else named.to_pylist()
+    keys = [None] * rows if views is None else views.to_pylist()
+    places = []
+    for partition, view in zip(said, keys, strict=True):
+        if partition is not None:
+            places.append(partition)
+        elif view is not None:
+            places.append(crc32(view) % count)
+        else:
+            run = placement.unkeyed(topic) if run is None else run
+            places.append(run)
+    return places
+
+
+def _key_views(column: pa.Array, texts: pa.Array, form: TextFormat) -> pa.Array:
+    """The bytes a key's partition is computed from; null for none.
+
+    JSON text is taken as brokers store it: without blanks around it, line breaks as blanks.
+    """
+    if form is TextFormat.BINARY:
+        return column.cast(pa.binary())
+    if not pc.any(pc.match_substring_regex(texts, r"^\s|\s$|[\r\n]")).as_py():
+        return pc.if_else(pc.equal(texts, b"null"), pa.scalar(None, pa.binary()), texts)
+    rows = [row.translate(_LINE_BREAKS).strip() for row in texts.to_pylist()]
+    return pa.array([None if row == b"null" else row for row in rows], pa.binary())
+
+
+def _records(
+    batch: pa.RecordBatch, names: Sequence[str], keys: pa.Array | None, values: pa.Array
+) -> pa.Array:
+    parts: list[Any] = [b'{"value":', values]
+    if keys is not None:
+        parts = [b'{"key":', keys, b',"value":', values]
     if "headers" in names:
         parts.append(_headers(batch.column("headers")))
     parts.append(b"}")
@@ -125,12 +220,6 @@ def _check_json(column: pa.Array, what: str) -> None:
             raise RejectedError(msg) from None
 
 
-def _partitions(column: pa.Array) -> pa.Array:
-    numbers = column.cast(pa.string()).cast(pa.binary())
-    named = pc.binary_join_element_wise(pa.scalar(b',"partition":', pa.binary()), numbers, _NOTHING)
-    return pc.coalesce(named, _NOTHING)
-
-
 def _headers(column: pa.Array) -> pa.Array:
     """``[{"key": text, "value": base64 or null}]``."""
     texts = []
@@ -146,18 +235,15 @@ def _base64_text(value: bytes | None) -> str | None:
     return None if value is None else binascii.b2a_base64(value, newline=False).decode()
 
 
-def _chunks(topic: str, texts: pa.Array) -> Iterator[Chunk]:
+def _chunks(topic: str, partition: int | None, records: list[bytes]) -> Iterator[Chunk]:
     """Cut by bytes and by number; never an empty one."""
-    records = texts.to_pylist()
-    ends = pc.cumulative_sum(pc.binary_length(texts).cast(pa.int64())).to_pylist()
+    ends = list(accumulate(map(len, records)))
     at = 0
     while at < len(records):
-        before = ends[at - 1] if at else 0
-        stop = bisect_right(
-            ends, before + BODY_BYTES_MAX, at, min(len(ends), at + BODY_RECORDS_MAX)
-        )
+        most = (ends[at - 1] if at else 0) + BODY_BYTES_MAX
+        stop = bisect_right(ends, most, at, min(len(ends), at + BODY_RECORDS_MAX))
         stop = max(stop, at + 1)
-        yield Chunk(topic, records[at:stop])
+        yield Chunk(topic, partition, records[at:stop])
         at = stop
 
 

@@ -60,8 +60,8 @@ class Sender:
         deadline_s = self._now_s() + self._retry_s
         backoff_s = FIRST_BACKOFF_S
         while True:
-            request = self._request(chunk.topic, pending)
-            asked = self._client.routes.urls[0]
+            request = self._request(chunk, pending)
+            asked = self._client.routes.candidates(request)[0]
             try:
                 failed = self._client.run(Call(request, _failures), retry_s=0.0)
                 why = "" if not failed else str(next(iter(failed.values())).error)
@@ -84,14 +84,18 @@ class Sender:
             self._sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
-    def _request(self, topic: str, records: list[bytes]) -> Request:
+    def _request(self, chunk: Chunk, records: list[bytes]) -> Request:
+        place: tuple[object, ...] = ("topics", chunk.topic)
+        if chunk.partition is not None:
+            place = (*place, "partitions", chunk.partition)
         return Request(
             method="POST",
-            path=path_of("topics", topic, query={"acks": "all"}),
+            path=path_of(*place, query={"acks": "all"}),
             body=body_of(records),
             content_type=self._content_type,
             accept=V2,
             timeout_s=REQUEST_TIMEOUT_S,
+            leader_key=None if chunk.partition is None else (chunk.topic, chunk.partition),
             also_parsed=(503,),
         )
 

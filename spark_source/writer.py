@@ -6,6 +6,7 @@ lost each write their records again. Nothing acknowledged to Spark is ever missi
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,18 +18,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, IntegerType, StringType
 from typing_extensions import override
 
-from spark_source.cluster import kept_cluster
+from spark_source.cluster import UnknownTopicError, kept_cluster
 from spark_source.encoding import encode
 from spark_source.errors import SchemaError
 from spark_source.schema import HEADERS_COLUMN
 from spark_source.sender import Sender
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+    from spark_source.cluster import Cluster
     from spark_source.options import SinkOptions
 
 EXPECTED = (
@@ -83,6 +85,34 @@ def _is_fit(name: str, kind: DataType) -> bool:
             return False
 
 
+class Topics:
+    """The topics a task writes to, looked at once. See `encoding.Placement`."""
+
+    def __init__(self, cluster: Cluster, start: Callable[[int], int] = secrets.randbelow) -> None:
+        self._cluster = cluster
+        self._start = start
+        self._counts: dict[str, int] = {}
+        self._next: dict[str, int] = {}
+
+    def partitions(self, topic: str) -> int:
+        """How many the topic has; 0 while it is not there: a first produce may make it."""
+        count = self._counts.get(topic)
+        if count is None:
+            try:
+                count = self._counts[topic] = self._cluster.learn_leaders(topic)
+            except UnknownTopicError:
+                return 0
+        return count
+
+    def unkeyed(self, topic: str) -> int:
+        """In turn, from a random one on, as brokers do it."""
+        count = self.partitions(topic)
+        at = self._next.get(topic)
+        at = self._start(count) if at is None else (at + 1) % count
+        self._next[topic] = at
+        return at
+
+
 class _Writer:
     """Pickled into the tasks; Spark makes a new one to commit each batch, so it asks nobody."""
 
@@ -92,11 +122,11 @@ class _Writer:
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Every row, acknowledged."""
         cluster = kept_cluster(self._options.connection)
-        cluster.cluster_id()
+        topics = Topics(cluster)
         sender = Sender(cluster.client, self._options)
         rows = 0
         for batch in batches:
-            for chunk in encode(batch, self._options):
+            for chunk in encode(batch, self._options, topics):
                 sender.send(chunk)
             rows += batch.num_rows
         return Written(rows)

@@ -47,6 +47,12 @@ class Routes:
             if url not in self._urls:
                 self._urls.append(url)
 
+    def learn_leader(self, topic: str, partition: int, url: str) -> None:
+        """Who leads a partition, from wherever the caller knows it."""
+        if len(self._leaders) >= MAX_LEADERS_KEPT:
+            self._leaders.clear()
+        self._leaders[topic, partition] = url.rstrip("/")
+
     def candidates(self, request: Request) -> list[str]:
         """Where to try, in order."""
         leader = None if request.leader_key is None else self._leaders.get(request.leader_key)
@@ -61,9 +67,7 @@ class Routes:
             self._urls.insert(0, url)
         leader = answer.headers.get(LEADER_URL_HEADER)
         if leader and request.leader_key is not None:
-            if len(self._leaders) >= MAX_LEADERS_KEPT:
-                self._leaders.clear()
-            self._leaders[request.leader_key] = leader.rstrip("/")
+            self.learn_leader(*request.leader_key, leader)
 
     def failed(self, request: Request, url: str) -> None:
         """Forget a leader that does not answer; ask such a broker last."""

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from broker.record.values import partition_for_key
 from http_api.client.calls import Answer, ApiError, Call, ClientError, OutcomeUnknownError
 from spark_source import encoding
 from spark_source.encoding import Chunk, body_of, encode
@@ -34,12 +35,32 @@ def options(**given: str) -> SinkOptions:
     return sink_options({"url": "http://a:1", "topic": "t", **given}, {})
 
 
-def sent(batch: pa.RecordBatch, wanted: SinkOptions) -> list[dict[str, Any]]:
-    return [
-        record
-        for chunk in encode(batch, wanted)
-        for record in orjson.loads(body_of(chunk.records))["records"]
-    ]
+class FakePlacement:
+    """Topics of this many partitions; runs without a key go to 0, 1, 2 … in turn."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.count = count
+        self.runs = 0
+
+    def partitions(self, topic: str) -> int:
+        return self.count
+
+    def unkeyed(self, topic: str) -> int:
+        self.runs += 1
+        return (self.runs - 1) % self.count
+
+
+def chunks(batch: pa.RecordBatch, wanted: SinkOptions, count: int = 1) -> list[Chunk]:
+    return list(encode(batch, wanted, FakePlacement(count)))
+
+
+def by_partition(found: list[Chunk]) -> dict[int | None, list[dict[str, Any]]]:
+    """Each partition's records, in order."""
+    records: dict[int | None, list[dict[str, Any]]] = {}
+    for chunk in found:
+        sent = orjson.loads(body_of(chunk.records))["records"]
+        records.setdefault(chunk.partition, []).extend(sent)
+    return records
 
 
 rows = st.lists(
@@ -53,7 +74,9 @@ rows = st.lists(
 
 
 @given(rows)
-def test_bytes_arrive_as_they_were(written: list[tuple[Any, Any, Any]]) -> None:
+def test_bytes_arrive_as_they_were_in_order_where_they_belong(
+    written: list[tuple[Any, Any, Any]],
+) -> None:
     batch = pa.record_batch(
         {
             "key": pa.array([row[0] for row in written], pa.binary()),
@@ -61,10 +84,42 @@ def test_bytes_arrive_as_they_were(written: list[tuple[Any, Any, Any]]) -> None:
             "partition": pa.array([row[2] for row in written], pa.int32()),
         }
     )
-    found = sent(batch, options())
-    assert [
-        (decoded(one["key"]), decoded(one["value"]), one.get("partition")) for one in found
-    ] == written
+    expected: dict[int | None, list[tuple[bytes | None, bytes | None]]] = {}
+    for key, value, partition in written:
+        where = partition
+        if where is None:
+            where = 0 if key is None else partition_for_key(key, 3)
+        expected.setdefault(where, []).append((key, value))
+    found = by_partition(chunks(batch, options(), 3))
+    assert {
+        where: [(decoded(one["key"]), decoded(one["value"])) for one in records]
+        for where, records in found.items()
+    } == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [('"a"', b'"a"'), (' {"x":\n1}\r\n', b'{"x": 1}'), ("7", b"7")]
+)
+def test_a_json_key_is_placed_by_the_bytes_a_broker_stores(given: str, stored: bytes) -> None:
+    batch = pa.record_batch({"key": [given], "value": ["1"]})
+    (chunk,) = chunks(batch, options(valueformat="json"), 997)
+    assert chunk.partition == partition_for_key(stored, 997)
+
+
+def test_a_topic_that_is_not_there_is_left_to_the_broker_that_makes_it() -> None:
+    batch = pa.record_batch(
+        {"value": ["a", "b"], "partition": pa.array([None, 2], pa.int32()), "key": ["x", "y"]}
+    )
+    (chunk,) = chunks(batch, options(), 0)
+    assert chunk.partition is None
+    assert [record.get("partition") for record in by_partition([chunk])[None]] == [None, 2]
+
+
+def test_runs_without_a_key_take_turns() -> None:
+    placement = FakePlacement(2)
+    batch = pa.record_batch({"value": ["a"]})
+    taken = [c.partition for _ in range(3) for c in encode(batch, options(), placement)]
+    assert taken == [0, 1, 0]
 
 
 def decoded(text: str | None) -> bytes | None:
@@ -73,7 +128,7 @@ def decoded(text: str | None) -> bytes | None:
 
 def test_json_goes_as_its_own_text() -> None:
     batch = pa.record_batch({"key": ['"a"', "7", None], "value": ['{"x": 1.50}', None, "[ ]"]})
-    (chunk,) = encode(batch, options(valueformat="json"))
+    (chunk,) = chunks(batch, options(valueformat="json"))
     assert chunk.records == [
         b'{"key":"a","value":{"x": 1.50}}',
         b'{"key":7,"value":null}',
@@ -83,7 +138,7 @@ def test_json_goes_as_its_own_text() -> None:
 
 def test_plain_text_may_be_a_key_beside_json_values() -> None:
     batch = pa.record_batch({"key": ['say "hi"\n'], "value": ["1"]})
-    (chunk,) = encode(batch, options(valueformat="json", keyformat="string"))
+    (chunk,) = chunks(batch, options(valueformat="json", keyformat="string"))
     assert orjson.loads(chunk.records[0])["key"] == 'say "hi"\n'
 
 
@@ -94,7 +149,7 @@ def test_what_is_not_json_never_reaches_a_body(value: str | bytes) -> None:
     kind = pa.binary() if isinstance(value, bytes) else pa.string()
     batch = pa.record_batch({"value": pa.array([value], kind)})
     with pytest.raises(RejectedError, match="a value is not JSON"):
-        list(encode(batch, options(valueformat="json")))
+        chunks(batch, options(valueformat="json"))
 
 
 def test_headers_and_the_topic_of_each_row() -> None:
@@ -107,7 +162,7 @@ def test_headers_and_the_topic_of_each_row() -> None:
         }
     )
     wanted = sink_options({"url": "http://a:1"}, {})
-    first, second = encode(batch, wanted)
+    first, second = chunks(batch, wanted)
     assert (first.topic, second.topic) == ("t1", "t2")
     assert orjson.loads(first.records[0])["headers"] == [
         {"key": "h", "value": "AA=="},
@@ -118,9 +173,9 @@ def test_headers_and_the_topic_of_each_row() -> None:
 
 def test_the_option_topic_wins_and_a_missing_topic_is_told() -> None:
     batch = pa.record_batch({"value": ["a"], "topic": pa.array([None], pa.string())})
-    assert [chunk.topic for chunk in encode(batch, options())] == ["t"]
+    assert [chunk.topic for chunk in chunks(batch, options())] == ["t"]
     with pytest.raises(RejectedError, match="has no topic"):
-        list(encode(batch, sink_options({"url": "http://a:1"}, {})))
+        chunks(batch, sink_options({"url": "http://a:1"}, {}))
 
 
 @given(st.lists(st.integers(0, 60), max_size=30))
@@ -129,7 +184,7 @@ def test_requests_are_of_bounded_size_and_hold_everything(sizes: list[int]) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "BODY_BYTES_MAX", 100)
         patch.setattr(encoding, "BODY_RECORDS_MAX", 4)
-        found = list(encode(pa.record_batch({"value": pa.array(values, pa.binary())}), options()))
+        found = chunks(pa.record_batch({"value": pa.array(values, pa.binary())}), options())
     assert [one for chunk in found for one in chunk.records] == [
         b'{"value":"%b"}' % base64.b64encode(value) for value in values
     ]
@@ -173,7 +228,8 @@ def test_only_append_and_only_with_a_topic() -> None:
 
 
 class FakeRoutes:
-    urls = ("http://a:1",)
+    def candidates(self, request: object) -> list[str]:
+        return ["http://a:1"]
 
     def failed(self, request: object, url: str) -> None:
         pass
@@ -217,7 +273,7 @@ def send(client: FakeClient, count: int = 3) -> list[float]:
 
     wanted = options(valueformat="json", retrytimeoutms="5000")
     sender = Sender(client, wanted, lambda: now[0], sleep)  # type: ignore[arg-type]
-    sender.send(Chunk("t", [b'{"value":%d}' % number for number in range(count)]))
+    sender.send(Chunk("t", 0, [b'{"value":%d}' % number for number in range(count)]))
     return waits
 
 
