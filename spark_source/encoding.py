@@ -37,6 +37,7 @@ SHOWN_BYTES_MAX = 80
 _NULL = pa.scalar(b"null", pa.binary())
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _NOTHING = pa.scalar(b"", pa.binary())
+_write_json = msgspec.json.Encoder().encode
 _read_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -196,7 +197,7 @@ def _quoted_base64(value: bytes) -> bytes:
 
 def _quoted_text(value: bytes) -> bytes:
     try:
-        return orjson.dumps(value.decode())
+        return _write_json(value.decode())
     except UnicodeDecodeError:
         msg = f"a key is not UTF-8, as keyFormat=string wants it: {_shown(value)}"
         raise RejectedError(msg) from None
