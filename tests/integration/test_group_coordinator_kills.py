@@ -66,8 +66,8 @@ class Consumer:
         answer = await self.ask("POST", f"{self.path}/subscription", {"topics": topics})
         assert answer.status == 204, answer
 
-    async def read(self, timeout_ms: int = 500) -> list[dict[str, Any]]:
-        path = f"{self.path}/records?timeout={timeout_ms}"
+    async def read(self, timeout_ms: int = 500, max_bytes: int = 1_000_000) -> list[dict[str, Any]]:
+        path = f"{self.path}/records?timeout={timeout_ms}&max_bytes={max_bytes}"
         answer = await self.ask("GET", path, headers=READ)
         assert answer.status == 200, answer
         records: list[dict[str, Any]] = answer.body
@@ -221,3 +221,60 @@ async def test_three_members_read_everything_through_coordinator_kills(
     parts = [await member.assignment() for member in members]
     assert sorted(number for part in parts for number in part) == list(range(partitions))
     log.info("longest calls %s ms", [member.longest_ms for member in members])
+
+
+async def test_rule_g3_groups_go_on_while_no_controller_answers(cluster: LiveCluster) -> None:
+    topic, group = "no-controllers", "on-their-own"
+    await cluster.create_topic(topic)
+    consumer = Consumer(cluster, group, "one", auto_offset_reset="earliest")
+    await consumer.start(topic)
+    controllers = [f"controller-{endpoint.id}" for endpoint in cluster.controllers]
+    told, values = Told(0), itertools.count()
+    for name in controllers:
+        cluster.pause(name)
+    try:
+        for _ in range(5):
+            record = {"value": next(values)}
+            await consumer.ask("POST", f"/topics/{topic}", {"records": [record]}, JSON)
+            told.take(await consumer.read(2_000))
+            assert (await consumer.commit()).status == 200
+    finally:
+        for name in controllers:
+            cluster.resume(name)
+    assert told.next == 5
+    log.info("without controllers: longest call %d ms", consumer.longest_ms)
+
+
+async def test_a_coordinator_that_stood_still_serves_nothing_old(cluster: LiveCluster) -> None:
+    topic, group = "stood-still", "zombie"
+    await cluster.create_topic(topic)
+    await cluster.wait_healthy("__consumer_offsets", 12)
+    consumer = Consumer(
+        cluster, group, "one", auto_offset_reset="earliest", auto_commit_enable="false"
+    )
+    await consumer.start(topic)
+    told = Told(0)
+    records = [{"value": number} for number in range(21)]
+    answer = await consumer.ask("POST", f"/topics/{topic}", {"records": records}, JSON)
+    assert answer.status == 200, answer
+
+    async def cycle() -> None:
+        end = told.next + 3
+        while told.next < end:
+            told.take(await consumer.read(max_bytes=1))
+        assert (await consumer.commit()).status == 200
+
+    await cycle()
+    old = await coordinator_of(cluster, group)
+    cluster.pause(f"broker-{old}")
+    try:
+        consumer.turns = itertools.cycle(one.id for one in cluster.others(old))
+        for _ in range(3):
+            await cycle()
+    finally:
+        cluster.resume(f"broker-{old}")
+    consumer.turns = itertools.cycle([old])  # what it still believes is never told
+    for _ in range(3):
+        await cycle()
+    assert len(told.seen) == told.next, "nothing was delivered twice: every commit was there"
+    log.info("coordinator stopped and resumed: longest call %d ms", consumer.longest_ms)
