@@ -32,16 +32,20 @@ def commit_offsets(
         GroupOffset(one.topic, one.partition, one.offset + plus, one.metadata) for one in offsets
     ]
     _check(stored, topics, lowest=plus)
+    check_may_commit(state, key)
     if instance.value.is_subscribed:
         for one in stored:
             _check_member(group, instance, session, one, topics)
         stored = [one for one in stored if _is_news(group, instance, one, topics)]
-    elif group.members:
-        raise KafkaError(
-            ErrorCode.ILLEGAL_STATE,
-            f"group {key.group} has live members: an instance without a subscription can't commit",
-        )
     _record(state, group, stored, instance.name, topics)
+
+
+def check_may_commit(state: GroupsState, key: InstanceKey) -> None:
+    """ILLEGAL_STATE for one without a subscription while members live: they own the offsets."""
+    group, instance, _ = state.find(key)
+    if not instance.value.is_subscribed and group.members:
+        text = f"group {key.group} has live members: an instance without a subscription"
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, f"{text} can't commit")
 
 
 def commit_without_instance(state: GroupsState, request: CommitGroup, topics: Topics) -> None:
@@ -112,7 +116,7 @@ def _commit_ends(
 ) -> None:
     group, instance, _ = state.find(key)
     if not instance.value.is_subscribed and group.members:
-        return  # assigned by hand beside live members: its commits are not taken, asked or not
+        return  # assigned by hand beside live members: as `check_may_commit`, where nobody asked
     rows = [GroupOffset(*partition, offset) for partition, offset in ends.items()]
     news = [
         one

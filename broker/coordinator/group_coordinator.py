@@ -330,6 +330,7 @@ class GroupCoordinator:
         def decision(state: GroupsState) -> bool:
             _, instance, _ = state.find(key)
             if offsets is None:
+                commits.check_may_commit(state, key)
                 commits.commit_delivered(state, key, topics)
             else:
                 commits.commit_offsets(state, key, offsets, topics)

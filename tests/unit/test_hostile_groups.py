@@ -175,6 +175,19 @@ async def test_a_commit_of_one_partition_gives_up_no_other_that_is_worked_on(
     assert await world.places("b") == [(3, 0)]
 
 
+async def test_a_commit_that_is_not_taken_is_not_acknowledged(world: World) -> None:
+    """Assigned by hand beside a live member: with an empty body as with offsets."""
+    await world.join("b")
+    await world.ask(CreateInstance(group=G, instance=ONE, settings=JSON))
+    await world.ask(Assign(group=G, instance=ONE, partitions=(Place(T, PartitionId(0)),)))
+    await world.produce(0, b"1")
+    assert await world.places("a") == [(0, 0)]
+    for offsets in (None, (GroupOffset(T, PartitionId(0), 0),)):
+        with pytest.raises(KafkaError) as refusal:
+            await world.ask(Commit(group=G, instance=ONE, offsets=offsets))
+        assert refusal.value.code is ErrorCode.ILLEGAL_STATE
+
+
 def test_rule_g4_a_late_commit_behind_a_seek_forward_takes_nothing_back() -> None:
     world = GroupWorld(partitions=1)
     world.join("a", BY_HAND)

@@ -1,0 +1,164 @@
+"""Groups on a real cluster under what hurts them: first use at once, pauses, names made again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.test_group_coordinator_kills import (
+    JSON,
+    READ,
+    V2,
+    Consumer,
+    coordinator_of,
+)
+from tests.support.live_cluster import Answer, LiveCluster, running
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with running(tmp_path_factory.mktemp("hostile-groups")) as cluster:
+        yield cluster
+
+
+async def test_the_first_groups_come_through_all_brokers_at_once(cluster: LiveCluster) -> None:
+    """Every broker finds the offsets topic missing and makes it."""
+
+    async def create(number: int) -> Answer:
+        url = f"{cluster.url(1 + number % 3)}/consumers/first-{number}"
+        return await cluster.ask("POST", url, {"name": "one", "format": "json"}, V2)
+
+    answers = await asyncio.gather(*(create(number) for number in range(12)))
+    assert [answer.status for answer in answers] == [200] * 12, answers
+    described = await cluster.ask("GET", f"{cluster.topics_url(1)}/__consumer_offsets")
+    assert described.body["partitions_count"] == 12
+    assert described.body["is_internal"] is True
+
+
+async def test_nobody_writes_or_deletes_what_holds_the_groups(cluster: LiveCluster) -> None:
+    for broker in (1, 2, 3):
+        url = f"{cluster.url(broker)}/topics/__consumer_offsets"
+        body: object = {"records": [{"key": ["offset", "g", "t", 0], "value": {"offset": 0}}]}
+        for path in (url, f"{url}/partitions/0"):
+            answer = await cluster.ask("POST", path, body, JSON)
+            assert 400 <= answer.status < 500, answer
+        answer = await cluster.ask("DELETE", f"{cluster.topics_url(broker)}/__consumer_offsets")
+        assert 400 <= answer.status < 500, answer
+        body = {"topic_name": "__consumer_offsets", "partitions_count": 1}
+        answer = await cluster.ask("POST", cluster.topics_url(broker), body)
+        assert 400 <= answer.status < 500, answer
+
+
+async def committed(cluster: LiveCluster, broker: int, group: str, deadline_s: float) -> int | None:
+    """What one broker says; None where it says nothing."""
+    url = f"{cluster.url(broker)}/v3/clusters/{cluster.read().cluster_id}/consumer-groups/{group}"
+    try:
+        answer = await cluster.ask("GET", f"{url}/offsets", deadline_s=deadline_s)
+    except OSError:
+        return None
+    if answer.status != 200:
+        return None
+    return int(answer.body["data"][0]["offset"])
+
+
+async def test_rule_g3_a_coordinator_that_was_paused_shows_no_older_commit(
+    cluster: LiveCluster,
+) -> None:
+    """Asked before it stops, while it stands, and in the moment it goes on."""
+    topic, group = "paused", "paused"
+    await cluster.create_topic(topic)
+    now = cluster.read()
+
+    async def commit(broker: int, offset: int) -> None:
+        path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
+        body = {"data": [{"topic_name": topic, "partition_id": 0, "offset": offset}]}
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                answer = await cluster.ask("PATCH", cluster.url(broker) + path, body, None, 3.0)
+            except OSError:
+                continue
+            if answer.status == 204:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(offset)
+
+    offsets = itertools.count(1)
+    await commit(1, next(offsets))
+    answered = 0
+    for _ in range(ROUNDS):
+        paused = await coordinator_of(cluster, group)
+        other = 1 + paused % 3
+        cluster.pause(f"broker-{paused}")
+        # Their bytes wait in its socket: it reads them the moment it goes on.
+        waiting = [
+            asyncio.ensure_future(committed(cluster, paused, group, 15.0)) for _ in range(20)
+        ]
+        newest = 0
+        for _ in range(3):
+            newest = next(offsets)
+            await commit(other, newest)
+        late = [asyncio.ensure_future(committed(cluster, paused, group, 15.0)) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        cluster.resume(f"broker-{paused}")
+        for found in await asyncio.gather(*waiting, *late):
+            assert found is None or found >= newest - 3, "older than what was acknowledged"
+        for found in [await task for task in late]:
+            assert found is None or found == newest, f"{found} behind {newest}"
+            answered += found is not None
+        await cluster.wait_healthy("__consumer_offsets", 12)
+    assert answered, "nobody said anything: nothing was shown"
+
+
+async def test_rule_g2_a_topic_made_again_is_read_from_its_first_record(
+    cluster: LiveCluster,
+) -> None:
+    topic, group = "again", "again"
+    reader = Consumer(
+        cluster, group, "one", auto_offset_reset="latest", auto_commit_enable="true",
+        auto_commit_interval_ms=100,
+    )  # fmt: skip
+    await cluster.create_topic(topic, 2)
+    await reader.start(topic)
+    by_hand = Consumer(cluster, "by-hand-again", "one", auto_offset_reset="latest")
+    answer = await by_hand.ask("POST", f"/consumers/{by_hand.group}", by_hand.create)
+    assert answer.status == 200, answer
+    places = {"partitions": [{"topic": topic, "partition": number} for number in range(2)]}
+    answer = await by_hand.ask("POST", f"{by_hand.path}/assignments", places)
+    assert answer.status == 204, answer
+    for life in range(3):
+        values = [{"value": [life, n], "partition": n % 2} for n in range(20 - 5 * life)]
+        answer = await reader.ask("POST", f"/topics/{topic}", {"records": values}, JSON)
+        assert answer.status == 200, answer
+        for consumer in (reader, by_hand):
+            found: list[Any] = []
+            deadline = time.monotonic() + 10
+            while len(found) < len(values) and time.monotonic() < deadline:
+                found += [record["value"] for record in await consumer.read(300)]
+            assert sorted(found) == sorted([life, n] for n in range(len(values))), "skipped"
+        await asyncio.sleep(0.2)
+        answer = await cluster.ask("DELETE", f"{cluster.topics_url(1)}/{topic}")
+        assert answer.status == 204, answer
+        await cluster.create_topic(topic, 2)
+
+
+async def test_names_with_control_characters_reach_no_coordinator(cluster: LiveCluster) -> None:
+    for name in ("a%0Ab", "a%00b", "%2e%2e", "a%2Fb", "a%20b", "%C3%A9", "x" * 250):
+        for broker in (1, 2, 3):
+            url = f"{cluster.url(broker)}/consumers/{name}"
+            answer = await cluster.ask("POST", url, {"format": "json"}, V2)
+            assert 400 <= answer.status < 500, (name, answer)
+            url = f"{cluster.url(broker)}/consumers/g/instances/{name}/records"
+            answer = await cluster.ask("GET", url, headers=READ)
+            assert 400 <= answer.status < 500, (name, answer)
+    url = f"{cluster.url(1)}/v3/clusters/{cluster.read().cluster_id}/consumer-groups/surrogate"
+    place = {"topic_name": "paused", "partition_id": 0, "offset": 1, "metadata": "\ud800"}
+    answer = await cluster.ask("PATCH", f"{url}/offsets", {"data": [place]})
+    assert 400 <= answer.status < 500, answer
