@@ -1,20 +1,27 @@
-"""A leader reaches the controllers and no other broker: it may not acknowledge alone.
+"""A leader reaches the controllers and no other broker, then dies: it may not acknowledge alone.
 
 It keeps its session, so it keeps its leadership; its followers leave the ISR, which is then below
-min ISR: nothing is acknowledged by one copy, and what was in flight is unknown until the heal.
+min ISR: nothing is acknowledged by one copy. When it is killed, a follower that left is elected all
+the same, from the eligible leader replicas (KIP-966): everything acknowledged is there.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from chaos.checkers.verdict import verdict
 from chaos.net.links import Faults, both_ways
-from chaos.scenarios.stage import Gauge, Scenario
+from chaos.scenarios.stage import FELT_DEADLINE_S, Gauge, Scenario
 
 if TYPE_CHECKING:
     from chaos.checkers.verdict import Verdict
     from chaos.history import Reading
     from chaos.scenarios.stage import Stage
+
+ALONE_S = 1.0
+"""At least so long it is asked for acknowledgements with nobody in sync but itself."""
+LEFT_ALONE = "followers out of sync when the leader was killed"
 
 
 async def _break(stage: Stage) -> None:
@@ -24,25 +31,39 @@ async def _break(stage: Stage) -> None:
     replicas = len(stage.brokers)
     followers = [broker for broker in stage.brokers if broker != leader]
     gauges = [
-        Gauge("replicas out of sync", lambda: replicas - len(stage.watch.of(partition).isr)),
+        Gauge(f"leader epoch of partition {partition}", lambda: stage.watch.of(partition).epoch),
         stage.unanswered(),
     ]
     async with stage.broken(
-        "leader cut off from its followers",
+        "leader cut off from its followers, then killed",
         f"broker {leader}, partition {partition}",
         Faults(both_ways([leader], followers)),
         gauges,
     ):
-        pass
+        began = stage.clock.monotonic_ms()
+        await stage.felt_within(
+            FELT_DEADLINE_S, lambda: replicas - len(stage.watch.of(partition).isr) == len(followers)
+        )
+        alone = stage.duration_s - (stage.clock.monotonic_ms() - began) / 1000
+        await asyncio.sleep(max(ALONE_S, alone))
+        stage.told[LEFT_ALONE] = replicas - len(stage.watch.of(partition).isr)
+        stage.kill(leader)
 
 
-def _own_checks(_stage: Stage, _reading: Reading) -> list[Verdict]:
-    return []
+def _own_checks(stage: Stage, _reading: Reading) -> list[Verdict]:
+    left = stage.told.get(LEFT_ALONE, 0)
+    return [
+        verdict(
+            "the leader was left alone",
+            f"{left} of its followers were out of sync when it was killed",
+            [] if left == len(stage.brokers) - 1 else [f"only {left}"],
+        )
+    ]
 
 
 FOLLOWERS_CUT = Scenario(
     name="followers-cut",
-    summary="a leader reaches the controllers but no follower",
+    summary="a leader reaches the controllers but no follower, then is killed",
     break_it=_break,
     own_checks=_own_checks,
     stops_writes=True,

@@ -23,6 +23,8 @@ CAUGHT_BY = {
     ("never_resigns", "controller-cut"): "a cut-off controller stops ruling",
     ("forwards_again", "replies-lost"): "no repeats but the client's own",
     ("commits_alone", "one-way-controller"): "controllers agree",
+    ("acknowledges_alone", "followers-cut"): "acknowledged records there, as sent, in place",
+    ("loads_nothing", "coordinator-cut"): "group: commits stay",
     ("cuts_nothing", "leader-cut"): "faults were felt",
 }
 
