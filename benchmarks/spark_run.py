@@ -52,10 +52,11 @@ class Run:
             "AS value",
         )
 
-    def table(self, topic: str) -> DataFrame:
+    def table(self, topic: str, schema: str | None = None, **options: str) -> DataFrame:
         """The topic for a batch query."""
         reader = self.spark.read.format("quorumlog").option("url", self.urls)
-        return reader.option("subscribe", topic).load()
+        reader = reader.options(subscribe=topic, **options)
+        return (reader if schema is None else reader.schema(schema)).load()
 
     def live(self, topic: str, schema: str | None = None, **options: str) -> DataFrame:
         """The topic for a streaming query."""
@@ -87,7 +88,13 @@ class Run:
         rows = self.values().cache()
         rows.count()
         self.timed("write", lambda: self.write(rows, topic))
+        self.timed("file_write", lambda: self.write_files(rows))
         rows.unpersist()
+
+    def write_files(self, rows: DataFrame) -> float:
+        self.count += 1
+        rows.write.json(str(self.folder / f"written-{self.count}"))
+        return 0.0
 
     def write(self, frame: DataFrame, topic: str) -> float:
         writer = frame.write.format("quorumlog").option("url", self.urls).option("topic", topic)
@@ -112,9 +119,10 @@ def measure(run: Run, topic: str, written: str, rounds: int) -> None:
     """Every cell in turn, round after round."""
     files = str(run.folder / "files")
     for _ in range(rounds):
-        run.timed("file", lambda: run.batch(run.spark.read.text(files)))
-        run.timed("file_typed", lambda: run.batch(run.spark.read.schema(VALUE).json(files)))
+        run.timed("file_batch", lambda: run.batch(run.spark.read.schema(VALUE).json(files)))
+        run.timed("file_stream", lambda: run.stream(run.spark.readStream.schema(VALUE).json(files)))
         run.timed("batch", lambda: run.batch(run.table(topic)))
+        run.timed("batch_typed", lambda: run.batch(run.table(topic, VALUE, valueFormat="json")))
         run.timed("stream", lambda: run.stream(run.live(topic)))
         run.timed("from_json", lambda: run.stream(parsed(run.live(topic))))
         run.timed("typed", lambda: run.stream(run.live(topic, schema=VALUE, valueFormat="json")))
