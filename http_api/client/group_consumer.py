@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from http_api.client import groups
-from http_api.client.calls import ApiError, ClientError, OutcomeUnknownError
+from http_api.client.calls import ApiError, ClientError
 from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
 from http_api.client.groups import InstanceSettings, Place
 from http_api.client.transport import Client
@@ -229,7 +229,9 @@ class GroupConsumer:
             name = f"{self._prefix}-{secrets.token_hex(8)}"
             try:
                 self._client.run(groups.create_instance(self._group, name, self._settings))
-            except OutcomeUnknownError:
+            except ClientError as error:
+                if error.outcome is not Outcome.UNKNOWN:
+                    raise
                 self._delete(name)
                 if attempt == MAX_NAMES_TRIED - 1:
                     raise

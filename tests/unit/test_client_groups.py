@@ -197,7 +197,7 @@ def test_an_assignment_by_hand_keeps_its_positions(client: FakeClient) -> None:
 
 
 def test_a_create_whose_answer_is_lost_is_tried_under_another_name(client: FakeClient) -> None:
-    client.on("consumers/pilots", LOST, LOST)
+    client.on("consumers/pilots", LOST, UNKNOWN)
     reading = consumer(client)
     assert client.said[:5] == [
         *(("POST", "i1"), ("DELETE", "i1"), ("POST", "i2"), ("DELETE", "i2"), ("POST", "i3")),
