@@ -69,7 +69,7 @@ lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=--upgrade tak
 
 .PHONY: clean
 clean: ## remove .venv, caches and build files; clusters' data stays
-	rm -rf .venv .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .cache build dist *.egg-info spark_source/auto_registration/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The data of the demo is unpacked beside the code, never imported: a folder that is there is whole.
