@@ -162,3 +162,21 @@ async def test_names_with_control_characters_reach_no_coordinator(cluster: LiveC
     place = {"topic_name": "paused", "partition_id": 0, "offset": 1, "metadata": "\ud800"}
     answer = await cluster.ask("PATCH", f"{url}/offsets", {"data": [place]})
     assert 400 <= answer.status < 500, answer
+
+
+async def test_a_read_whose_client_left_moves_no_position(cluster: LiveCluster) -> None:
+    """A long poll and Ctrl-C, through each broker; what is written then is read by the next one."""
+    topic, group = "left", "left"
+    await cluster.create_topic(topic)
+    reader = Consumer(cluster, group, "one", auto_offset_reset="earliest")
+    await reader.start(topic)
+    for number, broker in enumerate((1, 2, 3)):
+        url = f"{cluster.url(broker)}{reader.path}/records?timeout=20000"
+        with pytest.raises(OSError, match="Timeout"):
+            await cluster.ask("GET", url, headers=READ, deadline_s=0.5)
+        await asyncio.sleep(0.3)
+        answer = await cluster.produce(1, topic, number)
+        assert answer.status == 200, answer
+        await asyncio.sleep(0.3)
+        found = [record["offset"] for record in await reader.read(1_000)]
+        assert found == [number], f"through broker {broker}"
