@@ -176,6 +176,7 @@ async def test_three_members_read_everything_through_coordinator_kills(
     cluster: LiveCluster,
 ) -> None:
     topic, group, partitions, count = "shared", "three", 6, 600
+    await cluster.wait_healthy()
     await cluster.create_topic(topic, partitions)
     members = [
         Consumer(
@@ -225,6 +226,7 @@ async def test_three_members_read_everything_through_coordinator_kills(
 
 async def test_rule_g3_groups_go_on_while_no_controller_answers(cluster: LiveCluster) -> None:
     topic, group = "no-controllers", "on-their-own"
+    await cluster.wait_healthy()
     await cluster.create_topic(topic)
     consumer = Consumer(cluster, group, "one", auto_offset_reset="earliest")
     await consumer.start(topic)
@@ -247,6 +249,7 @@ async def test_rule_g3_groups_go_on_while_no_controller_answers(cluster: LiveClu
 
 async def test_a_coordinator_that_stood_still_serves_nothing_old(cluster: LiveCluster) -> None:
     topic, group = "stood-still", "zombie"
+    await cluster.wait_healthy()
     await cluster.create_topic(topic)
     await cluster.wait_healthy("__consumer_offsets", 12)
     consumer = Consumer(
