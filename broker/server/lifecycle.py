@@ -198,7 +198,13 @@ class Lifecycle:
         self._beaten = asyncio.Event()
 
     def _proves(self, answer: HeartbeatAnswer) -> bool:
-        """An answer proves leadership only to an image that is as new as it, and unfenced."""
+        """An answer proves leadership only to an image that is as new as it, and unfenced.
+
+        And only while the controller itself can't have been replaced: cut off together, a broker
+        and its controller would believe each other for a second after both were.
+        """
+        if not answer.majority_answers:
+            return False
         alive = answer.state in (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
         return alive and self._loader.image.next_offset >= answer.committed_offset
 

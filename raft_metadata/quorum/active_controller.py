@@ -343,7 +343,8 @@ class ActiveController(MetadataPublisher):
         )
         if self.is_active:
             self._wake.set()
-        return answer
+        # Voters that heard a leader help nobody else for an election time-out: that is the lease.
+        return replace(answer, majority_answers=self._quorum.leader_contact_age_ms == 0)
 
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
         """The connection that carries a broker's heartbeats came up."""

@@ -73,6 +73,9 @@ class HeartbeatAnswer:
     """Next metadata offset of this controller (rule M6: a broker that lags changes its source)."""
     shutdown_blocked_by: str = ""
     """Why a wanted shutdown is not granted yet."""
+    majority_answers: bool = True
+    """False from an active controller that has not heard from a majority just now: another one may
+    have been elected and have fenced the broker (rule G3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

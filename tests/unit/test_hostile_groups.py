@@ -30,14 +30,24 @@ from broker.record.batch import BatchSlice
 from http_api.peer.frames import MAX_FRAME_BYTES
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
+from raft_metadata.common.ids import (
+    GroupId,
+    InstanceId,
+    MetadataOffset,
+    PartitionId,
+    TopicId,
+    TopicName,
+)
 from raft_metadata.common.ids import TopicPartition as Place
+from raft_metadata.records.commands import BrokerHeartbeat
+from raft_metadata.records.records import BrokerState
 from tests.support.fake_broker_apis import FakePartition
 from tests.support.group_log import SharedLog
 from tests.support.group_world import BY_HAND, EARLIEST, GroupWorld, facts, place
 from tests.support.waiting import until
+from tests.unit.test_controller_active import B1, Cluster
 from tests.unit.test_group_reads import JSON, G, T, World, world
-from tests.unit.test_group_shard import ManualClock, coordinating
+from tests.unit.test_group_shard import ManualClock, OneController, coordinating, lifecycle
 
 __all__ = ["world"]
 LATEST = replace(JSON, auto_offset_reset=OffsetReset.LATEST)
@@ -375,3 +385,26 @@ def test_groups_that_live_or_have_offsets_are_kept_at_the_limit() -> None:
     with suppress(KafkaError):
         world.join("a")
     assert OFFSETS_TOPIC not in world.topics
+
+
+# ---------------------------------------------------------------- who proves it
+
+
+async def test_rule_g3_a_controller_without_its_majority_proves_nobody(tmp_path: Any) -> None:
+    """Cut off together, a controller and a broker would believe each other."""
+    cluster = await Cluster().start()
+    broker = cluster.lead.machine.image.brokers[B1]
+    beat = BrokerHeartbeat(
+        broker_id=B1, broker_epoch=broker.broker_epoch, metadata_offset=MetadataOffset(0)
+    )
+    assert cluster.lead.controller.heartbeat(beat).majority_answers
+    cluster.lead.leader_contact_age_ms = 400  # it steps down after a second
+    answer = cluster.lead.controller.heartbeat(beat)
+    assert answer.is_active
+    assert not answer.majority_answers
+
+    controllers = OneController(lambda: None)
+    subject = lifecycle(tmp_path, ManualClock(), controllers)
+    unfenced = replace(answer, state=BrokerState.UNFENCED, committed_offset=MetadataOffset(0))
+    assert not subject._proves(unfenced)
+    assert subject._proves(replace(unfenced, majority_answers=True))
