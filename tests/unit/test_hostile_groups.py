@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker.coordinator import instances
+from broker.coordinator import group_wire, instances
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
 from broker.coordinator.records import OFFSETS_TOPIC, Entry, InstanceKey, StartKey
 from broker.coordinator.requests import (
@@ -21,6 +21,7 @@ from broker.coordinator.requests import (
     CreateInstance,
     DescribeInstance,
     GroupOffset,
+    GroupOffsetRow,
     GroupOffsets,
     OffsetReset,
     Poll,
@@ -46,6 +47,7 @@ from tests.support.group_log import SharedLog
 from tests.support.group_world import BY_HAND, EARLIEST, GroupWorld, facts, place
 from tests.support.waiting import until
 from tests.unit.test_controller_active import B1, Cluster
+from tests.unit.test_group_door import door
 from tests.unit.test_group_reads import JSON, G, T, World, world
 from tests.unit.test_group_shard import ManualClock, OneController, coordinating, lifecycle
 
@@ -385,6 +387,27 @@ def test_groups_that_live_or_have_offsets_are_kept_at_the_limit() -> None:
     with suppress(KafkaError):
         world.join("a")
     assert OFFSETS_TOPIC not in world.topics
+
+
+async def test_lags_of_partitions_nobody_leads_do_not_hold_the_offsets(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end is looked for 5 s: a thousand of them took minutes."""
+    rows = tuple(GroupOffsetRow(T, PartitionId(at), 7, "", None) for at in range(1_000))
+    apis, _, _, _ = door(tmp_path, [group_wire.encode_answer(rows)])
+    clock = apis._groups._clock = ManualClock()
+    asked = []
+
+    async def nobody_leads(topic: TopicName, partition: PartitionId) -> Any:
+        asked.append(partition)
+        if partition == 0:
+            clock.now_ms += 5_001
+        raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
+
+    monkeypatch.setattr(apis, "offsets", nobody_leads)
+    found = await apis.group(GroupOffsets(group=GroupId("g")))
+    assert [row.offset for row in found] == [7] * 1_000
+    assert len(asked) < 100
 
 
 # ---------------------------------------------------------------- who proves it
