@@ -145,16 +145,17 @@ def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> Non
     group, instance, _ = state.find(key)
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
-    _remove(state, group, instance, topics)
+    _remove(state, group, instance)
+    retarget(state, group, topics)
     drop_unused_starts(state, group, topics)
 
 
-def _remove(state: GroupsState, group: Group, instance: Instance, topics: Topics) -> None:
+def _remove(state: GroupsState, group: Group, instance: Instance) -> None:
+    """What it owned is free; whoever calls this gives it to the others."""
     forget_all(state, group, instance)
     if instance.member is not None:
         state.apply(Entry(MemberKey(group.name, instance.name), None))
     state.apply(Entry(InstanceKey(group.name, instance.name), None))
-    retarget(state, group, topics)
 
 
 # ---- what it reads
@@ -374,6 +375,7 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
     Of very many sessions each tick looks at the next ones only.
     """
     expired = []
+    left: dict[GroupId, Group] = {}
     sessions = list(state.sessions.items())
     if len(sessions) > SESSIONS_PER_TICK:
         first = state.ticked % len(sessions)
@@ -386,7 +388,8 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
             session.heard_ms = state.judge_ms
         if state.judge_ms - session.heard_ms > settings.session_timeout_ms:
             expired.append(key)
-            _remove(state, group, instance, topics)
+            _remove(state, group, instance)
+            left[group.name] = group
             continue
         _commit_when_due(state, key, instance, session, topics)
         since_ms = session.revoking_since_ms
@@ -394,6 +397,8 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
             late = state.judge_ms - since_ms > rebalance_timeout_ms
             overdue = frozenset({key.instance}) if late else frozenset()
             reconcile(state, group, topics, overdue=overdue)
+    for group in left.values():  # once, however many went together
+        retarget(state, group, topics)
     return expired
 
 
