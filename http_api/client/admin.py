@@ -73,7 +73,7 @@ def cluster() -> Call[ClusterInfo]:
     """The one cluster behind the URL."""
 
     def parse(answer: Answer) -> ClusterInfo:
-        rows = _rows(answer)
+        rows = answer.resources()
         if len(rows) != 1:
             msg = f"expected one cluster, got {len(rows)}"
             raise ProtocolError(msg)
@@ -93,7 +93,7 @@ def brokers(cluster_id: str) -> Call[list[BrokerInfo]]:
                 url=f"http://{_in_brackets(row['host'])}:{row['port']}",
                 rack=row.get("rack"),
             )
-            for row in _rows(answer)
+            for row in answer.resources()
         ]
 
     return Call(Request(method="GET", path=_v3(cluster_id, "brokers")), parse)
@@ -103,7 +103,7 @@ def topics(cluster_id: str) -> Call[list[TopicInfo]]:
     """Every topic, internal ones too."""
 
     def parse(answer: Answer) -> list[TopicInfo]:
-        return [_topic(row) for row in _rows(answer)]
+        return [_topic(row) for row in answer.resources()]
 
     return Call(Request(method="GET", path=_v3(cluster_id, "topics")), parse)
 
@@ -172,7 +172,7 @@ def partitions(cluster_id: str, layout: TopicLayout) -> Call[list[PartitionInfo]
                 isr=tuple(row["isr"]),
                 elr=tuple(row["elr"]),
             )
-            for row in _rows(answer)
+            for row in answer.resources()
             if row["partition_id"] < len(layout.replicas)
         ]
 
@@ -191,15 +191,6 @@ def partition_ids(topic: str) -> Call[list[int]]:
 
 def _v3(cluster_id: str, *parts: object) -> str:
     return path_of("v3", "clusters", cluster_id, *parts)
-
-
-def _rows(answer: Answer) -> list[dict[str, Any]]:
-    body = answer.json()
-    rows = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(rows, list):
-        msg = f"expected a list of resources, got {answer.body[:100]!r}"
-        raise ProtocolError(msg)
-    return rows
 
 
 def _topic(row: Mapping[str, Any]) -> TopicInfo:

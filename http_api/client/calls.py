@@ -109,6 +109,15 @@ class Answer:
             msg = f"HTTP {self.status} without a JSON body: {self.body[:100]!r}"
             raise ProtocolError(msg) from error
 
+    def resources(self) -> list[dict[str, Any]]:
+        """The ``data`` of a v3 list; `ProtocolError` if it is none."""
+        body = self.json()
+        rows = body.get("data") if isinstance(body, dict) else None
+        if not isinstance(rows, list):
+            msg = f"expected a list of resources, got {self.body[:100]!r}"
+            raise ProtocolError(msg)
+        return rows
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):

@@ -181,7 +181,7 @@ def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) 
 
 def list_groups(cluster_id: str) -> Call[list[GroupInfo]]:
     """Every group of the cluster."""
-    return Call(_get(cluster_id), lambda answer: [_group(row) for row in _rows(answer)])
+    return Call(_get(cluster_id), lambda answer: [_group(row) for row in answer.resources()])
 
 
 def describe_group(cluster_id: str, group: str) -> Call[GroupInfo]:
@@ -199,7 +199,7 @@ def members(cluster_id: str, group: str) -> Call[list[GroupMember]]:
                 client_id=row["client_id"],
                 member_epoch=row["member_epoch"],
             )
-            for row in _rows(answer)
+            for row in answer.resources()
         ]
 
     return Call(_get(cluster_id, group, "consumers"), parse)
@@ -209,7 +209,7 @@ def member_assignment(cluster_id: str, group: str, member_id: str) -> Call[list[
     """The partitions a live instance owns."""
 
     def parse(answer: Answer) -> list[Place]:
-        return [(row["topic_name"], row["partition_id"]) for row in _rows(answer)]
+        return [(row["topic_name"], row["partition_id"]) for row in answer.resources()]
 
     return Call(_get(cluster_id, group, "consumers", member_id, "assignments"), parse)
 
@@ -226,7 +226,7 @@ def group_offsets(cluster_id: str, group: str) -> Call[list[CommittedOffset]]:
                 metadata=row["metadata"],
                 lag=row["lag"],
             )
-            for row in _rows(answer)
+            for row in answer.resources()
         ]
 
     return Call(_get(cluster_id, group, "offsets"), parse)
@@ -292,15 +292,6 @@ def _offsets(offsets: Mapping[Place, int]) -> dict[str, Any]:
             for (topic, number), offset in offsets.items()
         ]
     }
-
-
-def _rows(answer: Answer) -> list[dict[str, Any]]:
-    body = answer.json()
-    rows = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(rows, list):
-        msg = f"expected a list of resources, got {answer.body[:100]!r}"
-        raise ProtocolError(msg)
-    return rows
 
 
 def _group(row: Mapping[str, Any]) -> GroupInfo:
