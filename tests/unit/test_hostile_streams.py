@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+from typing_extensions import override
+
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import Push, Valid, encode, encode_push_head, key_of
 from broker.replication.leader_link import LeaderLink
+from broker.replication.leader_stream import LeaderStream, PushSession
 from broker.replication.partition import Following
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicId, TopicName
 from tests.support.hosted_replicas import (
     FIRST_ID,
@@ -91,6 +96,40 @@ async def test_a_rotten_push_ends_its_own_session_and_nobody_elses(tmp_path: Pat
     assert (first.log_end_offset, second.log_end_offset) == (0, 1)
     assert role_of(manager, FIRST_ID).session is None
     assert role_of(manager, SECOND_ID).session == 5
+
+
+class AbortedTransport(StreamTransport):
+    """Remembers that it was cut."""
+
+    aborted = False
+
+    @override
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_a_log_that_cant_be_read_just_now_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    _, manager = hosted(tmp_path, "first")
+    for image in images(
+        (registered(ME, 0, "first"),),
+        (registered(OTHER, 1, "other"),),
+        created(FIRST_ID, (ME, OTHER), name=TopicName("a")),
+    ):
+        manager.on_metadata_update(image)
+    stream, transport = LeaderStream(OTHER, manager), AbortedTransport()
+    stream.connection_made(transport)
+    replica = manager._replicas[key_of(FIRST_ID, ZERO)]
+
+    def no_descriptor(session: PushSession) -> None:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"too many open files {session.number}")
+
+    monkeypatch.setattr(PushSession, "ship", no_descriptor)
+    replica.log.failed = OSError("a disk in doubt") if failed else None
+    stream._ship_one(PushSession(replica, stream, 5, 0))
+    assert transport.aborted is not failed
 
 
 async def test_rule_r9_a_way_slower_than_the_retry_still_ends_in_a_session(tmp_path: Path) -> None:
