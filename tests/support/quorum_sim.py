@@ -117,7 +117,7 @@ class Voter:
 
     def __init__(self, sim: Sim, node: NodeId, run: Callable[[Callable[[], None]], None]) -> None:
         self.sim, self.node_id = sim, node
-        self.machine, self.faults = Machine(), RaisingFaults()
+        self.machine, self.faults = self.make_machine(), RaisingFaults()
         self.activations: list[tuple[int, int]] = []
         self.events: list[str] = []
         config = sim.config(node)
@@ -138,6 +138,10 @@ class Voter:
             )
         )
         self.raft.voter = self
+
+    def make_machine(self) -> Any:
+        """What the log is applied to; another simulation may put a real one here."""
+        return Machine()
 
     # RaftEvents
     def activated(self, term: int, index: int) -> None:
@@ -231,11 +235,15 @@ class Sim:
 
     def start(self, *nodes: NodeId) -> None:
         for node in nodes or self.ids:
-            voter = Voter(self, node, self._snapshot)
+            voter = self.make_voter(node)
             for other, its in self.up.items():
                 self._link(its, node, up=True)
                 self._link(voter, other, up=True)
             self.up[node] = voter
+
+    def make_voter(self, node: NodeId) -> Voter:
+        """A new life of this voter."""
+        return Voter(self, node, self._snapshot)
 
     def _snapshot(self, write: Callable[[], None]) -> None:
         self.run_snapshot(write)
