@@ -132,7 +132,7 @@ class Voter:
                 events=self,
                 faults=self.faults,
                 poller=Poller(),
-                request_tick=lambda: None,
+                request_tick=self.request_tick,
                 now=CLOCK,
                 rng=random.Random(sim.seed * 1000 + node),
             )
@@ -142,6 +142,9 @@ class Voter:
     def make_machine(self) -> Any:
         """What the log is applied to; another simulation may put a real one here."""
         return Machine()
+
+    def request_tick(self) -> None:
+        """Something can go on at once; here all tick anyway."""
 
     # RaftEvents
     def activated(self, term: int, index: int) -> None:
