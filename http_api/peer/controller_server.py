@@ -17,6 +17,7 @@ from http_api.peer.addresses import split_address
 from http_api.peer.error_body import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
+from raft_metadata.records.admin import ADMIN_COMMANDS, A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -57,6 +58,7 @@ class Controller(Protocol):
     async def create_topic(self, command: CreateTopic) -> TopicCreated: ...
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted: ...
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer: ...
+    async def ask(self, command: AdminCommand[A]) -> A: ...
     def heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer: ...
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None: ...
     def session_closed(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None: ...
@@ -122,6 +124,10 @@ class ControllerServer:
                 self._command(paths.DELETE_TOPIC, DeleteTopic, controller.delete_topic),
                 self._command(paths.FETCH_METADATA, FetchMetadata, self._fetch_metadata),
                 self._command(paths.HEARTBEAT, BrokerHeartbeat, self._heartbeat),
+                *(
+                    self._command(paths.PREFIX + name, row.command, controller.ask)
+                    for name, row in ADMIN_COMMANDS.items()
+                ),
                 web.post(paths.SESSION, self._session),
                 web.get(paths.STATUS, self._status),
                 web.get(paths.VOTERS, self._voter_directories),

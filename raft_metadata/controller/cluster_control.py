@@ -68,6 +68,7 @@ def decide_register_broker(
         peer=command.peer,
         rack=command.rack,
         unclean_partitions=command.unclean_partitions,
+        feature_level_max=command.feature_level_max,
     )
     return (record,), BrokerRegistered(broker_epoch=epoch)
 

@@ -21,6 +21,7 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
 )
+from raft_metadata.controller.admin_control import AdminContext, decide_admin
 from raft_metadata.controller.cluster_control import (
     ShutdownProgress,
     check_broker_epoch,
@@ -40,8 +41,9 @@ from raft_metadata.controller.topics import (
     decide_delete_topic,
     decide_growth,
 )
-from raft_metadata.image.metadata_delta import SUPPORTED_FEATURE_LEVEL, MetadataDelta
+from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+from raft_metadata.records.admin import A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -54,6 +56,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState, FeatureLevelRecord, MetadataRecord
 
 Records = tuple[MetadataRecord, ...]
@@ -160,6 +163,10 @@ class Controller:
     ) -> tuple[Records, TopicDeleted]:
         """See `decide_delete_topic`."""
         return decide_delete_topic(image, command)
+
+    def admin(self, image: MetadataImage, command: AdminCommand[A]) -> tuple[Records, A]:
+        """See `decide_admin`."""
+        return decide_admin(image, command, AdminContext(defaults=self.config.defaults))
 
     # ---- what follows from the image
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 from raft_metadata.common.ids import (
     BrokerId,
@@ -26,25 +26,27 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
+from raft_metadata.image.security_delta import SECURITY_RECORDS, SecurityDelta
+from raft_metadata.image.tables import patched
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import (
+    BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
     BrokerState,
     ConfigRecord,
+    DrainScope,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    PartitionsCountRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     ResourceType,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-SUPPORTED_FEATURE_LEVEL = 1
-"""The highest feature level whose records this version can fold."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class MetadataDelta:
         self.changed_brokers: dict[BrokerId, BrokerRegistration] = {}
         """Brokers that registered or changed state, as they are now."""
         self.removed_brokers: set[BrokerId] = set()
-        """Brokers a snapshot lacks; no record removes one."""
+        """Brokers that were unregistered, or that a snapshot lacks."""
         self.changed_topics: dict[TopicId, TopicDelta] = {}
         """Topics that were created or whose partitions changed."""
         self.created_topics: set[TopicId] = set()
@@ -94,7 +96,9 @@ class MetadataDelta:
         """Topics of the image before that are gone, as they were."""
         self.changed_configs: dict[ConfigKey, dict[str, str]] = {}
         """All configs of each resource where one was set or reset; empty: none is left."""
+        self.security = SecurityDelta(image)
         self._feature_level = image.feature_level
+        self._next_producer_id = image.next_producer_id
 
     # ---- what changed
 
@@ -110,7 +114,11 @@ class MetadataDelta:
     @property
     def is_empty(self) -> bool:
         """Whether the next image differs in its offset and epoch only."""
-        return self._feature_level == self.image.feature_level and not (
+        same = (self._feature_level, self._next_producer_id) == (
+            self.image.feature_level,
+            self.image.next_producer_id,
+        )
+        return (same and self.security.is_empty) and not (
             self.changed_brokers
             or self.removed_brokers
             or self.changed_topics
@@ -120,8 +128,13 @@ class MetadataDelta:
 
     # ---- folding
 
-    def replay(self, record: MetadataRecord, offset: MetadataOffset) -> None:
+    def replay(  # noqa: C901 one arm for each fact
+        self, record: MetadataRecord, offset: MetadataOffset
+    ) -> None:
         """Fold one record, which stands at ``offset``."""
+        if isinstance(record, SECURITY_RECORDS):
+            self.security.replay(record)
+            return
         match record:
             case PartitionChangeRecord():
                 self._change_partition(record, offset)
@@ -131,12 +144,21 @@ class MetadataDelta:
                 self._register_broker(record)
             case BrokerRegistrationChangeRecord():
                 self._change_broker(record)
+            case BrokerDrainRecord():
+                self._drain_broker(record)
+            case UnregisterBrokerRecord():
+                self._unregister_broker(record)
             case TopicRecord():
                 self._add_topic(record)
+            case PartitionsCountRecord():
+                self._grow_topic(record)
             case RemoveTopicRecord():
                 self._remove_topic(record.topic_id)
             case ConfigRecord():
                 self._set_config(record)
+            case ProducerIdsRecord():
+                assert record.next_producer_id > self._next_producer_id, record
+                self._next_producer_id = record.next_producer_id
             case FeatureLevelRecord():
                 self._set_feature_level(record.level)
             case _:
@@ -158,7 +180,7 @@ class MetadataDelta:
             topics, topic_ids = self._topics()
         brokers = image.brokers
         if self.changed_brokers or self.removed_brokers:
-            brokers = _patched(image.brokers, self.changed_brokers, self.removed_brokers)
+            brokers = patched(image.brokers, self.changed_brokers, self.removed_brokers)
         configs = image.configs
         if self.changed_configs:
             configs = self._configs()
@@ -170,6 +192,10 @@ class MetadataDelta:
             topics=topics,
             topic_ids=topic_ids,
             configs=configs,
+            next_producer_id=self._next_producer_id,
+            quotas=self.security.quotas.apply(),
+            acls=self.security.acls.apply(),
+            users=self.security.users.apply(),
         )
 
     # ---- brokers
@@ -177,7 +203,9 @@ class MetadataDelta:
     def broker(self, broker_id: BrokerId) -> BrokerRegistration | None:
         """The broker as it stands after what was replayed."""
         changed = self.changed_brokers.get(broker_id)
-        return changed if changed is not None else self.image.brokers.get(broker_id)
+        if changed is not None or broker_id in self.removed_brokers:
+            return changed
+        return self.image.brokers.get(broker_id)
 
     def _register_broker(self, record: RegisterBrokerRecord) -> None:
         before = self.broker(record.broker_id)
@@ -193,7 +221,10 @@ class MetadataDelta:
             unclean_partitions=record.unclean_partitions,
             state=BrokerState.STARTING,
             settled=False,
+            feature_level_max=record.feature_level_max,
+            drain=DrainScope.NONE if before is None else before.drain,
         )
+        self.removed_brokers.discard(record.broker_id)
 
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
         before = self.broker(record.broker_id)
@@ -202,6 +233,21 @@ class MetadataDelta:
         self.changed_brokers[record.broker_id] = replace(
             before, state=record.state, settled=record.settled
         )
+
+    def _drain_broker(self, record: BrokerDrainRecord) -> None:
+        before = self.broker(record.broker_id)
+        assert before is not None, record
+        self.changed_brokers[record.broker_id] = replace(before, drain=record.scope)
+
+    def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
+        before = self.broker(record.broker_id)
+        assert before is not None, record
+        assert before.broker_epoch == record.broker_epoch, (before, record)
+        self.changed_brokers.pop(record.broker_id, None)
+        self.removed_brokers.add(record.broker_id)
+        key = (ResourceType.BROKER, str(record.broker_id))
+        if self.image.configs.get(key) or self.changed_configs.get(key):
+            self.changed_configs[key] = {}
 
     # ---- topics
 
@@ -220,6 +266,11 @@ class MetadataDelta:
             record.name, record.topic_id, record.partitions_count, []
         )
         self.created_topics.add(record.topic_id)
+
+    def _grow_topic(self, record: PartitionsCountRecord) -> None:
+        topic = self._topic(record.topic_id)
+        assert record.partitions_count > topic.partitions_count, record
+        topic.partitions_count = record.partitions_count
 
     def _remove_topic(self, topic_id: TopicId) -> None:
         changed = self.changed_topics.pop(topic_id, None)
@@ -247,6 +298,10 @@ class MetadataDelta:
                 leader_epoch=record.leader_epoch,
                 partition_epoch=record.partition_epoch,
                 leader_epoch_offset=offset if since is None else since,
+                adding=record.adding,
+                removing=record.removing,
+                last_known_elr=record.last_known_elr,
+                last_known_leader=record.last_known_leader,
             )
         )
         topic.changed.add(record.partition)
@@ -259,7 +314,7 @@ class MetadataDelta:
         new_epoch = record.leader_epoch > before.leader_epoch
         assert new_epoch or record.leader == before.leader, (before, record)
         topic.partitions[record.partition] = PartitionRegistration(
-            replicas=before.replicas,
+            replicas=record.replicas or before.replicas,
             directories=record.directories,
             isr=record.isr,
             elr=record.elr,
@@ -267,18 +322,22 @@ class MetadataDelta:
             leader_epoch=record.leader_epoch,
             partition_epoch=record.partition_epoch,
             leader_epoch_offset=offset if new_epoch else before.leader_epoch_offset,
+            adding=record.adding,
+            removing=record.removing,
+            last_known_elr=record.last_known_elr,
+            last_known_leader=record.last_known_leader,
         )
         topic.changed.add(record.partition)
 
     def _topics(self) -> tuple[Mapping[TopicId, TopicImage], Mapping[TopicName, TopicId]]:
-        topics = _patched(
+        topics = patched(
             self.image.topics,
             {topic_id: topic.image() for topic_id, topic in self.changed_topics.items()},
             self.deleted_topics,
         )
         if not self.created_topics and not self.deleted_topics:
             return topics, self.image.topic_ids
-        topic_ids = _patched(
+        topic_ids = patched(
             self.image.topic_ids, {}, {topic.name for topic in self.deleted_topics.values()}
         )
         created = {
@@ -287,7 +346,7 @@ class MetadataDelta:
             if topic_id in self.created_topics
         }
         assert not created.keys() & topic_ids.keys(), created
-        return topics, _patched(topic_ids, created, ())
+        return topics, patched(topic_ids, created, ())
 
     # ---- configs, feature level
 
@@ -308,7 +367,7 @@ class MetadataDelta:
             if configs
         }
         emptied = {key for key, configs in self.changed_configs.items() if not configs}
-        return _patched(self.image.configs, changed, emptied)
+        return patched(self.image.configs, changed, emptied)
 
     def _set_feature_level(self, level: int) -> None:
         if level > SUPPORTED_FEATURE_LEVEL:
@@ -321,6 +380,8 @@ def delta_between(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
     """The delta that leads from one image to any other; unchanged parts are left out."""
     delta = MetadataDelta(before)
     delta._feature_level = after.feature_level  # noqa: SLF001 the delta's other constructor
+    delta._next_producer_id = after.next_producer_id  # noqa: SLF001
+    delta.security = SecurityDelta.between(before, after)
     delta.changed_brokers = {
         broker_id: broker
         for broker_id, broker in after.brokers.items()
@@ -346,11 +407,3 @@ def delta_between(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         if before.configs.get(key) != after.configs.get(key):
             delta.changed_configs[key] = dict(after.configs.get(key, {}))
     return delta
-
-
-def _patched(before: Mapping[K, V], changed: Mapping[K, V], removed: Iterable[K]) -> Mapping[K, V]:
-    after = dict(before)
-    after.update(changed)
-    for key in removed:
-        after.pop(key, None)
-    return MappingProxyType(after)

@@ -25,7 +25,8 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.records.records import BrokerState, ResourceType
+from raft_metadata.records.records import BrokerState, DrainScope, ResourceType
+from raft_metadata.records.security import AclRecord, QuotaEntity, UserScramRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class BrokerRegistration:
     unclean_partitions: tuple[TopicIdPartition, ...]
     state: BrokerState
     settled: bool
+    feature_level_max: int = 1
+    drain: DrainScope = DrainScope.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +60,21 @@ class PartitionRegistration:
     partition_epoch: PartitionEpoch
     leader_epoch_offset: MetadataOffset
     """Metadata offset of the record that set ``leader_epoch`` (rule R3)."""
+    adding: tuple[BrokerId, ...] = ()
+    """The four below as in `PartitionChangeRecord`."""
+    removing: tuple[BrokerId, ...] = ()
+    last_known_elr: tuple[BrokerId, ...] = ()
+    last_known_leader: BrokerId = NO_LEADER
 
     @property
     def has_leader(self) -> bool:
         """Whether anybody leads."""
         return self.leader != NO_LEADER
+
+    @property
+    def is_reassigning(self) -> bool:
+        """Whether replicas are on their way in or out (KIP-455)."""
+        return bool(self.adding or self.removing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +95,9 @@ class TopicImage:
 
 
 ConfigKey = tuple[ResourceType, str]
+Quotas = Mapping[tuple[QuotaEntity, ...], Mapping[str, float]]
+UserKey = tuple[str, str]
+"""A user's name and the mechanism of a credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +116,11 @@ class MetadataImage:
     configs: Mapping[ConfigKey, Mapping[str, str]] = field(
         default_factory=lambda: MappingProxyType({})
     )
+    next_producer_id: int = 0
+    """Every id below was handed out."""
+    quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
+    acls: Mapping[str, AclRecord] = field(default_factory=lambda: MappingProxyType({}))
+    users: Mapping[UserKey, UserScramRecord] = field(default_factory=lambda: MappingProxyType({}))
 
     def topic(self, name: TopicName) -> TopicImage | None:
         """The topic of this name, or None."""
@@ -116,3 +137,11 @@ class MetadataImage:
     def topic_configs(self, topic_id: TopicId) -> Mapping[str, str]:
         """Configs set on the topic itself; defaults are not in here."""
         return self.configs.get((ResourceType.TOPIC, topic_id), MappingProxyType({}))
+
+    def broker_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+        """Configs set on this broker alone."""
+        return self.configs.get((ResourceType.BROKER, str(broker_id)), MappingProxyType({}))
+
+    def cluster_configs(self) -> Mapping[str, str]:
+        """Configs set for every broker."""
+        return self.configs.get((ResourceType.CLUSTER, ""), MappingProxyType({}))

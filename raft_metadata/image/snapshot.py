@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, PartitionId
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    UNKNOWN_BROKER_EPOCH,
+    ControllerEpoch,
+    MetadataOffset,
+    PartitionId,
+)
 from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
@@ -15,14 +21,18 @@ from raft_metadata.image.metadata_image import (
 )
 from raft_metadata.records.commands import MetadataSnapshot
 from raft_metadata.records.records import (
+    BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
     ConfigRecord,
+    DrainScope,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     TopicRecord,
 )
+from raft_metadata.records.security import ClientQuotaRecord
 
 
 def snapshot_of(image: MetadataImage) -> MetadataSnapshot:
@@ -50,6 +60,23 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
             yield ConfigRecord(
                 resource_type=resource_type, resource_name=name, name=config, value=value
             )
+    if image.next_producer_id:
+        yield ProducerIdsRecord(
+            broker_id=NO_LEADER,
+            broker_epoch=UNKNOWN_BROKER_EPOCH,
+            next_producer_id=image.next_producer_id,
+        )
+    yield from _security_records(image)
+
+
+def _security_records(image: MetadataImage) -> Iterator[MetadataRecord]:
+    for entity in sorted(image.quotas, key=repr):
+        for key, value in sorted(image.quotas[entity].items()):
+            yield ClientQuotaRecord(entity=entity, key=key, value=value)
+    for acl_id in sorted(image.acls):
+        yield image.acls[acl_id]
+    for user in sorted(image.users):
+        yield image.users[user]
 
 
 def image_from_records(
@@ -88,6 +115,7 @@ def _broker_records(broker: BrokerRegistration) -> Iterator[MetadataRecord]:
         peer=broker.peer,
         rack=broker.rack,
         unclean_partitions=broker.unclean_partitions,
+        feature_level_max=broker.feature_level_max,
     )
     yield BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id,
@@ -95,6 +123,8 @@ def _broker_records(broker: BrokerRegistration) -> Iterator[MetadataRecord]:
         state=broker.state,
         settled=broker.settled,
     )
+    if broker.drain is not DrainScope.NONE:
+        yield BrokerDrainRecord(broker_id=broker.broker_id, scope=broker.drain)
 
 
 def _partition_record(
@@ -111,4 +141,8 @@ def _partition_record(
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
         leader_epoch_offset=partition.leader_epoch_offset,
+        adding=partition.adding,
+        removing=partition.removing,
+        last_known_elr=partition.last_known_elr,
+        last_known_leader=partition.last_known_leader,
     )

@@ -31,6 +31,7 @@ from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.publisher import MetadataPublisher
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
+from raft_metadata.records.admin import AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -182,6 +183,7 @@ class ActiveController(MetadataPublisher):
             term,
             image,
             batch_bytes_max=self._config.batch_bytes_max,
+            wall_ms=self._clock.wall_ms,
             on_answered=self._wake.set,
             on_failed=self._on_failed,
         )
@@ -279,6 +281,10 @@ class ActiveController(MetadataPublisher):
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         """See `decide_delete_topic`."""
         return await self._command(lambda image: self._core.delete_topic(image, command))
+
+    async def ask(self, command: AdminCommand[T]) -> T:
+        """Any command of ``records.admin``; see there, and `decide_admin`."""
+        return await self._command(lambda image: self._core.admin(image, command))
 
     async def _command(self, decide: Callable[[MetadataImage], tuple[Records, T]]) -> T:
         """Decide on the newest image, append, and answer when it is committed (rule M3).

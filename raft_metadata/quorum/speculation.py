@@ -40,6 +40,7 @@ class Speculation:
         image: MetadataImage,
         *,
         batch_bytes_max: int,
+        wall_ms: Callable[[], int],
         on_answered: Callable[[], None],
         on_failed: Callable[[Speculation, KafkaError], None],
     ) -> None:
@@ -47,6 +48,7 @@ class Speculation:
         self.image = image
         self.in_flight: deque[Batch] = deque()
         self._batch_bytes_max = batch_bytes_max
+        self._wall_ms = wall_ms
         self._on_answered = on_answered
         self._on_failed = on_failed
 
@@ -68,12 +70,14 @@ class Speculation:
         any of its batches, and the rest is found again from the image.
         """
         batches: list[Batch] = []
+        time_ms = self._wall_ms()
         for part in _parts(records, self._batch_bytes_max):
             base = self.image.next_offset
             delta = MetadataDelta(self.image)
             next_offset = MetadataOffset(base + delta.replay_all(part.records, base))
             image = delta.apply(next_offset, ControllerEpoch(self.term))
-            future = submit(join_batch(base, self.term, part.encoded), self.term)
+            payload = join_batch(base, self.term, part.encoded, time_ms=time_ms)
+            future = submit(payload, self.term)
             if future.done() and (refusal := failure(future)) is not None:
                 if not batches:
                     raise refusal

@@ -44,6 +44,8 @@ class RegisterBroker:
     last_broker_epoch: BrokerEpoch = UNKNOWN_BROKER_EPOCH
     """Compare-and-set: the epoch of this id's registration the requester saw in the image; -1 when
     it saw none. A registration that was overtaken never enters (rule R6)."""
+    feature_level_max: int = 1
+    """The highest ``metadata.version`` this process can follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class MetadataBatch:
     base_offset: MetadataOffset
     epoch: ControllerEpoch
     records: tuple[MetadataRecord, ...]
+    time_ms: int = 0
+    """The deciding controller's wall clock, ms since 1970: for people, nothing is decided by it."""
     encoded: bytes = field(default=b"", compare=False, repr=False)
     """The JSON it was read from, so that it is encoded once for all brokers; empty: not kept."""
 

@@ -2,7 +2,9 @@
 
 A record is only ever applied through ``raft_metadata.image.metadata_delta``. Every field is
 explicit, so that a dump of the log reads as history and replay needs no policy, clock or chance.
-An unknown field is ignored by older nodes; a new record type needs a higher feature level.
+An unknown field is ignored by older nodes; a new record type, or a field that means a change, needs
+a higher feature level (``records.feature_levels``). Users, access rules and quotas stand in
+``records.security``.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from raft_metadata.common.ids import (
+    NO_LEADER,
     BrokerEpoch,
     BrokerId,
     DirectoryId,
@@ -22,6 +25,13 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
     TopicName,
+)
+from raft_metadata.records.security import (
+    AclRecord,
+    ClientQuotaRecord,
+    RemoveAclRecord,
+    RemoveUserScramRecord,
+    UserScramRecord,
 )
 
 
@@ -37,9 +47,19 @@ class BrokerState(Enum):
     """Its session expired: leaves every ISR."""
 
 
+class DrainScope(Enum):
+    """What an operator wants a broker to be rid of. It stays so until it is set to NONE."""
+
+    NONE = "none"
+    LEADERS = "leaders"
+    """Leads nothing that another in-sync replica can lead: maintenance."""
+    REPLICAS = "replicas"
+    """Holds nothing: its replicas move to other brokers, so that it can be unregistered."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLevelRecord:
-    """The first record of every log: which record types may follow."""
+    """``metadata.version``: which records may follow. The first record of every log is one."""
 
     level: int
 
@@ -60,6 +80,8 @@ class RegisterBrokerRecord:
     rack: str | None = None
     unclean_partitions: tuple[TopicIdPartition, ...] = ()
     """Partitions whose recovered end is below the proven durable end (rule R6)."""
+    feature_level_max: int = 1
+    """The highest ``metadata.version`` this process can follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +96,22 @@ class BrokerRegistrationChangeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDrainRecord:
+    """An operator drains a broker, or ends that. Outlives the broker's registrations."""
+
+    broker_id: BrokerId
+    scope: DrainScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterBrokerRecord:
+    """A broker that holds no replica was taken out of the cluster for good."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
     """A topic was created; its partitions follow as PartitionRecords, perhaps in later batches."""
 
@@ -81,6 +119,14 @@ class TopicRecord:
     topic_id: TopicId
     partitions_count: int
     """How many PartitionRecords belong to it: fewer in the image = still being created."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsCountRecord:
+    """A topic was given more partitions; their PartitionRecords follow, perhaps much later."""
+
+    topic_id: TopicId
+    partitions_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +154,19 @@ class PartitionRecord:
     partition_epoch: PartitionEpoch
     leader_epoch_offset: MetadataOffset | None = None
     """Metadata offset that set the leader epoch (rule R3). None: this record's own offset."""
+    adding: tuple[BrokerId, ...] = ()
+    """As in `PartitionChangeRecord`, with the three below."""
+    removing: tuple[BrokerId, ...] = ()
+    last_known_elr: tuple[BrokerId, ...] = ()
+    last_known_leader: BrokerId = NO_LEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord:
-    """The state of a partition after a change; partition_epoch is one more than before."""
+    """The state of a partition after a change; partition_epoch is one more than before.
+
+    Every field says what is so from now on, also one that did not change.
+    """
 
     topic_id: TopicId
     partition: PartitionId
@@ -123,6 +177,19 @@ class PartitionChangeRecord:
     leader_epoch: LeaderEpoch
     """One more than before if this record elects or deposes; else unchanged."""
     partition_epoch: PartitionEpoch
+    replicas: tuple[BrokerId, ...] = ()
+    """The replicas from now on, ``directories`` in their order; empty: those of before."""
+    adding: tuple[BrokerId, ...] = ()
+    """Replicas a reassignment under way (KIP-455) brings in; they are among ``replicas``."""
+    removing: tuple[BrokerId, ...] = ()
+    """Replicas it takes out once ``adding`` are in sync; they are among ``replicas`` till then."""
+    last_known_elr: tuple[BrokerId, ...] = ()
+    """While ISR and ELR are empty: who was eligible last and lost the proof of its end, but not
+    its disk (KIP-966)."""
+    last_known_leader: BrokerId = NO_LEADER
+    """While ISR and ELR are empty: who led last, if its disk is still the recorded one."""
+    unclean: bool = False
+    """The leader was elected although it may lack acknowledged records; history, not state."""
 
 
 class ResourceType(Enum):
@@ -144,13 +211,31 @@ class ConfigRecord:
     value: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdsRecord:
+    """Producer ids below ``next_producer_id`` were handed out, the last block to this broker."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+    next_producer_id: int
+
+
 MetadataRecord = (
     FeatureLevelRecord
     | RegisterBrokerRecord
     | BrokerRegistrationChangeRecord
+    | BrokerDrainRecord
+    | UnregisterBrokerRecord
     | TopicRecord
+    | PartitionsCountRecord
     | RemoveTopicRecord
     | PartitionRecord
     | PartitionChangeRecord
     | ConfigRecord
+    | ProducerIdsRecord
+    | ClientQuotaRecord
+    | AclRecord
+    | RemoveAclRecord
+    | UserScramRecord
+    | RemoveUserScramRecord
 )

@@ -9,7 +9,7 @@ bytes in the metadata log are the bytes every broker is sent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -19,15 +19,26 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
 from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch, MetadataSnapshot
 from raft_metadata.records.records import (
+    BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    PartitionsCountRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
+)
+from raft_metadata.records.security import (
+    AclRecord,
+    ClientQuotaRecord,
+    RemoveAclRecord,
+    RemoveUserScramRecord,
+    UserScramRecord,
 )
 
 T = TypeVar("T")
@@ -38,16 +49,37 @@ _TYPES: Mapping[str, type[MetadataRecord]] = {
     "feature_level": FeatureLevelRecord,
     "register_broker": RegisterBrokerRecord,
     "broker_registration_change": BrokerRegistrationChangeRecord,
+    "broker_drain": BrokerDrainRecord,
+    "unregister_broker": UnregisterBrokerRecord,
     "topic": TopicRecord,
+    "partitions_count": PartitionsCountRecord,
     "remove_topic": RemoveTopicRecord,
     "partition": PartitionRecord,
     "partition_change": PartitionChangeRecord,
     "config": ConfigRecord,
+    "producer_ids": ProducerIdsRecord,
+    "client_quota": ClientQuotaRecord,
+    "acl": AclRecord,
+    "remove_acl": RemoveAclRecord,
+    "user_scram": UserScramRecord,
+    "remove_user_scram": RemoveUserScramRecord,
 }
 _HEADS: Mapping[type[MetadataRecord], bytes] = {
     cls: b'{"type":"%b","v":%d,' % (name.encode(), RECORD_VERSION) for name, cls in _TYPES.items()
 }
+_NAMES = {cls: name for name, cls in _TYPES.items()}
 _OPTIONS = orjson.OPT_NON_STR_KEYS
+
+_PARTITION_FIELDS: Mapping[type[MetadataRecord], tuple[str, ...]] = {
+    cls: tuple(field.name for field in fields(cls))
+    for cls in (PartitionRecord, PartitionChangeRecord)
+}
+_SILENT: Mapping[str, object] = {
+    field.name: field.default
+    for field in fields(PartitionChangeRecord)
+    if field.default is not MISSING
+}
+"""Fields that nearly every partition leaves at their default: 90 bytes a record."""
 
 
 class UnreadableRecordError(ValueError):
@@ -55,8 +87,18 @@ class UnreadableRecordError(ValueError):
 
 
 def encode_record(record: MetadataRecord) -> bytes:
-    """One record as JSON."""
-    return _HEADS[type(record)] + _dumps(record)[1:]
+    """One record as JSON. What a partition's record says by default is left out."""
+    kind = type(record)
+    if kind is PartitionChangeRecord or kind is PartitionRecord:
+        fields = {name: getattr(record, name) for name in _PARTITION_FIELDS[kind]}
+        said = {name: fields[name] for name in fields if fields[name] != _SILENT.get(name)}
+        return _HEADS[kind] + _dumps(said)[1:]
+    return _HEADS[kind] + _dumps(record)[1:]
+
+
+def type_name(record: MetadataRecord) -> str:
+    """The record's ``type`` in JSON."""
+    return _NAMES[type(record)]
 
 
 def decode_record(value: object) -> MetadataRecord:
@@ -73,15 +115,19 @@ def decode_record(value: object) -> MetadataRecord:
         raise UnreadableRecordError(f"{value['type']}: {error}") from error
 
 
-def join_batch(base_offset: int, epoch: int, records: Iterable[bytes]) -> bytes:
+def join_batch(
+    base_offset: int, epoch: int, records: Iterable[bytes], *, time_ms: int = 0
+) -> bytes:
     """A batch of records that are encoded already."""
-    head = b'{"base_offset":%d,"epoch":%d,"records":[' % (base_offset, epoch)
+    head = b'{"base_offset":%d,"epoch":%d,"time_ms":%d,"records":[' % (base_offset, epoch, time_ms)
     return head + b",".join(records) + b"]}"
 
 
-def encode_batch(base_offset: int, epoch: int, records: Sequence[MetadataRecord]) -> bytes:
+def encode_batch(
+    base_offset: int, epoch: int, records: Sequence[MetadataRecord], *, time_ms: int = 0
+) -> bytes:
     """A batch as it stands in the metadata log: a `MetadataBatch` in JSON."""
-    return join_batch(base_offset, epoch, map(encode_record, records))
+    return join_batch(base_offset, epoch, map(encode_record, records), time_ms=time_ms)
 
 
 def decode_batch(payload: bytes) -> MetadataBatch:
@@ -107,7 +153,9 @@ def to_json(value: object) -> bytes:
         case FetchMetadataAnswer():
             return _encode_answer(value)
         case MetadataBatch():
-            return value.encoded or encode_batch(value.base_offset, value.epoch, value.records)
+            return value.encoded or encode_batch(
+                value.base_offset, value.epoch, value.records, time_ms=value.time_ms
+            )
         case MetadataSnapshot():
             return value.encoded or encode_snapshot(value)
         case _:
@@ -183,6 +231,7 @@ def _batch(value: dict[str, Any]) -> MetadataBatch:
     return MetadataBatch(
         base_offset=MetadataOffset(msgspec.convert(value["base_offset"], int)),
         epoch=ControllerEpoch(msgspec.convert(value["epoch"], int)),
+        time_ms=msgspec.convert(value.get("time_ms", 0), int),
         records=tuple(map(decode_record, value["records"])),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import aiohttp
 import pytest
@@ -32,6 +32,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.records.admin import AdminCommand, Altered
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -104,6 +105,10 @@ class FakeController:
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         answer = TopicDeleted(topic_id=TopicId("T" * 22), next_offset=MetadataOffset(10))
         return await self._command(command, answer)
+
+    async def ask(self, command: AdminCommand[_T]) -> _T:
+        answer: Any = Altered(next_offset=MetadataOffset(11))
+        return await self._command(command, cast(_T, answer))
 
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
         self.asked.append(request)

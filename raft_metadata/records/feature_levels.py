@@ -1,0 +1,55 @@
+"""``metadata.version``: which records may stand in the log at which feature level (KIP-584).
+
+A record of a newer level is refused where it is decided, while the level is lower, and a level
+nobody could fold is refused when it is raised: never at run time on a node that is too old.
+"""
+
+from __future__ import annotations
+
+from raft_metadata.common.ids import NO_LEADER
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+FIRST_LEVEL = 1
+"""Brokers, topics, partitions, topic configs."""
+OPERATIONS_LEVEL = 2
+"""Everything else: reassignment, last known leaders, growth, drains, quotas, users, producers."""
+SUPPORTED_FEATURE_LEVEL = OPERATIONS_LEVEL
+"""The highest level this version can decide and fold."""
+
+_FIRST = (
+    FeatureLevelRecord,
+    RegisterBrokerRecord,
+    BrokerRegistrationChangeRecord,
+    TopicRecord,
+    RemoveTopicRecord,
+    ConfigRecord,
+)
+
+
+def level_of(record: MetadataRecord) -> int:
+    """The lowest feature level at which every node understands all of this record."""
+    if isinstance(record, _FIRST):
+        return FIRST_LEVEL
+    if isinstance(record, PartitionRecord | PartitionChangeRecord):
+        return OPERATIONS_LEVEL if _says_more(record) else FIRST_LEVEL
+    return OPERATIONS_LEVEL
+
+
+def _says_more(record: PartitionRecord | PartitionChangeRecord) -> bool:
+    """Whether a node that ignores the newer fields would have another image."""
+    moved = isinstance(record, PartitionChangeRecord) and bool(record.replicas or record.unclean)
+    return (
+        moved
+        or bool(record.adding or record.removing or record.last_known_elr)
+        or record.last_known_leader != NO_LEADER
+    )
