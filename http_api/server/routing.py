@@ -2,7 +2,8 @@
 
 aiohttp's own dispatcher takes no double slashes, and answers 404 and 405 in its own words. This one
 walks a tree over the path's segments, so empty ones (trailing and double slashes) vanish, and a
-look-up costs one dict access a segment.
+look-up costs one dict access a segment. A variable segment may end in an action, as in
+``/brokers/3:drain``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Route:
 class _Node:
     fixed: dict[str, _Node] = field(default_factory=dict)
     variable: _Node | None = None
+    actions: dict[str, _Node] = field(default_factory=dict)
+    """What follows a variable segment that ends in ``:action``."""
     routes: dict[str, Route] = field(default_factory=dict)
 
 
@@ -42,12 +45,17 @@ class Router:
         self._root = _Node()
 
     def add(self, method: str, path: str, handler: Handler, reply_type: str) -> None:
-        """Serve ``path``, whose variable segments are written ``{name}``. GET serves HEAD too."""
+        """Serve ``path``. GET serves HEAD too.
+
+        Variable segments are written ``{name}``, or ``{name}:action``.
+        """
         node = self._root
         for segment in path.split("/"):
             if not segment:
                 continue
-            if segment.startswith("{"):
+            if segment.startswith("{") and not segment.endswith("}"):
+                node = node.actions.setdefault(segment.rpartition(":")[2], _Node())
+            elif segment.startswith("{"):
                 node.variable = node.variable or _Node()
                 node = node.variable
             else:
@@ -71,8 +79,8 @@ class Router:
             segment = unquote(raw_segment) if "%" in raw_segment else raw_segment
             following = node.fixed.get(segment)
             if following is None:
-                following = node.variable
-                parameters.append(segment)
+                following, parameter = _variable(node, segment)
+                parameters.append(parameter)
             if following is None:
                 raise _not_found(raw_path)
             node = following
@@ -88,6 +96,16 @@ class Router:
             f"HTTP 405 Method Not Allowed: got {method}, expected {allowed}",
             headers={"Allow": allowed},
         )
+
+
+def _variable(node: _Node, segment: str) -> tuple[_Node | None, str]:
+    """What follows a segment that is not fixed, and the parameter in it."""
+    if node.actions:
+        name, _, action = segment.rpartition(":")
+        following = node.actions.get(action)
+        if name and following is not None:
+            return following, name
+    return node.variable, segment
 
 
 def _not_found(raw_path: str) -> RestError:

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from http_api.contract.errors import RestError
-from http_api.server.routing import Router
+from http_api.server.routing import Handler, Router
 
 
 async def topic(request: web.Request) -> web.Response:
@@ -46,6 +46,25 @@ def test_a_path_is_its_segments(router: Router, path: str, parameters: list[str]
 def test_parameters_come_in_order(router: Router) -> None:
     route, found = router.resolve("HEAD", "/topics/a/partitions/3/")
     assert (route.handler, found) == (partition, ["a", "3"])
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "parameters"),
+    [
+        ("/topics/a:close", partition, ["a"]),
+        ("/topics/a%3Aclose/", partition, ["a"]),
+        ("/topics/a:b:close", partition, ["a:b"]),
+        ("/topics/a:open", topic, ["a:open"]),
+        ("/topics/:close", topic, [":close"]),
+        ("/topics/close", topic, ["close"]),
+    ],
+)
+def test_a_variable_segment_may_end_in_an_action(
+    router: Router, path: str, handler: Handler, parameters: list[str]
+) -> None:
+    router.add("POST", "/topics/{topic}:close", partition, "a/b")
+    route, found = router.resolve("POST", path)
+    assert (route.handler, found) == (handler, parameters)
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/topics", "/topics/a/b", "/topics/a/partitions"])
