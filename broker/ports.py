@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from raft_metadata.common.ids import BrokerId, NodeId
+from raft_metadata.records.admin import A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -21,6 +23,17 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+
+
+class Heartbeats(Protocol):
+    """Heartbeats on their own time, as long as the loop makes progress (rule M7)."""
+
+    def say(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
+        """The loop turns: this is what heartbeats say from now on; the next one now if asked.
+
+        To be called many times a session: each call is the progress that heartbeats need.
+        """
+        ...
 
 
 class ControllerChannel(Protocol):
@@ -38,14 +51,13 @@ class ControllerChannel(Protocol):
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
 
-    async def heartbeat(
-        self,
-        command: BrokerHeartbeat,
-        on_answer: Callable[[HeartbeatAnswer], None] = lambda _: None,
-    ) -> dict[NodeId, HeartbeatAnswer]:
-        """To every controller at once; whoever answers within the heartbeat interval is in it.
+    def heartbeats(
+        self, on_answer: Callable[[HeartbeatAnswer, int], None]
+    ) -> AbstractContextManager[Heartbeats]:
+        """Heartbeats of one registration, to every controller, until the block is left.
 
-        ``on_answer`` is called with each answer as it comes: a proof must not wait for the others.
+        ``on_answer(answer, sent_ms)`` is called on the loop with each answer as it comes (a proof
+        must not wait for the others) and when its heartbeat was sent, on the monotonic clock.
         """
         ...
 
@@ -56,6 +68,10 @@ class ControllerChannel(Protocol):
     async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated: ...
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted: ...
+
+    async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
+        """Any command of ``raft_metadata.records.admin``."""
+        ...
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
         """Long poll one controller. NETWORK_EXCEPTION when it can't be reached."""

@@ -1,7 +1,8 @@
 """A broker's membership: registration, heartbeats, being unfenced, leaving in order.
 
 Registration is compare-and-set on the last broker epoch seen in the image (rule R6); a refusal is
-retried for ever, never an exit. Heartbeats go to every controller (rule M7).
+retried for ever, never an exit. Heartbeats go to every controller, on their own time; this loop
+only shows them that it turns (rule M7).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
 from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer, RegisterBroker
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.lifecycle")
 
 REGISTER_RETRY_MS = 200
-BEAT_GAP_MS = 5
-"""Heartbeats that are asked for out of turn come no faster than this."""
+PROGRESS_MS = 50
+"""How often the loop shows its heartbeats that it turns, and where the image is (rule M7)."""
 PROOF_MARGIN_MS = 1_000
 """A proof ends this long before the session, as rule G3 has it, and a sixth of a session is kept
 where sessions are that short."""
@@ -61,7 +63,7 @@ class Lifecycle:
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
         self._beaten = asyncio.Event()
-        """Set, and replaced, with every proof and every round of answers."""
+        """Set, and replaced, with every answer."""
 
     @property
     def state(self) -> BrokerState | None:
@@ -100,6 +102,8 @@ class Lifecycle:
         if self._proven_ms is not None and not self._want_shutdown:
             age_ms = self._clock.monotonic_ms() - self._proven_ms
             if age_ms < self.proof_age_max_ms:
+                if 2 * age_ms >= self.proof_age_max_ms:
+                    self._beat_now.set()  # whoever asks next finds a new one
                 return True
         self._beat_now.set()
         return False
@@ -144,6 +148,7 @@ class Lifecycle:
                 rack=self._config.rack,
                 unclean_partitions=tuple(self._unclean_partitions()),
                 last_broker_epoch=known.broker_epoch if known else UNKNOWN_BROKER_EPOCH,
+                feature_level_max=SUPPORTED_FEATURE_LEVEL,
             )
             try:
                 registered = await self._controllers.register_broker(command)
@@ -157,41 +162,39 @@ class Lifecycle:
             return registered.broker_epoch
 
     async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
-        interval_s = self._config.timeouts.broker_heartbeat_interval_ms / 1000
-        loop = asyncio.get_running_loop()
-        while True:
-            next_at = loop.time() + interval_s
-            self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
-            command = BrokerHeartbeat(
-                broker_id=self._config.broker_id,
-                broker_epoch=epoch,
-                metadata_offset=self._loader.image.next_offset,
-                want_shutdown=self._want_shutdown,
-            )
-            sent_ms = self._clock.monotonic_ms()
+        """Tell the heartbeats where this broker stands, until another life took its id."""
+        at_once = True
+        with self._controllers.heartbeats(self._heard) as heartbeats:
+            while not self._is_replaced(epoch):
+                self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
+                command = BrokerHeartbeat(
+                    broker_id=self._config.broker_id,
+                    broker_epoch=epoch,
+                    metadata_offset=self._loader.image.next_offset,
+                    want_shutdown=self._want_shutdown,
+                )
+                heartbeats.say(command, at_once=at_once)
+                at_once = await self._asked_within(PROGRESS_MS)
 
-            def heard(answer: HeartbeatAnswer, sent_ms: int = sent_ms) -> None:
-                if answer.is_active and self._proves(answer):
-                    self._proven_ms = sent_ms
-                    self._tell_beaten()
+    def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
+        """An answer crosses to the loop here, and only here: the image it is judged by is new."""
+        if answer.is_active:
+            if self._proves(answer):
+                self._proven_ms = max(sent_ms, self._proven_ms or sent_ms)
+            self._loader.note_committed(answer.committed_offset)
+            self.shutdown_blocked_by = answer.shutdown_blocked_by
+            if answer.should_shut_down and self._want_shutdown:
+                self.may_stop.set()
+        self._tell_beaten()
 
-            answers = await self._controllers.heartbeat(command, heard)
-            for answer in answers.values():
-                if answer.is_active:
-                    self._loader.note_committed(answer.committed_offset)
-                    self.shutdown_blocked_by = answer.shutdown_blocked_by
-                    if answer.should_shut_down and self._want_shutdown:
-                        self.may_stop.set()
-            self._tell_beaten()
-            known = self._loader.image.brokers.get(self._config.broker_id)
-            if (
-                known is not None
-                and known.broker_epoch > epoch
-                and known.incarnation_id != self._incarnation_id
-            ):
-                _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
-                return
-            await self._pause(next_at - loop.time())
+    def _is_replaced(self, epoch: BrokerEpoch) -> bool:
+        known = self._loader.image.brokers.get(self._config.broker_id)
+        if known is None or known.broker_epoch <= epoch:
+            return False
+        if known.incarnation_id == self._incarnation_id:
+            return False
+        _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
+        return True
 
     def _tell_beaten(self) -> None:
         self._beaten.set()
@@ -208,11 +211,10 @@ class Lifecycle:
         alive = answer.state in (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
         return alive and self._loader.image.next_offset >= answer.committed_offset
 
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(BEAT_GAP_MS / 1000)
-        seconds -= BEAT_GAP_MS / 1000
+    async def _asked_within(self, timeout_ms: int) -> bool:
         try:
-            async with asyncio.timeout(max(seconds, 0.001)):
+            async with asyncio.timeout(timeout_ms / 1000):
                 await self._beat_now.wait()
         except TimeoutError:
-            pass
+            return False
+        return True

@@ -51,6 +51,7 @@ async def _serve(node: OpenedNode) -> None:
             cluster_id=config.cluster_id,
             dial=controller_dial(config, "http"),
             heartbeat_interval_ms=config.timeouts.broker_heartbeat_interval_ms,
+            loop_progress_max_ms=config.timeouts.broker_session_timeout_ms,
         )
         await controllers.start()
         stack.push_async_callback(controllers.stop)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from http_api.peer import controller_paths as paths
 from http_api.peer.controller_link import ControllerLink, RefusedError
-from http_api.peer.controller_sessions import ControllerSessions
+from http_api.peer.heartbeat_thread import HeartbeatThread
+from raft_metadata.common.clock import Clock, SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import ClusterId, NodeId
+from raft_metadata.common.ids import ClusterId, MetadataOffset, NodeId
+from raft_metadata.records.admin import ADMIN_COMMANDS, ADMIN_NAMES, A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
-    BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
@@ -36,6 +38,8 @@ FETCH_MARGIN_MS = 2_000
 ROUND_BACKOFF_FIRST_MS = 20
 ROUND_BACKOFF_MAX_MS = 250
 """Pause after every controller has been asked in vain; an election takes about half a second."""
+LOOP_PROGRESS_MAX_MS = 1_200
+"""How long the broker's loop may stand still: its session (see `HeartbeatThread`)."""
 MIN_ATTEMPT_MS = 1_000
 """A repeatable command gives one attempt a third of its time, but not less than this."""
 
@@ -62,22 +66,35 @@ class HttpControllerChannel:
         cluster_id: ClusterId,
         dial: Mapping[NodeId, str] | None = None,
         heartbeat_interval_ms: int = 250,
+        loop_progress_max_ms: int = LOOP_PROGRESS_MAX_MS,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         command_timeout_ms: int = COMMAND_TIMEOUT_MS,
+        clock: Clock | None = None,
     ) -> None:
-        self._links = {
-            node_id: ControllerLink(
-                node_id,
-                (dial or {}).get(node_id, advertised),
-                cluster_id=cluster_id,
-                connect_timeout_ms=connect_timeout_ms,
-            )
-            for node_id, advertised in controllers.items()
-        }
-        self._sessions = ControllerSessions(list(self._links.values()))
-        self._heartbeat_interval_ms = heartbeat_interval_ms
+        def links() -> dict[NodeId, ControllerLink]:
+            return {
+                node_id: ControllerLink(
+                    node_id,
+                    (dial or {}).get(node_id, advertised),
+                    cluster_id=cluster_id,
+                    connect_timeout_ms=connect_timeout_ms,
+                )
+                for node_id, advertised in controllers.items()
+            }
+
+        self._links = links()
+        self._beats = HeartbeatThread(
+            list(links().values()),
+            interval_ms=heartbeat_interval_ms,
+            progress_max_ms=loop_progress_max_ms,
+            clock=clock or SystemClock(),
+            on_result=self._heard,
+        )
         self._command_timeout_ms = command_timeout_ms
         self._active = next(iter(self._links))
+        self._on_answer: Callable[[HeartbeatAnswer, int], None] = lambda _answer, _sent_ms: None
+        self._claims: dict[NodeId, MetadataOffset] = {}
+        """Who says that it is active, and how far it has committed."""
         self._refusals: dict[NodeId, KafkaError] = {}
 
     @property
@@ -99,10 +116,11 @@ class HttpControllerChannel:
         """Open the HTTP clients; connections are made when first needed."""
         for link in self._links.values():
             link.open()
+        self._beats.start()
 
     async def stop(self) -> None:
         """End the sessions, close every connection."""
-        await self._sessions.stop()
+        await self._beats.stop()
         for link in self._links.values():
             await link.close()
 
@@ -113,7 +131,7 @@ class HttpControllerChannel:
         registered = await self._command(
             paths.REGISTER_BROKER, command, BrokerRegistered, self._command_timeout_ms
         )
-        await self._sessions.open(command.broker_id, registered.broker_epoch)
+        self._beats.open_sessions(command.broker_id, registered.broker_epoch)
         return registered
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
@@ -137,6 +155,15 @@ class HttpControllerChannel:
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted:
         """See the Protocol. Never repeated after an unknown outcome: the name may live again."""
         return await self._command(paths.DELETE_TOPIC, command, TopicDeleted, timeout_ms)
+
+    async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
+        """See the Protocol. Repeated after an unknown outcome only where its row says so."""
+        name = ADMIN_NAMES[type(command)]
+        row = ADMIN_COMMANDS[name]
+        answer: type[A] = row.answer
+        return await self._command(
+            paths.PREFIX + name, command, answer, timeout_ms, repeatable=row.is_repeatable
+        )
 
     async def _command(
         self,
@@ -192,47 +219,36 @@ class HttpControllerChannel:
 
     # -- heartbeats and reads
 
-    async def heartbeat(
-        self,
-        command: BrokerHeartbeat,
-        on_answer: Callable[[HeartbeatAnswer], None] = lambda _: None,
-    ) -> dict[NodeId, HeartbeatAnswer]:
-        """To every controller at once; whoever answers within the heartbeat interval is in it.
+    @contextmanager
+    def heartbeats(
+        self, on_answer: Callable[[HeartbeatAnswer, int], None]
+    ) -> Iterator[HeartbeatThread]:
+        """See the Protocol. Refusals are kept in `heartbeat_refusals`."""
+        self._on_answer = on_answer
+        try:
+            yield self._beats
+        finally:
+            self._beats.hush()
 
-        Never raises: refusals are kept in `heartbeat_refusals`. Each controller has a connection
-        of its own for this, so that a slow one delays nobody.
-        """
-        answers: dict[NodeId, HeartbeatAnswer] = {}
-        refusals: dict[NodeId, KafkaError] = {}
-
-        async def send(link: ControllerLink) -> None:
-            try:
-                answer = await link.post(
-                    paths.HEARTBEAT,
-                    command,
-                    HeartbeatAnswer,
-                    self._heartbeat_interval_ms,
-                    urgent=True,
-                )
-                answers[link.node_id] = answer
-                on_answer(answer)
-            except RefusedError as error:
-                refusals[link.node_id] = error
-            except KafkaError as error:
-                _log.debug("heartbeat unanswered controller=%d error=%s", link.node_id, error)
-
-        async with asyncio.TaskGroup() as group:
-            sends = [group.create_task(send(link)) for link in self._links.values()]
-        assert all(each.done() for each in sends)
-        for node_id, error in refusals.items():
+    def _heard(self, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int) -> None:
+        """A controller's answer, or why there is none; called on the broker's loop."""
+        if isinstance(result, RefusedError):
             if node_id not in self._refusals:
-                _log.warning("heartbeat refused controller=%d error=%s", node_id, error.code.name)
-        self._refusals = refusals
-        active = [node_id for node_id, answer in answers.items() if answer.is_active]
-        if active:
+                _log.warning("heartbeat refused controller=%d error=%s", node_id, result.code.name)
+            self._refusals[node_id] = result
+        elif isinstance(result, KafkaError):
+            _log.debug("heartbeat unanswered controller=%d error=%s", node_id, result)
+        if isinstance(result, KafkaError):
+            self._claims.pop(node_id, None)
+            return
+        self._refusals.pop(node_id, None)
+        self._claims.pop(node_id, None)
+        if result.is_active:
             # Two may believe for a moment: the one that has committed more is the later one.
-            self._active = max(active, key=lambda node_id: answers[node_id].committed_offset)
-        return answers
+            if all(result.committed_offset >= other for other in self._claims.values()):
+                self._active = node_id
+            self._claims[node_id] = result.committed_offset
+        self._on_answer(result, sent_ms)
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
         """See the Protocol: a long poll of at most ``max_wait_ms`` and a margin."""

@@ -367,10 +367,11 @@ async def test_a_dead_or_black_holed_controller_is_passed_over() -> None:
         addresses = {**nodes.addresses, A: "127.0.0.1:1", B: relay.address}
         async with channel(addresses, heartbeat_interval_ms=200) as controllers:
             began = asyncio.get_running_loop().time()
-            answers = await controllers.heartbeat(HEARTBEAT)
-            assert set(answers) == {C}
+            with controllers.heartbeats(lambda _answer, _sent_ms: None) as beats:
+                beats.say(HEARTBEAT, at_once=True)
+                await until(lambda: controllers.believed_active == C)
             assert asyncio.get_running_loop().time() - began < 1.0
-            assert controllers.believed_active == C
+            assert set(nodes.asked(BrokerHeartbeat)) == {C}
             fetch = FetchMetadata(
                 cluster_id=CLUSTER, broker_id=BROKER, from_offset=MetadataOffset(0), max_wait_ms=0
             )
@@ -389,23 +390,30 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
         controllers = await stack.enter_async_context(
             channel(dict.fromkeys(dial, "192.0.2.1:1"), dial=dial, heartbeat_interval_ms=1_000)
         )
-        for _ in range(5):
-            answers = await controllers.heartbeat(HEARTBEAT)
-            assert set(answers) == {A, B, C}
-            assert [node_id for node_id, answer in answers.items() if answer.is_active] == [B]
+        answers: list[HeartbeatAnswer] = []
+        beats = stack.enter_context(
+            controllers.heartbeats(lambda answer, _: answers.append(answer))
+        )
+        for number in range(1, 6):
+            beats.say(HEARTBEAT, at_once=True)
+            await until(lambda number=number: len(answers) == 3 * number)  # type: ignore[misc]
+        assert sum(answer.is_active for answer in answers) == 5
         assert {relay.connections for relay in relays.values()} == {1}
         await controllers.delete_topic(DELETE, 1_000)
         assert relays[B].connections == 2, "nothing else goes over a heartbeat's connection"
         assert controllers.believed_active == B
         nodes.fakes[C].error = KafkaError(ErrorCode.STALE_BROKER_EPOCH)
-        assert set(await controllers.heartbeat(HEARTBEAT)) == {A, B}
+        beats.say(HEARTBEAT, at_once=True)
+        await until(lambda: C in controllers.heartbeat_refusals)
         assert controllers.heartbeat_refusals[C].code is ErrorCode.STALE_BROKER_EPOCH
         # A link that swallows everything costs one heartbeat, and is dialled anew when it heals.
         relays[A].lose_answers = True
         nodes.fakes[C].error = None
-        assert set(await controllers.heartbeat(HEARTBEAT)) == {B, C}
+        beats.say(HEARTBEAT, at_once=True)
+        await until(lambda: not controllers.heartbeat_refusals)
         relays[A].lose_answers = False
-        assert set(await controllers.heartbeat(HEARTBEAT)) == {A, B, C}
+        del answers[:]
+        await until(lambda: relays[A].connections == 2 and len(answers) >= 3)
 
 
 async def test_a_session_tells_every_controller_when_the_broker_is_gone() -> None:
@@ -493,7 +501,9 @@ async def test_another_cluster_or_addressee_is_refused() -> None:
         await foreign.start()
         error = await refused(foreign.delete_topic(DELETE, 500))
         assert error.code is ErrorCode.INCONSISTENT_CLUSTER_ID
-        assert await foreign.heartbeat(HEARTBEAT) == {}
+        with foreign.heartbeats(lambda _answer, _sent_ms: None) as beats:
+            beats.say(HEARTBEAT, at_once=True)
+            await until(lambda: set(foreign.heartbeat_refusals) == {A, B, C})
         await foreign.stop()
         async with channel({B: nodes.addresses[A]}) as crossed:
             error = await refused(crossed.delete_topic(DELETE, 500))

@@ -1,0 +1,245 @@
+"""Heartbeats and session connections to every controller, from a thread of their own (rule M7).
+
+A broker whose loop is busy with data is not dead, and one whose loop hangs is not alive, though its
+process is. So the thread beats on its own time, but only while the loop makes progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from http_api.peer import controller_paths as paths
+from http_api.peer.controller_sessions import ControllerSessions
+from raft_metadata.common.errors import KafkaError
+from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer
+
+if TYPE_CHECKING:
+    from http_api.peer.controller_link import ControllerLink
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import BrokerEpoch, BrokerId, NodeId
+
+TICK_MS = 100
+"""How often the thread looks whether the loop went on."""
+BEAT_GAP_MS = 5
+"""Heartbeats that are asked for out of turn come no faster than this, on each connection."""
+JOIN_TIMEOUT_S = 5.0
+"""Closing the connections takes a moment; a thread that takes longer is left to the process end."""
+
+_log = logging.getLogger("controller.heartbeats")
+
+OnResult = Callable[["NodeId", HeartbeatAnswer | KafkaError, int], None]
+"""Which controller, what it answered, and when that heartbeat was sent (the clock's monotonic)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What heartbeats say: one object, swapped whole, is the way from the loop to the thread."""
+
+    life: int
+    command: BrokerHeartbeat
+
+
+class HeartbeatThread:
+    """Owned by the controller channel, on the broker's loop; ``start`` first, ``stop`` last.
+
+    Two hand-over points and no lock: `say` swaps one reference that the thread reads, and
+    `_hand_over` queues a call of ``on_result`` on the broker's loop. Everything else belongs to
+    one side: the connections to the thread, all judgement of answers to the loop. Invariant: an
+    answer reaches ``on_result`` only while the life (one registration) that sent it lasts.
+
+    ``progress_max_ms`` is how long the loop may stand still: one broker session. Stalls of some
+    hundred milliseconds (a large image, a collection, a burst) cost nothing. A loop that did
+    nothing for a session is as dead to its clients as a process that stopped; then the heartbeats
+    end and the session connections are closed, so that the controllers fence after their
+    disconnect grace, not after another session: 1.5 s after the loop's last turn by default. The
+    thread counts the stall in its own ticks: where the whole process stood still, nobody is blamed.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[ControllerLink],
+        *,
+        interval_ms: int,
+        progress_max_ms: int,
+        clock: Clock,
+        on_result: OnResult,
+    ) -> None:
+        """``links``: this thread's own; it opens and closes them."""
+        self._links = links
+        self._interval_ms = interval_ms
+        self._progress_max_ms = progress_max_ms
+        self._clock = clock
+        self._on_result = on_result
+        self._sessions = ControllerSessions(links)
+        self._thread = threading.Thread(target=self._main, name="heartbeats", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+        # Written by the broker's loop, read by the thread:
+        self._life = 0
+        self._progress = 0
+        self._said: _Said | None = None
+        self._registered: tuple[BrokerId, BrokerEpoch] | None = None
+        # The thread's:
+        self._loop_lives = True
+        self._idle_ms = 0
+        self._seen_progress = 0
+        self._ran_ms = 0
+        self._asked = [asyncio.Event() for _ in links]
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    # -- on the broker's loop
+
+    def start(self) -> None:
+        """Start the thread; connections are made once there is something to say."""
+        self._home = asyncio.get_running_loop()
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the sessions, close every connection, end the thread."""
+        self.hush()
+        self._call(self._ended.set)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
+
+    def open_sessions(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
+        """Keep sessions of this epoch open from now on; those of an older epoch end."""
+        self._registered = (broker_id, broker_epoch)
+        self._call(self._changed.set)
+
+    def say(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
+        """The loop turns and stands like this: what every heartbeat says from now on.
+
+        RuntimeError when the thread has died: this broker must end, not be fenced in silence.
+        """
+        if self._failure is not None:
+            raise RuntimeError("the heartbeat thread failed") from self._failure
+        self._progress += 1
+        self._said = _Said(self._life, command)
+        if at_once:
+            self._call(self._beat_at_once)
+
+    def hush(self) -> None:
+        """No more heartbeats until the next `say`; answers under way are dropped."""
+        self._life += 1
+        self._said = None
+
+    def _call(self, function: Callable[[], object]) -> None:
+        if self._loop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # it ended this very moment
+                self._loop.call_soon_threadsafe(function)
+
+    def _take(
+        self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
+    ) -> None:
+        if life == self._life:
+            self._on_result(node_id, result, sent_ms)
+
+    # -- on the thread
+
+    def _main(self) -> None:
+        loop = self._loop
+        assert loop is not None, "start() made it"
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._run())
+        except BaseException as error:  # noqa: BLE001 told to the loop, which ends the process
+            _log.critical("heartbeat thread failed error=%r", error, exc_info=error)
+            self._failure = error
+
+    async def _run(self) -> None:
+        for link in self._links:
+            link.open()
+        self._ran_ms = self._clock.monotonic_ms()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._watch(), name="watch")]
+                for link, asked in zip(self._links, self._asked, strict=True):
+                    tasks.append(group.create_task(self._beat(link, asked)))
+                await self._ended.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self._sessions.stop()
+            for link in self._links:
+                await link.close()
+
+    def _beat_at_once(self) -> None:
+        for asked in self._asked:
+            asked.set()
+
+    async def _watch(self) -> None:
+        """Judge the loop, and keep the sessions open as long as it lives."""
+        opened: tuple[BrokerId, BrokerEpoch] | None = None
+        while True:
+            self._judge(self._clock.monotonic_ms())
+            wanted = self._registered if self._loop_lives else None
+            if wanted != opened:
+                opened = wanted
+                await self._sessions.stop()
+                if wanted is not None:
+                    await self._sessions.open(*wanted)
+            await _pause(self._changed, TICK_MS / 1000)
+            self._changed.clear()
+
+    def _judge(self, now_ms: int) -> None:
+        """Rule M7, both ways: heartbeats need loop progress, and our own stall blames nobody."""
+        self._idle_ms += min(now_ms - self._ran_ms, 2 * TICK_MS)
+        self._ran_ms = now_ms
+        if self._progress != self._seen_progress or self._said is None:
+            self._seen_progress = self._progress
+            self._idle_ms = 0
+        lives = self._idle_ms < self._progress_max_ms
+        if lives and not self._loop_lives:
+            _log.warning("the loop goes on, heartbeats begin again")
+            self._beat_at_once()
+        elif self._loop_lives and not lives:
+            _log.error("the loop stands still ms=%d, heartbeats end", self._idle_ms)
+        self._loop_lives = lives
+
+    async def _beat(self, link: ControllerLink, asked: asyncio.Event) -> None:
+        """One controller after the other would wait for the slowest: each has its own time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + self._interval_ms / 1000
+            asked.clear()  # whoever asks from here on gets a heartbeat of its own
+            said = self._said
+            if said is not None and self._loop_lives:
+                # Rule G3: what an answer proves, it proves from before the heartbeat was sent.
+                sent_ms = self._clock.monotonic_ms()
+                self._hand_over(said.life, link.node_id, await self._send(link, said), sent_ms)
+                await asyncio.sleep(BEAT_GAP_MS / 1000)
+            await _pause(asked, due - loop.time())
+
+    async def _send(self, link: ControllerLink, said: _Said) -> HeartbeatAnswer | KafkaError:
+        try:
+            return await link.post(
+                paths.HEARTBEAT, said.command, HeartbeatAnswer, self._interval_ms, urgent=True
+            )
+        except KafkaError as error:
+            return error
+
+    def _hand_over(
+        self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
+    ) -> None:
+        """The one way back to the broker's loop."""
+        assert self._home is not None, "start() came first"
+        with suppress(RuntimeError):  # the broker's loop is closed: nobody asks any more
+            self._home.call_soon_threadsafe(self._take, life, node_id, result, sent_ms)
+
+
+async def _pause(event: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, or so long."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.001)):
+            await event.wait()
+    except TimeoutError:
+        pass
