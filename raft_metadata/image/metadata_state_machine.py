@@ -20,6 +20,7 @@ from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.publisher import MetadataPublisher, publish
 from raft_metadata.image.snapshot import image_from_records, image_records
+from raft_metadata.image.state_hash import HashChain
 from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch
@@ -54,6 +55,8 @@ class Frozen:
     image: MetadataImage
     index: int
     term: int
+    chain: bytes | None = None
+    """See `HashChain`."""
 
 
 class MetadataStateMachine:
@@ -72,6 +75,7 @@ class MetadataStateMachine:
         self.image = MetadataImage()
         self.index = 0
         self.term = 0
+        self.hashes = HashChain()
         self._history: deque[MetadataBatch] = deque()
         self._history_bytes = 0
         self._history_batches_max = history_batches_max
@@ -103,18 +107,22 @@ class MetadataStateMachine:
         delta = MetadataDelta(self.image)
         next_offset = MetadataOffset(base + delta.replay_all(batch.records, base))
         self._remember(batch)
+        self.hashes.accepted(index, batch, next_offset)
         self._turn_to(delta, delta.apply(next_offset, ControllerEpoch(term)))
         return Accepted(base, next_offset)
 
     def freeze(self) -> Frozen:
         """The present state, for `chunks`."""
-        return Frozen(self.image, self.index, self.term)
+        return Frozen(self.image, self.index, self.term, self.hashes.value)
 
     def chunks(self, frozen: object) -> Iterator[bytes]:
         """A frozen state as pieces of JSON; called on any thread."""
         assert isinstance(frozen, Frozen), frozen
         image = frozen.image
-        yield orjson.dumps({"next_offset": image.next_offset, "epoch": image.epoch})
+        chain = None if frozen.chain is None else frozen.chain.hex()
+        yield orjson.dumps(
+            {"next_offset": image.next_offset, "epoch": image.epoch, "state_hash": chain}
+        )
         records = image_records(image)
         while chunk := tuple(islice(records, SNAPSHOT_CHUNK_RECORDS)):
             yield encode_batch(image.next_offset, image.epoch, chunk)
@@ -130,6 +138,10 @@ class MetadataStateMachine:
         )
         assert image.next_offset >= self.image.next_offset, "a snapshot never goes back"
         self.index, self.term = index, term
+        chain = head.get("state_hash")  # older versions wrote none
+        self.hashes.replaced(
+            index, image.next_offset, None if chain is None else bytes.fromhex(chain)
+        )
         # The history would have a gap before the snapshot.
         self._history.clear()
         self._history_bytes = 0
@@ -138,17 +150,21 @@ class MetadataStateMachine:
     # ---- history
 
     def batches_from(
-        self, offset: MetadataOffset, bytes_max: int
+        self, offset: MetadataOffset, bytes_max: int, *, inside: bool = False
     ) -> tuple[MetadataBatch, ...] | None:
         """Accepted batches from ``offset`` on, at least one if there is any, else a page of them.
 
-        None when ``offset`` is too old, or not where a batch begins: send a snapshot. ``offset``
-        must not lie beyond the image.
+        None when ``offset`` is too old, or not where a batch begins: send a snapshot. With
+        ``inside`` the batch that holds ``offset`` is the first. ``offset`` must not lie beyond the
+        image.
         """
         assert offset <= self.image.next_offset, offset
         if offset == self.image.next_offset:
             return ()
         start = bisect_left(self._history, offset, key=lambda batch: batch.base_offset)
+        exact = start < len(self._history) and self._history[start].base_offset == offset
+        if inside and not exact and start > 0:
+            start, offset = start - 1, self._history[start - 1].base_offset
         if start == len(self._history) or self._history[start].base_offset != offset:
             return None
         # From the right: most readers are near the end, and a deque is slow in its middle.

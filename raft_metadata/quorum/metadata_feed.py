@@ -98,7 +98,9 @@ class MetadataFeed:
 
     def _page(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
         image = self._machine.image
-        batches = self._machine.batches_from(request.from_offset, self._config.fetch_bytes_max)
+        batches = self._machine.batches_from(
+            request.from_offset, self._config.fetch_bytes_max, inside=request.inside_batch
+        )
         return FetchMetadataAnswer(
             leader_id=quorum.leader_id,
             epoch=ControllerEpoch(quorum.term),

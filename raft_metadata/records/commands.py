@@ -152,6 +152,8 @@ class FetchMetadata:
     from_offset: MetadataOffset
     """Next offset wanted."""
     max_wait_ms: int = 1000
+    inside_batch: bool = False
+    """Whoever only reads the log may ask from within a batch and is answered the whole of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
