@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 from broker.record.lines import key_view, oversized
 from broker.record.values import partition_for_key
 from broker.server import forwarding
+from broker.server.admin_requests import AdminRequests
 from broker.server.group_requests import GroupRequests
 from broker.server.local_partitions import Append, LocalPartitions, Read
 from broker.server.requests import (
     FetchRequest,
     FetchResult,
     OffsetsResult,
+    PartitionProgress,
     ProduceRequest,
     RecordResult,
 )
@@ -44,7 +46,7 @@ from raft_metadata.common.topic_config import (
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from broker.config import BrokerConfig
     from broker.coordinator.group_coordinator import GroupCoordinator
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
         PartitionRegistration,
         TopicImage,
     )
+    from raft_metadata.records.admin import A as AdminAnswer
+    from raft_metadata.records.admin import AdminCommand
 
 _log = logging.getLogger("broker.apis")
 T = TypeVar("T")
@@ -111,6 +115,9 @@ class RoutedBrokerApis:
         self._peers = peers
         self._clock = clock
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
+        self._admin = AdminRequests(
+            config, local, loader, controllers, peers, self._topics.until_ready
+        )
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
         )
@@ -169,6 +176,18 @@ class RoutedBrokerApis:
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         """See `BrokerApis`."""
         return await self._topics.delete(command)
+
+    # what operators ask
+
+    async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
+        """See `BrokerApis`."""
+        return await self._admin.ask(command)
+
+    async def replication_progress(
+        self, partitions: Sequence[TopicIdPartition]
+    ) -> Mapping[TopicIdPartition, PartitionProgress]:
+        """See `BrokerApis`."""
+        return await self._admin.progress(partitions)
 
     # groups
 

@@ -17,7 +17,8 @@ from broker.coordinator import group_wire
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
-from broker.server.requests import FetchResult, OffsetsResult
+from broker.server.progress import local_progress
+from broker.server.requests import FetchResult, OffsetsResult, PartitionProgress
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
-APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
+APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS, PROGRESS = 1, 2, 3, 4, 5, 6, 7
 _LENGTH = struct.Struct("<I")
 
 
@@ -114,6 +115,23 @@ def encode_list_groups(partition: PartitionId) -> bytes:
     return _join({"partition": partition})
 
 
+def encode_progress(partitions: Sequence[TopicIdPartition]) -> bytes:
+    """A PROGRESS body: how far are the followers of these partitions?"""
+    return _join({"partitions": [_place(partition) for partition in partitions]})
+
+
+def decode_progress(body: bytes) -> dict[TopicIdPartition, PartitionProgress]:
+    """The answer to PROGRESS: a row for each partition the peer leads."""
+    return {
+        _partition(row): PartitionProgress(
+            log_end_offset=row["log_end_offset"],
+            high_watermark=row["high_watermark"],
+            follower_ends={BrokerId(broker): end for broker, end in row["follower_ends"]},
+        )
+        for row in _split(body)[0]["rows"]
+    }
+
+
 def decode_base_offset(body: bytes) -> int:
     """The answer to APPEND."""
     return int(_split(body)[0]["base_offset"])
@@ -180,6 +198,8 @@ class PeerRequests:
                 case 6:  # LIST_GROUPS
                     groups = await self._coordinator.list_groups(PartitionId(head["partition"]))
                     return group_wire.encode_answer(tuple(groups))
+                case 7:  # PROGRESS
+                    return self._progress(head)
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         except KeyError as error:
@@ -221,6 +241,19 @@ class PeerRequests:
             },
             encode_slices(result.slices),
         )
+
+    def _progress(self, head: dict[str, Any]) -> bytes:
+        rows = [
+            _place(place)
+            | {
+                "log_end_offset": one.log_end_offset,
+                "high_watermark": one.high_watermark,
+                "follower_ends": list(one.follower_ends.items()),
+            }
+            for place in map(_partition, head["partitions"])
+            if (one := local_progress(self._local, place)) is not None
+        ]
+        return _join({"rows": rows})
 
     def accept_stream(self, follower: BrokerId) -> LeaderStream:
         """See `PeerServices`."""

@@ -14,16 +14,19 @@ from raft_metadata.common.ids import (
     ClusterId,
     LeaderEpoch,
     PartitionId,
+    TopicIdPartition,
     TopicName,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.lines import ProduceRecord
     from raft_metadata.image.metadata_image import MetadataImage
+    from raft_metadata.records.admin import A as AdminAnswer
+    from raft_metadata.records.admin import AdminCommand
     from raft_metadata.records.commands import (
         CreateTopic,
         DeleteTopic,
@@ -93,6 +96,17 @@ class OffsetsResult:
     end_offset: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionProgress:
+    """How far a partition's replicas are, as its leader knows."""
+
+    log_end_offset: int
+    """The leader's own."""
+    high_watermark: int
+    follower_ends: Mapping[BrokerId, int]
+    """Log end of each follower that fetched from this leader in its present epoch."""
+
+
 class BrokerApis(Protocol):
     """The one door to a broker: everything `http_api.server` may call.
 
@@ -137,6 +151,20 @@ class BrokerApis(Protocol):
 
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
         """Answers once this broker's image has lost the topic."""
+        ...
+
+    async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
+        """What an operator asks of the active controller; see `raft_metadata.records.admin`.
+
+        Answers once this image holds what was decided, and new partitions have ready leaders. Sent
+        again only where nothing was decided for sure (rules F1, F2).
+        """
+        ...
+
+    async def replication_progress(
+        self, partitions: Sequence[TopicIdPartition]
+    ) -> Mapping[TopicIdPartition, PartitionProgress]:
+        """How far replicas are, asked of the leaders; what is not known just now is left out."""
         ...
 
     async def group(self, request: GroupRequest[A]) -> A:

@@ -80,26 +80,26 @@ class TopicRequests:
         if not command.validate_only:
             try:
                 async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
-                    await self._await_ready(created)
+                    await self.until_ready(created.topic_id, created.next_offset)
             except TimeoutError:
                 text = f"topic {command.name} was created, but not every partition has a leader yet"
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
         return created
 
-    async def _await_ready(self, created: TopicCreated) -> None:
-        """Until every partition has a leader and every leader knows of it."""
-        await self._loader.wait_for(created.next_offset)
+    async def until_ready(self, topic_id: TopicId, offset: MetadataOffset) -> None:
+        """Until this image has the offset, and every partition a leader that knows of it."""
+        await self._loader.wait_for(offset)
         while True:
-            topic = self._loader.image.topics.get(created.topic_id)
+            topic = self._loader.image.topics.get(topic_id)
             if topic is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "the topic was deleted meanwhile")
             if topic.is_complete and all(p.has_leader for p in topic.partitions):
                 break
             await self._loader.changed()
-        offset = self._loader.image.next_offset
+        now = self._loader.image.next_offset
         leaders = {p.leader for p in topic.partitions} - {self._config.broker_id}
         for leader in leaders:
-            await self._await_peer(leader, offset)
+            await self._await_peer(leader, now)
 
     async def _await_peer(self, leader: BrokerId, offset: MetadataOffset) -> None:
         registration = self._loader.image.brokers.get(leader)

@@ -16,6 +16,7 @@ from broker.server.requests import (
     FetchRequest,
     FetchResult,
     OffsetsResult,
+    PartitionProgress,
     ProduceRequest,
     RecordResult,
 )
@@ -31,6 +32,7 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     PartitionId,
     TopicId,
+    TopicIdPartition,
     TopicName,
 )
 from raft_metadata.image.metadata_image import (
@@ -40,6 +42,7 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
+from raft_metadata.records.admin import Altered
 from raft_metadata.records.commands import TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
+    from raft_metadata.records.admin import A as AdminAnswer
+    from raft_metadata.records.admin import AdminCommand
     from raft_metadata.records.commands import CreateTopic, DeleteTopic
 
 CLUSTER_ID = ClusterId("QuorumlogTestCluster01")
@@ -119,6 +124,10 @@ class FakeBrokerApis:
         self.group_answers: dict[type, object] = {}
         """What `group` answers to a request of this type; an exception is raised."""
         self.groups: list[GroupDescription] = []
+        self.admin_answers: dict[type, object] = {}
+        """What `admin` answers to a command of this type: an exception is raised, a function is
+        called with the command."""
+        self.progress: dict[TopicIdPartition, PartitionProgress] = {}
 
     # ------------------------------------------------------------ set-up
 
@@ -154,6 +163,20 @@ class FakeBrokerApis:
         leaderless = replace(topic.partitions[0], leader=BrokerId(-1))
         changed = replace(topic, partitions=(leaderless,) * topic.partitions_count)
         self._set_topics({**self.image.topics, topic.topic_id: changed})
+
+    def change_partition(self, name: str, number: int, **changes: object) -> None:
+        topic = self.image.topic(TopicName(name))
+        assert topic is not None
+        partitions = list(topic.partitions)
+        partitions[number] = replace(partitions[number], **changes)  # type: ignore[arg-type]
+        changed = replace(topic, partitions=tuple(partitions))
+        self._set_topics({**self.image.topics, topic.topic_id: changed})
+
+    def change_broker(self, number: int, **changes: object) -> None:
+        broker_id = BrokerId(number)
+        changed = replace(self.image.brokers[broker_id], **changes)  # type: ignore[arg-type]
+        brokers = {**self.image.brokers, broker_id: changed}
+        self.image = replace(self.image, brokers=MappingProxyType(brokers))
 
     def set_config(self, name: str, key: str, value: str) -> None:
         topic_id = self.image.topic_ids[TopicName(name)]
@@ -302,6 +325,20 @@ class FakeBrokerApis:
         rest = {key: value for key, value in self.image.topics.items() if key != topic.topic_id}
         self._set_topics(rest)
         return TopicDeleted(topic_id=topic.topic_id, next_offset=MetadataOffset(10))
+
+    async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
+        self.requests.append(command)
+        answer = self.admin_answers.get(type(command), Altered(next_offset=MetadataOffset(11)))
+        if callable(answer):
+            answer = answer(command)
+        if isinstance(answer, BaseException):
+            raise answer
+        return cast("AdminAnswer", answer)
+
+    async def replication_progress(
+        self, partitions: Sequence[TopicIdPartition]
+    ) -> dict[TopicIdPartition, PartitionProgress]:
+        return {place: self.progress[place] for place in partitions if place in self.progress}
 
     async def group(self, request: GroupRequest[A]) -> A:
         self.requests.append(request)

@@ -1,0 +1,136 @@
+"""What operators ask: decided by the active controller, done here before the answer.
+
+Nothing here is tried again by this side: whether a command may be repeated is said by its row in
+``raft_metadata.records.admin`` (rule F1). Progress is asked of the leaders, each once; what can't
+be had is left out, since it only tells people how far something is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from broker.server import forwarding
+from broker.server.progress import local_progress
+from broker.server.requests import PartitionProgress
+from broker.server.topic_requests import check_not_internal
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
+from raft_metadata.records.admin import (
+    A,
+    AddPartitions,
+    AdminCommand,
+    Altered,
+    LeadersElected,
+    MetadataUpgraded,
+    PartitionsAdded,
+)
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.ports import ControllerChannel, PeerChannel
+    from broker.server.local_partitions import LocalPartitions
+    from broker.server.metadata_loader import MetadataLoader
+
+_log = logging.getLogger("broker.admin")
+
+COMMAND_TIMEOUT_MS = 5_000
+"""How long an active controller is looked for: an election takes about one second."""
+PROGRESS_TIMEOUT_MS = 2_000
+"""A leader that does not tell how far its followers are in this time is left out."""
+PROGRESS_PARTITIONS_MAX = 10_000
+"""Partitions whose progress one request tells: a page of 2 MB."""
+
+Ready = Callable[[TopicId, MetadataOffset], Awaitable[None]]
+
+
+class AdminRequests:
+    """On the broker's loop. Holds nothing between requests."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        local: LocalPartitions,
+        loader: MetadataLoader,
+        controllers: ControllerChannel,
+        peers: PeerChannel,
+        until_ready: Ready,
+    ) -> None:
+        """``until_ready``: every partition of the topic has a leader that knows of it."""
+        self._config = config
+        self._local = local
+        self._loader = loader
+        self._controllers = controllers
+        self._peers = peers
+        self._until_ready = until_ready
+
+    async def ask(self, command: AdminCommand[A]) -> A:
+        """See `BrokerApis.admin`."""
+        if isinstance(command, AddPartitions):
+            self._check_growth(command)
+        answer: A = await self._controllers.ask(command, COMMAND_TIMEOUT_MS)
+        if getattr(command, "validate_only", False):
+            return answer
+        try:
+            async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
+                if isinstance(answer, PartitionsAdded):
+                    await self._until_ready(answer.topic_id, answer.next_offset)
+                elif isinstance(answer, Altered | LeadersElected | MetadataUpgraded):
+                    await self._loader.wait_for(answer.next_offset)
+        except TimeoutError:
+            text = "it was decided, but this broker has not seen it come true yet"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+        return answer
+
+    def _check_growth(self, command: AddPartitions) -> None:
+        check_not_internal(command.topic)  # groups are spread over as many as there were at first
+        limit = self._config.limits.max_partitions_per_topic
+        if command.partitions_count > limit:
+            text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
+
+    # progress
+
+    async def progress(
+        self, partitions: Sequence[TopicIdPartition]
+    ) -> dict[TopicIdPartition, PartitionProgress]:
+        """See `BrokerApis.replication_progress`."""
+        image = self._loader.image
+        by_leader: dict[BrokerId, list[TopicIdPartition]] = defaultdict(list)
+        for place in partitions[:PROGRESS_PARTITIONS_MAX]:
+            registration = image.partition(*place)
+            if registration is not None and registration.has_leader:
+                by_leader[registration.leader].append(place)
+        found: dict[TopicIdPartition, PartitionProgress] = {}
+        async with asyncio.TaskGroup() as tasks:
+            for leader, places in by_leader.items():
+                tasks.create_task(self._progress_of(leader, places, found))
+        return found
+
+    async def _progress_of(
+        self,
+        leader: BrokerId,
+        places: list[TopicIdPartition],
+        found: dict[TopicIdPartition, PartitionProgress],
+    ) -> None:
+        if leader == self._config.broker_id:
+            for place in places:
+                progress = local_progress(self._local, place)
+                if progress is not None:
+                    found[place] = progress
+            return
+        registration = self._loader.image.brokers.get(leader)
+        if registration is None:
+            return
+        body = forwarding.encode_progress(places)
+        try:
+            answer = await self._peers.call(
+                leader, registration.peer, forwarding.PROGRESS, body, PROGRESS_TIMEOUT_MS
+            )
+        except KafkaError as error:
+            _log.debug("no progress told broker=%d error=%s", leader, error.code.name)
+            return
+        found.update(forwarding.decode_progress(answer))
