@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, TypeVar, cast
 import aiohttp
 import pytest
 
+from http_api.peer import controller_link
 from http_api.peer import controller_paths as paths
 from http_api.peer.controller_channel import HttpControllerChannel
 from http_api.peer.controller_server import ControllerServer
@@ -50,6 +52,7 @@ from raft_metadata.records.commands import (
     TopicDeleted,
 )
 from raft_metadata.records.records import BrokerState, TopicRecord
+from raft_metadata.records.serde import from_json
 from tests.support.tcp_relay import TcpRelay
 from tests.support.waiting import until
 
@@ -69,6 +72,7 @@ class FakeController:
     sessions: list[tuple[str, int, int]] = field(default_factory=list)
     error: KafkaError | None = None
     committed: int = 5
+    records: int = 1
     open_gate: asyncio.Event = field(default_factory=asyncio.Event)
     gated: bool = False
 
@@ -122,7 +126,9 @@ class FakeController:
             end_offset=MetadataOffset(self.committed),
             batches=(
                 MetadataBatch(
-                    base_offset=request.from_offset, epoch=ControllerEpoch(3), records=(record,)
+                    base_offset=request.from_offset,
+                    epoch=ControllerEpoch(3),
+                    records=(record,) * self.records,
                 ),
             ),
         )
@@ -493,6 +499,27 @@ async def test_many_long_polls_wait_side_by_side() -> None:
         async with asyncio.timeout(2):
             answers = await asyncio.gather(*polls)
         assert len(answers) == 50
+
+
+async def test_a_large_answer_is_decoded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 MB of a snapshot would else hold a broker's loop for half a second."""
+    threads: list[int] = []
+
+    def noted(body: bytes, kind: type[_T]) -> _T:
+        threads.append(threading.get_ident())
+        return from_json(body, kind)
+
+    monkeypatch.setattr(controller_link, "from_json", noted)
+    fetch = FetchMetadata(
+        cluster_id=CLUSTER, broker_id=BROKER, from_offset=MetadataOffset(0), max_wait_ms=0
+    )
+    async with quorum() as nodes, channel(nodes.addresses) as controllers:
+        await controllers.fetch_metadata(A, fetch)
+        nodes.fakes[A].records = 3_000
+        answer = await controllers.fetch_metadata(A, fetch)
+        assert len(answer.batches[0].records) == 3_000
+        here = threading.get_ident()
+        assert [thread == here for thread in threads] == [True, False]
 
 
 async def test_another_cluster_or_addressee_is_refused() -> None:
