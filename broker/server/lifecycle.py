@@ -128,11 +128,17 @@ class Lifecycle:
         self._beat_now.set()
 
     async def run(self) -> None:
-        """Register, then heartbeat; register again when another life took the id meanwhile."""
+        """Register, then heartbeat; register again when the registration is gone meanwhile.
+
+        Another life took the id, or an operator unregistered a broker that still runs. One that is
+        leaving has nothing more to give up then, and goes.
+        """
         await self._loader.loaded.wait()
-        while True:
+        while not self.may_stop.is_set():
             self.broker_epoch = await self._register()
             await self._heartbeat_while_registered(self.broker_epoch)
+            if self._want_shutdown:
+                self.may_stop.set()
 
     async def _register(self) -> BrokerEpoch:
         refusals = 0
@@ -162,10 +168,10 @@ class Lifecycle:
             return registered.broker_epoch
 
     async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
-        """Tell the heartbeats where this broker stands, until another life took its id."""
+        """Tell the heartbeats where this broker stands, until the registration is gone."""
         at_once = True
         with self._controllers.heartbeats(self._heard) as heartbeats:
-            while not self._is_replaced(epoch):
+            while not self._is_gone(epoch):
                 self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
                 command = BrokerHeartbeat(
                     broker_id=self._config.broker_id,
@@ -187,11 +193,17 @@ class Lifecycle:
                 self.may_stop.set()
         self._tell_beaten()
 
-    def _is_replaced(self, epoch: BrokerEpoch) -> bool:
-        known = self._loader.image.brokers.get(self._config.broker_id)
-        if known is None or known.broker_epoch <= epoch:
+    def _is_gone(self, epoch: BrokerEpoch) -> bool:
+        """Whether the image, which is behind this registration, shows another one or none."""
+        image = self._loader.image
+        known = image.brokers.get(self._config.broker_id)
+        if known is None:
+            # The registration's record stands at its broker epoch.
+            if image.next_offset > epoch:
+                _log.warning("unregistered broker_epoch=%d", epoch)
+                return True
             return False
-        if known.incarnation_id == self._incarnation_id:
+        if known.broker_epoch <= epoch or known.incarnation_id == self._incarnation_id:
             return False
         _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
         return True

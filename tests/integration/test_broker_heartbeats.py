@@ -65,6 +65,7 @@ class JudgingController:
     clock: SystemClock = field(default_factory=SystemClock)
     fenced_at: float | None = None
     beats: int = 0
+    registrations: int = 0
     shutdowns_asked: int = 0
     answer: HeartbeatAnswer = HeartbeatAnswer(
         is_active=True,
@@ -90,7 +91,8 @@ class JudgingController:
             await asyncio.sleep(JUDGE_TICK_S)
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
-        return BrokerRegistered(broker_epoch=EPOCH)
+        self.registrations += 1
+        return BrokerRegistered(broker_epoch=BrokerEpoch(EPOCH + 100 * (self.registrations - 1)))
 
     def __getattr__(self, name: str) -> Any:
         """The commands nobody sends here."""
@@ -182,8 +184,8 @@ class LiveBroker:
 
     def __init__(self, folder: Path, addresses: Mapping[NodeId, str]) -> None:
         self.channel = HttpControllerChannel(controllers=addresses, cluster_id=CLUSTER)
-        loader = FakeLoader()
-        loader.loaded.set()
+        self.loader = FakeLoader()
+        self.loader.loaded.set()
         config = BrokerConfig(
             broker_id=BROKER,
             cluster_id=CLUSTER,
@@ -196,7 +198,7 @@ class LiveBroker:
             config,
             IncarnationId("I" * 22),
             self.channel,
-            cast("Any", loader),
+            cast("Any", self.loader),
             tuple,
             SystemClock(),
         )
@@ -346,3 +348,22 @@ def test_rule_m7_the_stall_of_a_whole_process_is_not_the_loops_fault() -> None:
     thread.say(beat, at_once=False)
     thread._judge(now_ms + 100)
     assert thread._loop_lives
+
+
+async def test_a_broker_that_is_unregistered_while_it_runs_registers_again(tmp_path: Path) -> None:
+    controllers = [JudgingController(A)]
+    with elsewhere(controllers) as addresses:
+        async with LiveBroker(tmp_path, addresses) as broker:
+            await until(lambda: all(one.beats > 0 for one in controllers))
+            assert controllers[0].registrations == 1
+            broker.loader.image = MetadataImage(next_offset=MetadataOffset(EPOCH + 1))
+            await until(lambda: controllers[0].registrations == 2)
+            assert broker.lifecycle.broker_epoch == EPOCH + 100, "and once is enough"
+            await asyncio.sleep(0.12)
+            assert controllers[0].registrations == 2
+            # One that is leaving goes: there is nothing left to give up.
+            broker.lifecycle.want_shutdown()
+            broker.loader.image = MetadataImage(next_offset=MetadataOffset(EPOCH + 101))
+            async with asyncio.timeout(2):
+                await broker.lifecycle.may_stop.wait()
+            assert controllers[0].registrations == 2
