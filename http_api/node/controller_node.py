@@ -35,6 +35,7 @@ from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import read_raft_meta
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 
 
 def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
@@ -158,4 +159,5 @@ def quorum_config(node: OpenedNode) -> QuorumConfig:
         election_timeout_ms=config.raft.election_timeout_ms,
         heartbeat_ms=config.raft.raft_heartbeat_ms,
         leader_fallback_ms=config.raft.raft_step_down_ms,
+        feature_level_max=SUPPORTED_FEATURE_LEVEL,
     )

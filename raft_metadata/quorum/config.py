@@ -54,6 +54,8 @@ class QuorumConfig:
     snapshot_max_journal_bytes: int = 32 * 1024 * 1024
     """A snapshot is also taken when the journal outgrows this: all of it is kept in memory."""
 
+    feature_level_max: int = 1
+    """The highest ``metadata.version`` this process can follow; the others are told."""
     reserve_bytes: int = 8 * 1024 * 1024
     """Kept free for the next start: opening writes the journal anew, which a full disk would not
     allow. 0 keeps none."""

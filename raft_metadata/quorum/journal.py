@@ -116,6 +116,7 @@ class DurableJournal:
         acknowledgement may only claim this much, not the entries kept behind it."""
         self.commit_index = 1
         self.sync_count = 0
+        self._durable_index = 0
         self.vote = self._open()
         # rule Q1, open means synced: what was read may be in the page cache only. fsync alone
         # does not do, because after an EIO the cached pages look clean (rule Q2): everything is
@@ -169,6 +170,11 @@ class DurableJournal:
         return self.entries[-1]
 
     @property
+    def durable_index(self) -> int:
+        """Up to here every entry is on disk."""
+        return self._durable_index
+
+    @property
     def size_bytes(self) -> int:
         """Length of the file and of what waits to be written."""
         return self._length + len(self._buffer)
@@ -205,6 +211,7 @@ class DurableJournal:
         """Forget all; the two head entries of a snapshot are added next."""
         self._before_clear = self.entries
         self.entries, self._starts = [], []
+        self._durable_index = 0
         self._buffer.clear()
         self._must_rewrite = self._dirty = True
 
@@ -216,6 +223,7 @@ class DurableJournal:
         if index <= self.commit_index:
             self._faults.fatal(f"truncating committed entry {index}, commit {self.commit_index}")
         del self.entries[position:]
+        self._durable_index = min(self._durable_index, index - 1)
         self._dirty = True
         if self._must_rewrite:
             return
@@ -293,6 +301,7 @@ class DurableJournal:
     def _written(self, *, tail_proven: bool) -> None:
         self._buffer.clear()
         self._dirty = False
+        self._durable_index = self.entries[-1][1] if self.entries else 0
         self._tail_proven = tail_proven
         self.sync_count += 1
 

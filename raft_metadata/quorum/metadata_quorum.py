@@ -19,6 +19,7 @@ from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.files import DiskFiles, Files
 from raft_metadata.quorum.pysyncobj_internals import LoopPoller, library_now, verify_library
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
+from raft_metadata.quorum.raft_state import RaftState, raft_state
 from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
 
 TICKS_PER_HEARTBEAT = 4
@@ -302,6 +303,16 @@ class MetadataQuorum:
     def _snapshot_index(self) -> int:
         header = None if self._disk is None else self._disk.snapshots.header
         return 0 if header is None else header.last[1]
+
+    def voter_feature_levels(self) -> Mapping[NodeId, int | None]:
+        """The highest ``metadata.version`` each voter can follow; None: not heard yet."""
+        heard = {} if self._node is None else self._node.feature_levels
+        others = {voter: heard.get(voter) for voter in self._config.others}
+        return {**others, self._config.node_id: self._config.feature_level_max}
+
+    def raft_state(self) -> RaftState | None:
+        """How this voter stands, and what it knows of the others; None while not running."""
+        return None if self._node is None else raft_state(self._node, self._config)
 
     def status(self) -> Mapping[str, object]:
         """Facts for operators and metrics; plain values only. Empty while it is not running."""

@@ -155,6 +155,8 @@ class RaftNode(PinnedSyncObj):
         self._forced_snapshot_at = 0
         self._next_ping = 0.0
         self.contact = LeaderContact()
+        self.feature_levels: dict[NodeId, int] = {}
+        """The highest ``metadata.version`` that each other voter said it can follow."""
         self._pre_vote = PreVote(voters=len(config.voters))
         self._rejoin = Rejoin(frozenset(config.others))
         snapshot_adapter = SnapshotAdapter(parts.snapshots, parts.faults, self._backlog_bytes)
@@ -317,7 +319,14 @@ class RaftNode(PinnedSyncObj):
         # when it is used again: with the question that would replace a dead leader.
         if self.now() >= self._next_ping:
             self._next_ping = self.now() + self.conf.connectionTimeout / 4
-            self._send_all({"type": "ping"})
+            level = self.parts.config.feature_level_max
+            self._send_all({"type": "ping", "feature_level_max": level})
+
+    def on_ping(self, node: VoterNode, message: Message) -> None:
+        """A voter lives, and says what its process can follow; older ones don't."""
+        level = message.get("feature_level_max", 1)
+        if isinstance(level, int):
+            self.feature_levels[NodeId(node.node_id)] = level
 
     def on_pre_vote(self, node: VoterNode, question: Message) -> None:
         """Answer whether we would help `node` to lead now.

@@ -115,6 +115,8 @@ class SnapshotStore:
         self._incoming_bytes = 0
         self.header: SnapshotHeader | None = None
         """Of the snapshot that the state machine was last replaced by."""
+        self.index = 0
+        """The entry that the snapshot on disk ends with; 0 where there is none."""
 
     # -- at start
 
@@ -135,6 +137,7 @@ class SnapshotStore:
     def _thaw(self, data: bytes) -> SnapshotHeader:
         header, chunks = self._parse(data)
         self._machine.thaw(chunks, header.last[1], header.last[2])
+        self.index = header.last[1]
         return header
 
     def _parse(self, data: bytes) -> tuple[SnapshotHeader, list[bytes]]:
@@ -182,6 +185,7 @@ class SnapshotStore:
             except Exception as error:  # noqa: BLE001 which file has the name is not known now
                 self._faults.fatal(f"snapshot rename failed file={self._path}", error)
             self._state = SnapshotState.WRITTEN
+            self.index = header.last[1]
         _log.info("snapshot written index=%d term=%d", header.last[1], header.last[2])
 
     def poll(self) -> SnapshotState:

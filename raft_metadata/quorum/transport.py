@@ -62,6 +62,8 @@ class FilteredRaft(Protocol):
 
     def on_term_answer(self, node: VoterNode, term: int) -> None: ...
 
+    def on_ping(self, node: VoterNode, message: Message) -> None: ...
+
 
 class FilteredTransport(PinnedTransport):
     """Owned by the RaftNode and called on its loop only. Made by the library, hence the names."""
@@ -231,7 +233,9 @@ class FilteredTransport(PinnedTransport):
                 self._raft.on_pre_vote(node, message)
             case "pre_vote_answer":
                 self._raft.on_pre_vote_answer(node, message)
-            case _:  # a ping, or an answer to a question we no longer ask
+            case "ping":
+                self._raft.on_ping(node, message)
+            case _:  # an answer to a question we no longer ask
                 pass
 
     def _fence_lets_through(self, node: VoterNode, message: Message) -> bool:

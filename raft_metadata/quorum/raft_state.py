@@ -1,0 +1,90 @@
+"""One voter's Raft state as plain facts, read on its loop; see `records.quorum_view` for words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raft_metadata.common.ids import DirectoryId, NodeId
+from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.pysyncobj_internals import VoterNode
+from raft_metadata.quorum.raft_node import RaftNode
+from raft_metadata.records.quorum_view import VoterState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftState:
+    """See `records.quorum_view.ControllerState`."""
+
+    node_id: NodeId
+    directory_id: DirectoryId
+    role: str
+    term: int
+    vote: str | None
+    fence: str
+    first_index: int
+    snapshot_index: int
+    commit_index: int
+    applied_index: int
+    last_index: int
+    durable_index: int
+    voters: tuple[VoterState, ...]
+
+
+def raft_state(node: RaftNode, config: QuorumConfig) -> RaftState:
+    """How ``node`` stands now."""
+    others = sorted(node.otherNodes, key=lambda voter: voter.node_id)
+    voters = [_other(node, other) for other in others]
+    voters.append(_self(node, config))
+    journal = node.journal
+    return RaftState(
+        node_id=config.node_id,
+        directory_id=DirectoryId(node.home.meta.directory_id),
+        role=node.role,
+        term=int(node.raftCurrentTerm),
+        vote=journal.vote.voted_for if journal.vote.term == node.raftCurrentTerm else None,
+        fence=node.home.meta.fence,
+        first_index=journal.entries[0][1],
+        snapshot_index=node.snapshots.index,
+        commit_index=int(node.raftCommitIndex),
+        applied_index=node.applied_index,
+        last_index=journal.last[1],
+        durable_index=journal.durable_index,
+        voters=tuple(sorted(voters, key=lambda voter: voter.voter_id)),
+    )
+
+
+def _self(node: RaftNode, config: QuorumConfig) -> VoterState:
+    leads = node.role == "leader"
+    return VoterState(
+        voter_id=config.node_id,
+        directory_id=DirectoryId(node.home.meta.directory_id),
+        is_connected=True,
+        match_index=node.journal.durable_index if leads else None,
+        lag=node.journal.last[1] - node.journal.durable_index if leads else None,
+        contact_age_ms=0,
+        feature_level_max=config.feature_level_max,
+    )
+
+
+def _other(node: RaftNode, other: VoterNode) -> VoterState:
+    voter = NodeId(other.node_id)
+    match = node.match_index(other) if node.role == "leader" else None
+    return VoterState(
+        voter_id=voter,
+        directory_id=DirectoryId(node.home.meta.voters[voter]),
+        is_connected=bool(node.isNodeConnected(other)),
+        match_index=match,
+        lag=None if match is None else max(0, node.journal.last[1] - match),
+        contact_age_ms=_contact_age_ms(node, other),
+        feature_level_max=node.feature_levels.get(voter),
+    )
+
+
+def _contact_age_ms(node: RaftNode, other: VoterNode) -> int | None:
+    """A leader hears answers, a follower its leader, and nobody else is heard of."""
+    if node.role == "leader":
+        when = node.last_answer(other)
+    else:
+        leader = node.leader
+        when = node.contact.when if leader is not None and leader == other else None
+    return None if when is None else max(0, round((node.now() - when) * 1000))
