@@ -34,7 +34,14 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.records.admin import AdminCommand, Altered
+from raft_metadata.records.admin import (
+    AdminCommand,
+    Altered,
+    DrainBroker,
+    Election,
+    ElectLeaders,
+    LeadersElected,
+)
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -51,7 +58,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
-from raft_metadata.records.records import BrokerState, TopicRecord
+from raft_metadata.records.records import BrokerState, DrainScope, TopicRecord
 from raft_metadata.records.serde import from_json
 from tests.support.tcp_relay import TcpRelay
 from tests.support.waiting import until
@@ -112,6 +119,8 @@ class FakeController:
 
     async def ask(self, command: AdminCommand[_T]) -> _T:
         answer: Any = Altered(next_offset=MetadataOffset(11))
+        if isinstance(command, ElectLeaders):
+            answer = LeadersElected(results=(), next_offset=MetadataOffset(12))
         return await self._command(command, cast(_T, answer))
 
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
@@ -242,6 +251,8 @@ CREATE = CreateTopic(
     configs={"retention.ms": "1", "flush": None},
 )
 DELETE = DeleteTopic(name=TopicName("t"))
+DRAIN = DrainBroker(broker_id=BROKER, scope=DrainScope.LEADERS)
+ELECT = ElectLeaders(election=Election.PREFERRED)
 
 
 async def test_every_command_arrives_as_it_was_sent() -> None:
@@ -354,6 +365,43 @@ async def test_rule_m3_a_create_refused_after_an_unknown_attempt_stays_unknown()
             error = await refused(call)
             assert error.code is ErrorCode.INVALID_REPLICATION_FACTOR
             assert error.outcome is Outcome.UNKNOWN
+            nodes.fakes[A].open_gate.set()
+
+
+async def test_what_operators_ask_finds_the_active_controller_and_waits_for_one() -> None:
+    async with quorum(leader=C) as nodes, channel(nodes.addresses) as controllers:
+        assert (await controllers.ask(DRAIN, 1_000)).next_offset == 11
+        assert nodes.fakes[C].asked == [DRAIN]
+        assert (await controllers.ask(ELECT, 1_000)).next_offset == 12
+        nodes.elect(None)
+        call = asyncio.get_running_loop().create_task(controllers.ask(DRAIN, 3_000))
+        await until(lambda: set(nodes.asked(DrainBroker)) == {A, B, C})
+        nodes.elect(B)
+        assert (await call).next_offset == 11
+        nodes.elect(None)
+        error = await refused(controllers.ask(DRAIN, 200))
+        assert (error.code, error.outcome) == (ErrorCode.REQUEST_TIMED_OUT, Outcome.NOT_WRITTEN)
+
+
+@pytest.mark.parametrize("is_repeatable", [False, True])
+async def test_rule_f1_what_operators_ask_is_repeated_only_where_it_says_so(
+    is_repeatable: bool,
+) -> None:
+    async with quorum() as nodes, TcpRelay(nodes.addresses[A]) as relay:
+        nodes.fakes[A].gated = True
+        async with channel(nodes.addresses, dial={A: relay.address}) as controllers:
+            command: Any = ELECT if is_repeatable else DRAIN
+            call = asyncio.get_running_loop().create_task(controllers.ask(command, 3_000))
+            await until(lambda: nodes.asked(type(command)) == [A])
+            nodes.elect(B)
+            relay.cut()
+            if is_repeatable:
+                assert (await call).next_offset == 12
+                assert nodes.fakes[B].asked == [command]
+            else:
+                error = await refused(call)
+                assert (error.code, error.outcome) == (ErrorCode.NETWORK_EXCEPTION, Outcome.UNKNOWN)
+                assert nodes.asked(type(command)) == [A]
             nodes.fakes[A].open_gate.set()
 
 
