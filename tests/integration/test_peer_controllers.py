@@ -374,7 +374,8 @@ async def test_what_operators_ask_finds_the_active_controller_and_waits_for_one(
         assert nodes.fakes[C].asked == [DRAIN]
         assert (await controllers.ask(ELECT, 1_000)).next_offset == 12
         nodes.elect(None)
-        call = asyncio.get_running_loop().create_task(controllers.ask(DRAIN, 3_000))
+        asking = controllers.ask(DRAIN, 3_000)
+        call = asyncio.get_running_loop().create_task(asking)
         await until(lambda: set(nodes.asked(DrainBroker)) == {A, B, C})
         nodes.elect(B)
         assert (await call).next_offset == 11
