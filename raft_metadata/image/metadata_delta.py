@@ -14,6 +14,7 @@ from typing import assert_never
 from raft_metadata.common.ids import (
     BrokerId,
     ControllerEpoch,
+    LeaderEpoch,
     MetadataOffset,
     PartitionId,
     TopicId,
@@ -302,6 +303,9 @@ class MetadataDelta:
                 removing=record.removing,
                 last_known_elr=record.last_known_elr,
                 last_known_leader=record.last_known_leader,
+                unclean_epoch=LeaderEpoch(-1)
+                if record.unclean_epoch is None
+                else record.unclean_epoch,
             )
         )
         topic.changed.add(record.partition)
@@ -312,7 +316,7 @@ class MetadataDelta:
         assert record.partition_epoch == before.partition_epoch + 1, (before, record)
         assert before.leader_epoch <= record.leader_epoch <= before.leader_epoch + 1, record
         new_epoch = record.leader_epoch > before.leader_epoch
-        assert new_epoch or record.leader == before.leader, (before, record)
+        assert new_epoch or (record.leader == before.leader and not record.unclean), record
         topic.partitions[record.partition] = PartitionRegistration(
             replicas=record.replicas or before.replicas,
             directories=record.directories,
@@ -326,6 +330,7 @@ class MetadataDelta:
             removing=record.removing,
             last_known_elr=record.last_known_elr,
             last_known_leader=record.last_known_leader,
+            unclean_epoch=record.leader_epoch if record.unclean else before.unclean_epoch,
         )
         topic.changed.add(record.partition)
 

@@ -65,6 +65,8 @@ class PartitionRegistration:
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER
+    unclean_epoch: LeaderEpoch = LeaderEpoch(-1)
+    """The leader epoch of the last unclean election; -1: there was none."""
 
     @property
     def has_leader(self) -> bool:
@@ -75,6 +77,18 @@ class PartitionRegistration:
     def is_reassigning(self) -> bool:
         """Whether replicas are on their way in or out (KIP-455)."""
         return bool(self.adding or self.removing)
+
+    @property
+    def target(self) -> tuple[BrokerId, ...]:
+        """The replicas once a reassignment under way is through; without one, the replicas."""
+        if not self.removing:
+            return self.replicas
+        return tuple(replica for replica in self.replicas if replica not in self.removing)
+
+    @property
+    def replication_factor(self) -> int:
+        """How many replicas there are; during a reassignment the fewer of before and after."""
+        return len(self.replicas) - max(len(self.adding), len(self.removing))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +106,11 @@ class TopicImage:
     def is_complete(self) -> bool:
         """Whether every partition has been recorded."""
         return len(self.partitions) == self.partitions_count
+
+    @property
+    def replication_factor(self) -> int:
+        """What further partitions are given: that of the first, once it is reassigned; else 1."""
+        return len(self.partitions[0].target) if self.partitions else 1
 
 
 ConfigKey = tuple[ResourceType, str]

@@ -145,4 +145,5 @@ def _partition_record(
         removing=partition.removing,
         last_known_elr=partition.last_known_elr,
         last_known_leader=partition.last_known_leader,
+        unclean_epoch=None if partition.unclean_epoch < 0 else partition.unclean_epoch,
     )

@@ -47,9 +47,12 @@ def level_of(record: MetadataRecord) -> int:
 
 def _says_more(record: PartitionRecord | PartitionChangeRecord) -> bool:
     """Whether a node that ignores the newer fields would have another image."""
-    moved = isinstance(record, PartitionChangeRecord) and bool(record.replicas or record.unclean)
+    if isinstance(record, PartitionChangeRecord):
+        newer = bool(record.replicas or record.unclean)
+    else:
+        newer = record.unclean_epoch is not None
     return (
-        moved
+        newer
         or bool(record.adding or record.removing or record.last_known_elr)
         or record.last_known_leader != NO_LEADER
     )

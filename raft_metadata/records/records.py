@@ -159,6 +159,8 @@ class PartitionRecord:
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER
+    unclean_epoch: LeaderEpoch | None = None
+    """The leader epoch of the last unclean election; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +186,13 @@ class PartitionChangeRecord:
     removing: tuple[BrokerId, ...] = ()
     """Replicas it takes out once ``adding`` are in sync; they are among ``replicas`` till then."""
     last_known_elr: tuple[BrokerId, ...] = ()
-    """While ISR and ELR are empty: who was eligible last and lost the proof of its end, but not
-    its disk (KIP-966)."""
+    """While the ISR is below min ISR: who was in ISR or ELR since it fell below, and lost the proof
+    of its end, but not its disk (KIP-966)."""
     last_known_leader: BrokerId = NO_LEADER
-    """While ISR and ELR are empty: who led last, if its disk is still the recorded one."""
+    """While nobody leads: who led last, if its disk is still the recorded one."""
     unclean: bool = False
-    """The leader was elected although it may lack acknowledged records; history, not state."""
+    """The leader was elected although it may lack acknowledged records: followers may have to cut
+    below their high watermark, once."""
 
 
 class ResourceType(Enum):

@@ -291,6 +291,16 @@ def _leaderless() -> MetadataImage:
     return image
 
 
+def test_the_epoch_of_an_unclean_election_is_remembered() -> None:
+    image = folded((*HISTORY[:6], change(unclean=True, leader_epoch=LeaderEpoch(1))))
+    image = folded((change(leader_epoch=LeaderEpoch(2), partition_epoch=PartitionEpoch(2)),), image)
+    partition = image.topics[T].partitions[0]
+    assert (partition.leader_epoch, partition.unclean_epoch) == (2, 1)
+    records = tuple(image_records(image))
+    assert image_from_records(records, image.next_offset, image.epoch) == image
+    assert max(map(level_of, records)) == OPERATIONS_LEVEL
+
+
 def test_a_delta_between_images_leads_from_one_to_the_other() -> None:
     before, after = folded(HISTORY), folded(FURTHER[:3], folded(HISTORY))
     for start, end in ((before, after), (after, before), (MetadataImage(), after)):
