@@ -89,6 +89,8 @@ class LogManager:
         self._logs: dict[TopicIdPartition, PartitionLog] = {}
         self.offline: dict[TopicIdPartition, StorageError] = {}
         """Partitions that can't be served from this disk: out of ISR and ELR (rules Q5, R6)."""
+        self.lost: list[tuple[str, BaseException]] = []
+        """Logs, by name, that were open and whose durable bytes turned out to be gone."""
         self.unclean: dict[TopicIdPartition, str] = {}
         """Partitions to report at every registration until `forget_unclean`: durable (rule R6)."""
         self.clean_broker_epoch: BrokerEpoch | None = None
@@ -457,6 +459,7 @@ class LogManager:
             return
         key = self._keys[name]
         self._logs.pop(key, None)
+        self.lost.append((name, error))
         damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
         self._refuse(name, key, damage)
 

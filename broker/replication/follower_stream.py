@@ -47,6 +47,7 @@ class FollowerStream(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._filled = 0
         self._acks: dict[Key, Replica] = {}
+        self._opens: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -108,8 +109,14 @@ class FollowerStream(asyncio.BufferedProtocol):
         self._buffer, self._view = larger, memoryview(larger)
 
     def send_open(self, key: Key, message: frames.Open) -> None:
-        """Ask the leader to validate a position."""
-        self._write(frames.encode(key, message))
+        """Ask the leader to validate a position, in this loop turn."""
+        if not self._opens:
+            self._loop.call_soon(self._send_opens)
+        self._opens.append(frames.encode(key, message))
+
+    def _send_opens(self) -> None:
+        opens, self._opens = self._opens, []
+        self._write(b"".join(opens))
 
     def queue_ack(self, replica: Replica) -> None:
         """Acknowledge this replica's ends in this loop turn."""

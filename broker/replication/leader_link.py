@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("broker.replication")
 
+OPENS_PER_TURN = 128
+"""Sent at once when a connection stands: thousands would hold both ends for a heartbeat."""
 REFUSED_RETRY_MS = 500
 """A refused OPEN is sent again after this long, doubling, with what the image says then."""
 UNANSWERED_RETRY_MS = 5_000
@@ -43,6 +45,8 @@ class LeaderLink:
         self.leader = leader
         self.replicas: set[Replica] = set()
         self.stream: FollowerStream | None = None
+        self._unanswered: dict[Replica, None] = {}
+        """Without a session, as far as is known here; looked at with every tick."""
         self._peer_of = peer_of
         self._peers = peers
         self._host = host
@@ -73,8 +77,11 @@ class LeaderLink:
         self.stream = stream
         _log.info("stream open leader=%d partitions=%d", self.leader, len(self.replicas))
         try:
-            for replica in list(self.replicas):
-                self.open(replica)
+            for number, replica in enumerate(list(self.replicas)):
+                if replica.link is self:
+                    self.open(replica)
+                if number % OPENS_PER_TURN == OPENS_PER_TURN - 1:
+                    await asyncio.sleep(0)
             await stream.closed
         finally:
             self.stream = None
@@ -83,8 +90,25 @@ class LeaderLink:
                 self.forget_session(replica)
         _log.info("stream closed leader=%d", self.leader)
 
+    def join(self, replica: Replica) -> None:
+        """This replica follows that leader now: ask for a session."""
+        self.replicas.add(replica)
+        replica.link = self
+        self.open(replica)
+
+    def leave(self, replica: Replica) -> None:
+        """It does not any more."""
+        self.replicas.discard(replica)
+        self._unanswered.pop(replica, None)
+        replica.link = None
+
+    def watch(self, replica: Replica) -> None:
+        """Its session is over: ask again after a pause."""
+        self._unanswered[replica] = None
+
     def open(self, replica: Replica) -> None:
         """Ask for a session for this replica, if there is a connection to ask on."""
+        self.watch(replica)
         if self.stream is None:
             return
         message = replica.partition.open_message(self._number(), self._clock.monotonic_ms())
@@ -93,9 +117,12 @@ class LeaderLink:
 
     def open_again(self, now_ms: int) -> None:
         """Ask again where no answer came."""
-        for replica in self.replicas:
+        if self.stream is None:
+            return
+        for replica in list(self._unanswered):
             role = replica.partition.role
             if not isinstance(role, Following) or role.session is not None:
+                del self._unanswered[replica]
                 continue
             pause_ms = UNANSWERED_RETRY_MS
             if role.refused:
@@ -103,8 +130,15 @@ class LeaderLink:
             if now_ms - role.asked_ms >= pause_ms:
                 self.open(replica)
 
+    def acknowledge(self, replica: Replica) -> None:
+        """Tell the leader this replica's ends, if it has a session."""
+        role = replica.partition.role
+        if self.stream is not None and isinstance(role, Following) and role.session is not None:
+            self.stream.queue_ack(replica)
+
     def forget_session(self, replica: Replica) -> None:
         """The connection is gone, and every session with it."""
         role = replica.partition.role
         if isinstance(role, Following) and role.leader == self.leader:
             role.session = None
+            self.watch(replica)

@@ -27,6 +27,9 @@ _log = logging.getLogger("broker.replication")
 
 MAX_CONTROL_FRAME_BYTES = 1024
 """A follower sends only OPEN, ACK and PING: far below this."""
+FRAMES_PER_TURN = 256
+"""Of one connection, before the loop gets its turn: a follower that opens thousands of sessions
+after a reconnect would else hold this leader's heartbeats."""
 
 
 def end_of_batches(raw: bytes) -> int:
@@ -145,6 +148,10 @@ class LeaderStream(asyncio.Protocol):
         self._marked: list[PushSession] = []
         self._scheduled = False
         self._received = b""
+        self._resting = False
+        """Whole frames are left for the next turn; nothing more is read meanwhile."""
+        self._held: list[bytes] | None = None
+        """Control frames written while frames are received: they leave together."""
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -176,10 +183,17 @@ class LeaderStream(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         self.heard_ms = -1  # the host's tick turns this into the present time
-        buffer = self._received + data if self._received else data
-        view, at, size = memoryview(buffer), 0, len(buffer)
+        self._received = self._received + data if self._received else data
+        if not self._resting:
+            self._receive_all()
+
+    def _receive_all(self) -> None:
+        self._resting = False
+        view, at, size = memoryview(self._received), 0, len(self._received)
+        self._held = []
+        left = FRAMES_PER_TURN
         try:
-            while size - at >= frames.PREFIX.size:
+            while size - at >= frames.PREFIX.size and left:
                 length, kind = frames.PREFIX.unpack_from(view, at)
                 if length > MAX_CONTROL_FRAME_BYTES:
                     msg = f"frame of {length} bytes, at most {MAX_CONTROL_FRAME_BYTES} expected"
@@ -190,13 +204,31 @@ class LeaderStream(asyncio.Protocol):
                 if kind != frames.PING:
                     self._receive(kind, view[at + frames.PREFIX.size : end])
                 at = end
+                left -= 1
         except FrameError as error:
             _log.warning("stream closed follower=%d reason=%s", self.follower, error)
             self.close()
             return
         except Exception as error:  # noqa: BLE001 as above: never only a line in the log
             self.host.broken("frame of a follower", error)
+        finally:
+            held, self._held = self._held, None
+            if held and self._transport is not None:
+                self._transport.write(b"".join(held))
         self._received = bytes(view[at:]) if at < size else b""
+        if not left:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._transport is not None:
+            self._resting = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+            self._receive_all()
 
     def _receive(self, kind: int, body: memoryview) -> None:
         key, frame = frames.decode(kind, body)
@@ -266,11 +298,14 @@ class LeaderStream(asyncio.Protocol):
 
     def write(self, head: bytes, pieces: list[bytes]) -> None:
         """Hand bytes to the connection; gone connections swallow them."""
-        if self._transport is not None:
-            if pieces:
-                self._transport.writelines([head, *pieces])
-            else:
-                self._transport.write(head)
+        if self._transport is None:
+            return
+        if self._held is not None:
+            self._held += [head, *pieces]
+        elif pieces:
+            self._transport.writelines([head, *pieces])
+        else:
+            self._transport.write(head)
 
     def close(self) -> None:
         """End the connection now."""

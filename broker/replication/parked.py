@@ -56,15 +56,23 @@ class ParkedProduces:
     __slots__ = ("_for_all", "_for_leader")
 
     def __init__(self) -> None:
-        self._for_all: deque[Parked] = deque()
-        self._for_leader: deque[Parked] = deque()
+        # Made when first needed: an empty deque takes 0.6 KB, and most partitions are idle.
+        self._for_all: deque[Parked] | None = None
+        self._for_leader: deque[Parked] | None = None
 
     def __len__(self) -> int:
-        return len(self._for_all) + len(self._for_leader)
+        return len(self._for_all or ()) + len(self._for_leader or ())
 
     def add(self, parked: Parked) -> None:
         """Park a produce; its ``done`` will be called exactly once."""
-        (self._for_all if parked.all_replicas else self._for_leader).append(parked)
+        if parked.all_replicas:
+            if self._for_all is None:
+                self._for_all = deque()
+            self._for_all.append(parked)
+        else:
+            if self._for_leader is None:
+                self._for_leader = deque()
+            self._for_leader.append(parked)
 
     def resolve(self, log: EpochView, high_watermark: int) -> None:
         """Answer whatever is certain by now."""
@@ -75,7 +83,7 @@ class ParkedProduces:
 
     def expire(self, now_ms: int) -> None:
         """Whatever is past its deadline is unknown."""
-        for queue in (self._for_all, self._for_leader):
+        for queue in self._queues():
             late = [parked for parked in queue if parked.deadline_ms <= now_ms]
             if late:
                 kept = [parked for parked in queue if parked.deadline_ms > now_ms]
@@ -86,9 +94,12 @@ class ParkedProduces:
 
     def give_up(self) -> None:
         """The broker stops: nothing more can be learnt."""
-        for queue in (self._for_all, self._for_leader):
+        for queue in self._queues():
             while queue:
                 queue.popleft().done(Fate.UNKNOWN)
+
+    def _queues(self) -> list[deque[Parked]]:
+        return [queue for queue in (self._for_all, self._for_leader) if queue]
 
 
 def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark: int) -> None:

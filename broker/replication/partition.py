@@ -177,12 +177,6 @@ class Partition:
         self.advance()
 
     def _become(self, role: Role) -> None:
-        _log.info(
-            "role changed topic_id=%s partition=%d role=%s leader_epoch=%d log_end=%d "
-            "high_watermark=%d",
-            self.id.topic_id, self.id.partition, type(role).__name__, role.epoch,
-            self.log.log_end_offset, self.high_watermark,
-        )  # fmt: skip
         self.role = role
 
     # the followers, as leader

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch
 
@@ -43,6 +44,12 @@ class Proposal:
     partition_epoch: PartitionEpoch
     isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
     reason: str
+
+
+@lru_cache(maxsize=4_096)
+def _shared_set(isr: tuple[BrokerId, ...]) -> frozenset[BrokerId]:
+    """One set for all partitions with this ISR: thousands of them have one of a few."""
+    return frozenset(isr)
 
 
 class LeaderState:
@@ -83,7 +90,7 @@ class LeaderState:
         self.me = me
         self.epoch = epoch
         self.epoch_start = epoch_start
-        self.isr = frozenset(isr)
+        self.isr = _shared_set(tuple(isr))
         self.partition_epoch = partition_epoch
         self.min_isr = min_isr
         self.by_durable = by_durable
@@ -235,7 +242,8 @@ class LeaderState:
         """A committed ISR, from the image or an answer: only a higher epoch settles attempts."""
         if partition_epoch <= self.partition_epoch:
             return False
-        self.partition_epoch, self.isr, self.proposals = partition_epoch, frozenset(isr), {}
+        self.partition_epoch, self.isr = partition_epoch, _shared_set(tuple(isr))
+        self.proposals = {}
         return True
 
     def refused(self, attempt: int) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from broker.replication.frames import Key, key_of
-
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
+    from broker.replication.frames import Key
     from broker.replication.partition import Partition
     from raft_metadata.common.ids import BrokerId, TopicName
 
@@ -26,23 +25,56 @@ class FollowerSession(Protocol):
     def forget(self) -> None: ...
 
 
+class Link(Protocol):
+    """The way to the leader of a followed partition (``leader_link.LeaderLink``)."""
+
+    def leave(self, replica: Replica) -> None: ...
+    def acknowledge(self, replica: Replica) -> None: ...
+
+
+class ReplicaHost(Protocol):
+    """What a replica tells the `ReplicaManager`."""
+
+    def durable_end_moved(self, replica: Replica) -> None: ...
+    def high_watermark_moved(self, replica: Replica) -> None: ...
+
+
 class Replica:
     """Owned by the `ReplicaManager`, on its loop. Lives while this broker is assigned."""
 
     __slots__ = (
-        "fetch_waiters", "high_watermark_dirty", "key", "log", "partition", "sessions", "topic",
+        "fetch_waiters", "host", "key", "link", "log", "partition", "sessions", "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: TopicName, partition: Partition, log: PartitionLog) -> None:
+    def __init__(
+        self,
+        topic: TopicName,
+        partition: Partition,
+        log: PartitionLog,
+        key: Key,
+        host: ReplicaHost,
+    ) -> None:
+        self.host = host
         self.topic = topic
         self.partition = partition
         self.log = log
-        self.key: Key = key_of(partition.id.topic_id, partition.id.partition)
+        self.key = key
+        self.link: Link | None = None
+        """To the leader, as follower."""
         self.sessions: dict[BrokerId, FollowerSession] = {}
         """Followers that are pushed to, as leader."""
         self.fetch_waiters: list[asyncio.Future[None]] = []
-        self.high_watermark_dirty = False
-        """The high watermark moved and followers have not heard of it."""
+
+    def listen(self) -> None:
+        """Tell the host of the ends of this replica from now on."""
+        self.partition.on_high_watermark = self._high_watermark_moved
+        self.log.on_durable = self._durable_end_moved
+
+    def _high_watermark_moved(self, _: Partition) -> None:
+        self.host.high_watermark_moved(self)
+
+    def _durable_end_moved(self) -> None:
+        self.host.durable_end_moved(self)
 
     def wake_fetches(self) -> None:
         """Let parked fetches look again, a slice per loop turn."""

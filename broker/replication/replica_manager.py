@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
 from typing import TYPE_CHECKING
 
+from broker.replication.early_opens import EarlyOpens
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import (
     Ack,
@@ -23,7 +23,9 @@ from broker.replication.frames import (
     Refused,
     Valid,
     key_of,
+    topic_id_bytes,
 )
+from broker.replication.image_changes import concerns_all, dropped_topics, partitions_to_apply
 from broker.replication.isr_keeper import IsrKeeper
 from broker.replication.leader_link import LeaderLink
 from broker.replication.leader_stream import LeaderStream
@@ -31,6 +33,7 @@ from broker.replication.log_keeper import LogKeeper
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
+from broker.replication.upkeep import Rounds, keep_streams
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -40,7 +43,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
     from broker.ports import ControllerChannel, PeerChannel
+    from broker.replication.parked import Parked
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.faults import FaultHandler
 
@@ -56,10 +60,10 @@ _log = logging.getLogger("broker.replication")
 TICK_MS = 50
 ISR_CHECK_MS = 500
 """How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
-MAX_UNKNOWN_OPENS = 20_000
-"""Partitions that followers may ask for before this image holds them; then they are refused."""
-DELETES_PER_TICK = 50
-"""Logs moved into quarantine at once: more would hold the loop longer than a heartbeat."""
+PARTITIONS_PER_STEP = 64
+"""Of one image, given their roles before the loop gets a turn: about 5 ms."""
+ROLE_LINES_PER_IMAGE = 20
+"""Changes of roles told one by one; of a greater number of them, how many there are."""
 PURGE_CHECK_MS = 10_000
 """How often deleted logs are looked at."""
 STALL_MS = 4 * TICK_MS
@@ -95,13 +99,15 @@ class ReplicaManager:
         self._links: dict[BrokerId, LeaderLink] = {}
         self._numbers = itertools.count(1)
         self._dirty: set[Replica] = set()
-        self._unknown_opens: dict[Key, dict[BrokerId, Open]] = {}
-        """Opens for partitions that this image does not hold yet (rule R9)."""
-        self._deleted: deque[TopicIdPartition] = deque()
-        """Logs of deleted topics that are still to be moved into quarantine."""
+        self._led: dict[Replica, None] = {}
+        self._isr_rounds: Rounds[Replica] = Rounds(ISR_CHECK_MS // TICK_MS)
+        self._parked: set[Replica] = set()
+        """Where produces wait, or waited a moment ago."""
+        self._early = EarlyOpens()
+        self._roles_changed = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
-        self._isr_checked_ms = self._pinged_ms = self._purged_ms = self._ticked_ms
+        self._pinged_ms = self._purged_ms = self._ticked_ms
 
     # what others ask
 
@@ -127,6 +133,11 @@ class ReplicaManager:
             return None
         return registration.broker_epoch
 
+    def park(self, replica: Replica, parked: Parked) -> None:
+        """Wait for the fate of a led partition's appended entry, or for its deadline."""
+        self._parked.add(replica)
+        replica.partition.park(parked)
+
     def appended(self, replica: Replica, base_offset: int, next_offset: int, raw: bytes) -> None:
         """A leader append was written whole: flush it, push it, count it (rule R2)."""
         replica.log.request_flush()
@@ -137,57 +148,55 @@ class ReplicaManager:
     # metadata
 
     def on_metadata_update(self, image: MetadataImage) -> None:
-        """Follow the image: open, close and change the role of replicas. Called in order."""
+        """`follow` in one go."""
+        for _ in self.follow(image):
+            pass
+
+    def follow(self, image: MetadataImage) -> Iterator[None]:
+        """Follow the image: open, close and change the role of replicas. Called in order.
+
+        Yields after each step of work, so that the loop can have a turn: 10,000 new partitions in
+        one go would stop this broker's heartbeats for a second. In between, some partitions have
+        taken their new roles and others not yet, as if the image came late to these.
+        """
         known = self.broker_epoch is not None
         before, self.image = self.image, image
         if not known and self.broker_epoch is not None:
-            self._drop_strays()
+            self._keeper.set_aside_strays(image)
         self._keeper.forget_recorded_damage(image)
-        everything = before.brokers is not image.brokers
-        for topic_id, topic in before.topics.items():
-            if topic_id not in image.topics:
-                self._drop_topic(topic)
-        for topic_id, topic in image.topics.items():
-            if everything or before.topics.get(topic_id) is not topic:
-                self._apply_topic(topic, before.topics.get(topic_id), everything=everything)
-        for replica in self._replicas.values():
-            if replica.partition.early_opens:
-                self._retry_early_opens(replica)
+        self._roles_changed = 0
+        for topic in dropped_topics(before, image):
+            yield from self._drop_topic(topic)
+        everything = concerns_all(before, image, self._config.broker_id)
+        steps = 0
+        for topic, numbers in partitions_to_apply(before, image, everything=everything):
+            raw_id = topic_id_bytes(topic.topic_id)
+            for number in numbers:
+                self._apply_partition(topic, Key(raw_id, number))
+                steps += 1
+                if steps % PARTITIONS_PER_STEP == 0:
+                    yield
+        for replica, follower, message in self._early.take():
+            stream = next((s for s in reversed(self._streams) if s.follower == follower), None)
+            if stream is not None:
+                self.follower_opens(stream, replica.key, message)
+                steps += 1
+                if steps % PARTITIONS_PER_STEP == 0:
+                    yield
+        if self._roles_changed > ROLE_LINES_PER_IMAGE:
+            _log.info("roles changed count=%d next_offset=%d led=%d of=%d",
+                self._roles_changed, image.next_offset, len(self._led), len(self._replicas),
+            )  # fmt: skip
 
-    def _drop_strays(self) -> None:
-        """Topics that were deleted while this broker was down.
-
-        The first image with the own registration is behind all that this disk has lived through:
-        what it lacks was deleted (rule M5).
-        """
-        gone = [
-            TopicIdPartition(log.topic_id, log.partition)
-            for log in self._logs.logs()
-            if log.topic_id not in self.image.topics
-        ]
-        gone += [where for where in self._logs.offline if where.topic_id not in self.image.topics]
-        self._deleted.extend(gone)
-
-    def _apply_topic(
-        self, topic: TopicImage, before: TopicImage | None, *, everything: bool
-    ) -> None:
-        old = before.partitions if before else ()
-        for number, registration in enumerate(topic.partitions):
-            same = number < len(old) and old[number] is registration
-            if everything or not same:
-                self._apply_partition(topic, PartitionId(number), registration)
-
-    def _apply_partition(
-        self, topic: TopicImage, number: PartitionId, registration: PartitionRegistration
-    ) -> None:
-        key = key_of(topic.topic_id, number)
+    def _apply_partition(self, topic: TopicImage, key: Key) -> None:
+        registration = topic.partitions[key.partition]
         replica = self._replicas.get(key)
         if self._config.broker_id not in registration.replicas:
             if replica is not None:
                 self._drop(replica)
             return
         if replica is None:
-            replica = self._open(topic, number)
+            replica = self._open(topic, key)
             if replica is None:
                 return
         partition = replica.partition
@@ -198,7 +207,7 @@ class ReplicaManager:
         if partition.role is not role_before:
             self._role_changed(replica)
 
-    def _open(self, topic: TopicImage, number: PartitionId) -> Replica | None:
+    def _open(self, topic: TopicImage, key: Key) -> Replica | None:
         """The replica of an assigned partition; None while its log is offline (rule Q5).
 
         Nothing is opened, made or set aside before this incarnation's own registration is in the
@@ -206,6 +215,7 @@ class ReplicaManager:
         """
         if self.broker_epoch is None:
             return None
+        number = PartitionId(key.partition)
         log = self._keeper.open(self.image, topic, number)
         if log is None:
             return None
@@ -216,25 +226,34 @@ class ReplicaManager:
             self._keeper.settings(self.image, topic),
             high_watermark=log.high_watermark,
         )
-        replica = Replica(topic.name, partition, log)
-        partition.on_high_watermark = lambda _: self._high_watermark_moved(replica)
-        log.on_durable = lambda: self._durable_end_moved(replica)
-        partition.early_opens = self._unknown_opens.pop(replica.key, {})
-        self._replicas[replica.key] = replica
+        replica = Replica(topic.name, partition, log, key, self)
+        replica.listen()
+        self._replicas[key] = replica
+        self._early.found(replica)
         return replica
 
     def _role_changed(self, replica: Replica) -> None:
         for session in list(replica.sessions.values()):
             session.forget()
         replica.sessions.clear()
-        for link in self._links.values():
-            link.replicas.discard(replica)
         role = replica.partition.role
+        if replica.link is not None:
+            replica.link.leave(replica)
         if isinstance(role, Following):
-            link = self._link_to(role.leader)
-            link.replicas.add(replica)
-            link.open(replica)
+            self._link_to(role.leader).join(replica)
+        if isinstance(role, LeaderState):
+            self._led[replica] = None
+        else:
+            self._led.pop(replica, None)
         replica.wake_fetches()
+        self._roles_changed += 1
+        if self._roles_changed <= ROLE_LINES_PER_IMAGE:
+            _log.info(
+                "role changed log=%s topic_id=%s role=%s leader_epoch=%d log_end=%d "
+                "high_watermark=%d",
+                replica.log.name, replica.log.topic_id, type(role).__name__, role.epoch,
+                replica.log.log_end_offset, replica.partition.high_watermark,
+            )  # fmt: skip
 
     def _link_to(self, leader: BrokerId) -> LeaderLink:
         link = self._links.get(leader)
@@ -252,13 +271,16 @@ class ReplicaManager:
         registration = self.image.brokers.get(broker_id)
         return None if registration is None else registration.peer
 
-    def _drop_topic(self, topic: TopicImage) -> None:
+    def _drop_topic(self, topic: TopicImage) -> Iterator[None]:
         """A topic was deleted: nothing of it is served any more; its logs go in bounded steps."""
+        raw_id = topic_id_bytes(topic.topic_id)
         for number in range(len(topic.partitions)):
-            replica = self._replicas.get(key_of(topic.topic_id, PartitionId(number)))
+            replica = self._replicas.get(Key(raw_id, number))
             if replica is not None:
                 self._drop(replica)
-                self._deleted.append(replica.partition.id)
+                self._keeper.set_aside(replica.partition.id)
+            if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+                yield
 
     def _drop(self, replica: Replica) -> None:
         """No replica here any more. Its data stays until a deletion fact is old enough (M5)."""
@@ -266,27 +288,26 @@ class ReplicaManager:
         for session in list(replica.sessions.values()):
             session.forget()
         replica.sessions.clear()
-        for link in self._links.values():
-            link.replicas.discard(replica)
+        if replica.link is not None:
+            replica.link.leave(replica)
+        self._led.pop(replica, None)
         self._dirty.discard(replica)
+        self._parked.discard(replica)
+        self._early.drop(replica)
         replica.log.on_durable = None
         replica.partition.retire()
         replica.wake_fetches()
 
     # ends and high watermarks
 
-    def _durable_end_moved(self, replica: Replica) -> None:
-        role = replica.partition.role
-        if isinstance(role, Following):
-            self._acknowledge(replica, role)
+    def durable_end_moved(self, replica: Replica) -> None:
+        """A sync of its log is over: acknowledge it, or count it."""
+        if replica.link is not None:
+            replica.link.acknowledge(replica)
         replica.partition.advance()
 
-    def _acknowledge(self, replica: Replica, role: Following) -> None:
-        link = self._links.get(role.leader)
-        if link is not None and link.stream is not None and role.session is not None:
-            link.stream.queue_ack(replica)
-
-    def _high_watermark_moved(self, replica: Replica) -> None:
+    def high_watermark_moved(self, replica: Replica) -> None:
+        """Its followers and its readers are told."""
         replica.log.high_watermark = replica.partition.high_watermark
         if isinstance(replica.partition.role, LeaderState):
             self._dirty.add(replica)
@@ -321,7 +342,10 @@ class ReplicaManager:
         """Validate a follower's position and start its session."""
         replica = self._replicas.get(key)
         if replica is None:
-            self._park_unknown_open(stream, key, message)
+            # The follower's image may be ahead: a new topic shall not wait for a second question.
+            if not self._early.keep_unknown(key, stream.follower, message):
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                stream.answer(key, Refused(message.request, message.leader_epoch, code.number))
             return
         session, now_ms = next(self._numbers), self._clock.monotonic_ms()
         answer = replica.partition.on_open(
@@ -333,23 +357,8 @@ class ReplicaManager:
                 self._propose(replica, lag_max_ms=None)
             case Diverging() | Refused():
                 stream.answer(key, answer)
-            case None:
-                pass  # parked until the image arrives
-
-    def _park_unknown_open(self, stream: LeaderStream, key: Key, message: Open) -> None:
-        """The follower's image may be ahead: a new topic shall not wait for a second question."""
-        if len(self._unknown_opens) < MAX_UNKNOWN_OPENS:
-            self._unknown_opens.setdefault(key, {})[stream.follower] = message
-        else:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            stream.answer(key, Refused(message.request, message.leader_epoch, code.number))
-
-    def _retry_early_opens(self, replica: Replica) -> None:
-        for follower, message in list(replica.partition.early_opens.items()):
-            del replica.partition.early_opens[follower]
-            stream = next((s for s in reversed(self._streams) if s.follower == follower), None)
-            if stream is not None:
-                self.follower_opens(stream, replica.key, message)
+            case None:  # kept until the image arrives
+                self._early.note(replica)
 
     def follower_acks(self, stream: LeaderStream, key: Key, message: Ack) -> None:
         """Count a follower's ends; a follower that now may join is proposed at once."""
@@ -409,6 +418,7 @@ class ReplicaManager:
                 "push refused log=%s leader=%d error=%s", replica.log.name, stream.leader, error
             )
             partition.drop_session()
+            self._links[stream.leader].watch(replica)
             return
         if taken is False:
             self._links[stream.leader].open(replica)
@@ -438,29 +448,28 @@ class ReplicaManager:
         for link in self._links.values():
             link.open_again(now_ms)
         self._keep_streams(now_ms, stalled_ms)
-        if self._deleted:
-            steps = min(len(self._deleted), DELETES_PER_TICK)
-            self._logs.delete([self._deleted.popleft() for _ in range(steps)])
+        self._keeper.quarantine_some()
         if now_ms - self._purged_ms >= PURGE_CHECK_MS:
             self._purged_ms = now_ms
             due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
             if due and self._tasks is not None:
                 self._tasks.create_task(self._keeper.purge(due), name="purge")
-        if now_ms - self._isr_checked_ms >= ISR_CHECK_MS:
-            self._isr_checked_ms = now_ms
-            for replica in self._replicas.values():
-                if isinstance(replica.partition.role, LeaderState):
-                    self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)
+        for replica in self._isr_rounds.next_part(self._led):
+            if isinstance(replica.partition.role, LeaderState):
+                self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)
 
     def _look_after_replicas(self, now_ms: int, stalled_ms: int) -> None:
-        for replica in self._replicas.values():
-            if stalled_ms > STALL_MS and isinstance(replica.partition.role, LeaderState):
-                replica.partition.role.forgive(stalled_ms)
-            if len(replica.partition.parked):
-                replica.partition.parked.expire(now_ms)
-            if replica.log.failed is not None:
-                # Reported unclean at the registration of the next life; the other replicas serve.
-                self._faults.fatal(f"log {replica.log.name} failed", replica.log.failed)
+        if stalled_ms > STALL_MS:
+            for replica in self._led:
+                if isinstance(replica.partition.role, LeaderState):
+                    replica.partition.role.forgive(stalled_ms)
+        for replica in list(self._parked):
+            replica.partition.parked.expire(now_ms)
+            if not len(replica.partition.parked):
+                self._parked.discard(replica)
+        for name, error in self._logs.lost:
+            # Reported unclean at the registration of the next life; the other replicas serve.
+            self._faults.fatal(f"log {name} failed", error)
 
     def _keep_streams(self, now_ms: int, stalled_ms: int) -> None:
         """Rule R9: heartbeats both ways; three missed and the connection is closed."""
@@ -469,16 +478,13 @@ class ReplicaManager:
         if ping:
             self._pinged_ms = now_ms
         to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
-        streams: list[LeaderStream | FollowerStream] = [*self._streams, *to_leaders]
-        for stream in streams:
-            if stream.heard_ms <= 0 or stalled_ms > STALL_MS:
-                stream.heard_ms = now_ms
-            elif now_ms - stream.heard_ms > 3 * interval_ms + STALL_MS:
-                _log.warning("stream silent, closed ms=%d", now_ms - stream.heard_ms)
-                stream.close()
-                continue
-            if ping:
-                stream.ping()
+        keep_streams(
+            [*self._streams, *to_leaders],
+            now_ms,
+            silence_max_ms=3 * interval_ms + STALL_MS,
+            stalled=stalled_ms > STALL_MS,
+            ping=ping,
+        )
 
     def _propose(self, replica: Replica, *, lag_max_ms: int | None) -> None:
         epoch = self.broker_epoch

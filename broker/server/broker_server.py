@@ -65,7 +65,9 @@ class BrokerServer:
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
-        self._loader = MetadataLoader(config, controllers, clock, self._publish)
+        self._loader = MetadataLoader(
+            config, controllers, clock, self.manager.follow, self._publish
+        )
         self._lifecycle = Lifecycle(
             config, incarnation_id, controllers, self._loader, self._unclean_partitions, clock
         )
@@ -98,10 +100,8 @@ class BrokerServer:
             self._config, self.logs, self._loader.image, cache_is_kept=self._cache_is_kept
         )
 
-    def _publish(self, image: MetadataImage) -> None:
-        """Every new image, in order: roles first, then whoever waits for a leader."""
-        before = self.manager.image
-        self.manager.on_metadata_update(image)
+    def _publish(self, before: MetadataImage, image: MetadataImage) -> None:
+        """Every new image, in order, once roles are taken: then whoever waits for a leader."""
         self._coordinator.on_metadata_update(image)
         if not self._boot_is_noted and self._lifecycle.is_settled:
             self._boot_is_noted = True

@@ -120,7 +120,8 @@ class LocalPartitions:
                 future.set_result(fate)
 
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
-        replica.partition.park(Parked(epoch, *places, request.acks == ACKS_ALL, deadline_ms, done))
+        parked = Parked(epoch, *places, request.acks == ACKS_ALL, deadline_ms, done)
+        self._manager.park(replica, parked)
         self._parked_produces += 1
         try:
             return await future
