@@ -23,6 +23,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.quorum_view import ControllerState
 
 
 class Heartbeats(Protocol):
@@ -75,6 +76,14 @@ class ControllerChannel(Protocol):
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
         """Long poll one controller. NETWORK_EXCEPTION when it can't be reached."""
+        ...
+
+    async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
+        """How one controller sees the quorum. NETWORK_EXCEPTION, REQUEST_TIMED_OUT."""
+        ...
+
+    def controller_url(self, controller: NodeId) -> str:
+        """Where operators reach it: ``http://host:port``, as advertised."""
         ...
 
 

@@ -33,9 +33,11 @@ from raft_metadata.controller.topics import TopicDefaults
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.controller_view import ControllerView
 from raft_metadata.quorum.data_dir import read_raft_meta
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.quorum_view import ControllerState
 
 
 def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
@@ -49,15 +51,30 @@ class NodeController(ActiveController):
     """The active controller's answers, with the quorum's own facts for operators beside them."""
 
     _voter: MetadataQuorum
+    _view: ControllerView
 
-    def attach_voter(self, voter: MetadataQuorum) -> None:
-        """Give it the quorum; once, before the quorum starts."""
+    def attach_voter(self, voter: MetadataQuorum, view: ControllerView) -> None:
+        """Give it the quorum and what is told of it; once, before the quorum starts."""
         self._voter = voter
+        self._view = view
         self.attach(voter)
+
+    @override
+    def tick(self) -> None:
+        super().tick()
+        self._view.note()
 
     @override
     def status(self) -> Mapping[str, object]:
         return {**super().status(), **self._voter.status()}
+
+    def state(self, index: int | None = None) -> ControllerState:
+        """See `ControllerView.state`."""
+        return self._view.state(is_active=self.is_active, index=index)
+
+    async def image_hash(self) -> tuple[int, str]:
+        """See `ControllerView.image_hash`."""
+        return await self._view.image_hash()
 
 
 class Voters:
@@ -84,11 +101,11 @@ async def _serve(node: OpenedNode) -> None:
     faults = ProcessFaultHandler()
     async with contextlib.AsyncExitStack() as stack:
         asked = await stack.enter_async_context(stop_signal())
-        machine = MetadataStateMachine()
+        machine, clock = MetadataStateMachine(), SystemClock()
         controller = NodeController(
             machine,
             controller_config(config),
-            clock=SystemClock(),
+            clock=clock,
             random_source=os.urandom,
             faults=faults,
         )
@@ -100,7 +117,8 @@ async def _serve(node: OpenedNode) -> None:
             on_deactivated=controller.on_deactivated,
             on_applied=controller.on_applied,
         )
-        controller.attach_voter(quorum)
+        view = ControllerView(config.cluster_id, quorum, machine, controller.sessions, clock)
+        controller.attach_voter(quorum, view)
         with binding(config.listen_inner, config.name):
             await quorum.start()
         stack.push_async_callback(quorum.stop)
@@ -110,6 +128,7 @@ async def _serve(node: OpenedNode) -> None:
             cluster_id=config.cluster_id,
             controller=controller,
             voters=Voters(quorum, config.data_dir / RAFT_FOLDER),
+            view=controller,
         )
         with binding(config.listen_http, config.name):
             await server.start()

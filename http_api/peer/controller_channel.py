@@ -28,6 +28,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.quorum_view import ControllerState, DescribeQuorum
 
 CONNECT_TIMEOUT_MS = 500
 """A controller behind a black hole costs a command this much before the next one is asked."""
@@ -82,6 +83,7 @@ class HttpControllerChannel:
                 for node_id, advertised in controllers.items()
             }
 
+        self._advertised = dict(controllers)
         self._links = links()
         self._beats = HeartbeatThread(
             list(links().values()),
@@ -259,6 +261,16 @@ class HttpControllerChannel:
             request.max_wait_ms + FETCH_MARGIN_MS,
             max_answer_bytes=paths.MAX_METADATA_ANSWER_BYTES,
         )
+
+    async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
+        """See the Protocol."""
+        return await self._links[source].post(
+            paths.DESCRIBE_QUORUM, DescribeQuorum(), ControllerState, timeout_ms
+        )
+
+    def controller_url(self, controller: NodeId) -> str:
+        """See the Protocol."""
+        return f"http://{self._advertised[controller]}"
 
 
 def _surely_not_appended(error: KafkaError) -> bool:

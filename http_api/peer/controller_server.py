@@ -32,6 +32,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.quorum_view import ControllerState, DescribeQuorum
 from raft_metadata.records.serde import from_json, to_json
 
 MAX_HEADER_BYTES = 8_190
@@ -65,6 +66,18 @@ class Controller(Protocol):
     def status(self) -> Mapping[str, object]: ...
 
 
+class StateView(Protocol):
+    """The controller's own state, for operators and checkers."""
+
+    def state(self, index: int | None = None) -> ControllerState:
+        """INVALID_REQUEST for an index that is not applied yet."""
+        ...
+
+    async def image_hash(self) -> tuple[int, str]:
+        """(next offset, hash of the whole image there)."""
+        ...
+
+
 class VoterDirectories(Protocol):
     """What `quorumlog controller rejoin` needs of a voter (rule Q4)."""
 
@@ -92,12 +105,14 @@ class ControllerServer:
         cluster_id: ClusterId,
         controller: Controller,
         voters: VoterDirectories | None = None,
+        view: StateView | None = None,
     ) -> None:
         self._host, self._port = split_address(bind)
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._controller = controller
         self._voters = voters
+        self._view = view
         self._runner: web.AppRunner | None = None
         self._waits: set[asyncio.Timeout] = set()
         self._sessions: Counter[Session] = Counter()
@@ -124,12 +139,14 @@ class ControllerServer:
                 self._command(paths.DELETE_TOPIC, DeleteTopic, controller.delete_topic),
                 self._command(paths.FETCH_METADATA, FetchMetadata, self._fetch_metadata),
                 self._command(paths.HEARTBEAT, BrokerHeartbeat, self._heartbeat),
+                self._command(paths.DESCRIBE_QUORUM, DescribeQuorum, self._describe_quorum),
                 *(
                     self._command(paths.PREFIX + name, row.command, controller.ask)
                     for name, row in ADMIN_COMMANDS.items()
                 ),
                 web.post(paths.SESSION, self._session),
                 web.get(paths.STATUS, self._status),
+                web.get(paths.STATE, self._state),
                 web.get(paths.VOTERS, self._voter_directories),
                 web.post(paths.ACCEPT_VOTER, self._accept_voter),
                 web.get("/healthz", self._healthz),
@@ -258,6 +275,32 @@ class ControllerServer:
 
     async def _status(self, request: web.Request) -> web.Response:
         return _json(orjson.dumps(dict(self._controller.status()), option=orjson.OPT_NON_STR_KEYS))
+
+    async def _describe_quorum(self, _: DescribeQuorum) -> ControllerState:
+        return self._own_view.state()
+
+    async def _state(self, request: web.Request) -> web.Response:
+        """`?index=N`: the hash after that Raft entry; `?image_hash=true`: of the image, too."""
+        wanted = request.query.get("index")
+        if wanted is not None and not wanted.isdecimal():
+            message = f"index is '{wanted[:20]}': expected the number of a Raft entry"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        flag = request.query.get("image_hash", "false")
+        if flag not in ("true", "false"):
+            message = f"image_hash is '{flag[:20]}': expected true or false"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        state = self._own_view.state(None if wanted is None else int(wanted))
+        said = orjson.loads(to_json(state))
+        if flag == "true":
+            next_offset, value = await self._own_view.image_hash()
+            said["image_hash"] = {"next_offset": next_offset, "value": value}
+        return _json(orjson.dumps(said))
+
+    @property
+    def _own_view(self) -> StateView:
+        if self._view is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "this listener has no state to show")
+        return self._view
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="[+]node ok\n")

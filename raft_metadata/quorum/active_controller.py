@@ -25,6 +25,7 @@ from raft_metadata.controller.controller import (
     Records,
     Urgency,
 )
+from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
@@ -121,6 +122,11 @@ class ActiveController(MetadataPublisher):
     def _quorum(self) -> Quorum:
         assert self._quorum_or_none is not None, "attach() comes first"
         return self._quorum_or_none
+
+    @property
+    def sessions(self) -> HeartbeatTracker:
+        """Who was heard of when; only to be looked at."""
+        return self._core.sessions
 
     @property
     def is_active(self) -> bool:

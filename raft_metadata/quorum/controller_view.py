@@ -1,0 +1,186 @@
+"""What a controller tells of itself: its voter, its image, and the brokers it hears. Read-only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from raft_metadata.common.clock import Clock
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import ClusterId
+from raft_metadata.controller.heartbeat_tracker import BrokerSession, HeartbeatTracker
+from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+from raft_metadata.image.metadata_state_machine import MetadataStateMachine
+from raft_metadata.image.state_hash import image_hash
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.raft_state import RaftState
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.quorum_view import (
+    ControllerState,
+    ObserverState,
+    StateHash,
+    VoterState,
+)
+
+NOTE_INTERVAL_MS = 100
+"""How often it is noted who has caught up: the resolution of ``caught_up_age_ms``."""
+
+
+class CaughtUp:
+    """When each follower last held all that there was a moment before (KIP-595's rule).
+
+    Being level with the *present* end would count nobody as caught up under steady load.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[object, int] = {}
+        self._end = -1
+        self._noted_ms = 0
+
+    def note(self, positions: dict[object, int], end: int, now_ms: int) -> None:
+        """``positions`` now, and where the log ends now; whoever is not in them is forgotten."""
+        times = {who: at for who, at in self._times.items() if who in positions}
+        for who, position in positions.items():
+            if position >= end:
+                times[who] = now_ms
+            elif 0 <= self._end <= position:
+                times[who] = self._noted_ms
+        self._times, self._end, self._noted_ms = times, end, now_ms
+
+    def age_ms(self, who: object, now_ms: int) -> int | None:
+        """Milliseconds since; None: not since it is in the positions."""
+        when = self._times.get(who)
+        return None if when is None else max(0, now_ms - when)
+
+
+class ControllerView:
+    """Owned by the controller's node; single-threaded on its loop but for one hash at a time."""
+
+    def __init__(
+        self,
+        cluster_id: ClusterId,
+        quorum: MetadataQuorum,
+        machine: MetadataStateMachine,
+        sessions: HeartbeatTracker,
+        clock: Clock,
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._quorum = quorum
+        self._machine = machine
+        self._sessions = sessions
+        self._clock = clock
+        self._voters_caught_up = CaughtUp()
+        self._observers_caught_up = CaughtUp()
+        self._noted_ms = 0
+        self._hashing = asyncio.Lock()
+
+    def note(self) -> None:
+        """Who has caught up; to be called with every tick, does something now and then."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._noted_ms < NOTE_INTERVAL_MS:
+            return
+        self._noted_ms = now_ms
+        raft = self._quorum.raft_state()
+        if raft is None:
+            return
+        matches: dict[object, int] = {
+            voter.voter_id: voter.match_index
+            for voter in raft.voters
+            if voter.match_index is not None
+        }
+        self._voters_caught_up.note(matches, raft.last_index, now_ms)
+        image = self._machine.image
+        offsets: dict[object, int] = {
+            (broker.broker_id, broker.broker_epoch): session.metadata_offset
+            for broker, session in self._heard(image)
+        }
+        self._observers_caught_up.note(offsets, image.next_offset, now_ms)
+
+    def _heard(self, image: MetadataImage) -> Iterator[tuple[BrokerRegistration, BrokerSession]]:
+        for broker in image.brokers.values():
+            session = self._sessions.session(broker.broker_id, broker.broker_epoch)
+            if session is not None:
+                yield broker, session
+
+    def state(self, *, is_active: bool, index: int | None = None) -> ControllerState:
+        """The controller now, with the state hash after entry ``index`` (default: the newest).
+
+        INVALID_REQUEST when that was not applied yet. NOT_CONTROLLER while the quorum is stopped.
+        """
+        raft = self._quorum.raft_state()
+        if raft is None:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "the quorum is not running")
+        now_ms, image = self._clock.monotonic_ms(), self._machine.image
+        return ControllerState(
+            node_id=raft.node_id,
+            cluster_id=self._cluster_id,
+            directory_id=raft.directory_id,
+            monotonic_ms=now_ms,
+            wall_ms=self._clock.wall_ms(),
+            role=raft.role,
+            is_leader=raft.role == "leader",
+            is_active=is_active,
+            leader_id=self._quorum.leader_id,
+            leader_contact_age_ms=self._quorum.leader_contact_age_ms,
+            term=raft.term,
+            vote=raft.vote,
+            fence=raft.fence,
+            first_index=raft.first_index,
+            snapshot_index=raft.snapshot_index,
+            commit_index=raft.commit_index,
+            applied_index=raft.applied_index,
+            last_index=raft.last_index,
+            durable_index=raft.durable_index,
+            next_offset=image.next_offset,
+            controller_epoch=image.epoch,
+            feature_level=image.feature_level,
+            feature_level_max=SUPPORTED_FEATURE_LEVEL,
+            voters=tuple(self._voters(raft, now_ms)),
+            observers=tuple(self._observers(image, now_ms)),
+            state_hash=self._hash_at(raft, raft.applied_index if index is None else index),
+        )
+
+    def _voters(self, raft: RaftState, now_ms: int) -> Iterator[VoterState]:
+        for voter in raft.voters:
+            age_ms = self._voters_caught_up.age_ms(voter.voter_id, now_ms)
+            yield VoterState(
+                voter_id=voter.voter_id,
+                directory_id=voter.directory_id,
+                is_connected=voter.is_connected,
+                match_index=voter.match_index,
+                lag=voter.lag,
+                contact_age_ms=voter.contact_age_ms,
+                caught_up_age_ms=None if voter.match_index is None else age_ms,
+                feature_level_max=voter.feature_level_max,
+            )
+
+    def _observers(self, image: MetadataImage, now_ms: int) -> Iterator[ObserverState]:
+        heard = {broker.broker_id: session for broker, session in self._heard(image)}
+        for broker_id, broker in sorted(image.brokers.items()):
+            session = heard.get(broker_id)
+            offset = None if session is None else session.metadata_offset
+            who = (broker_id, broker.broker_epoch)
+            yield ObserverState(
+                broker_id=broker_id,
+                broker_epoch=broker.broker_epoch,
+                state=broker.state.value,
+                metadata_offset=offset,
+                lag=None if offset is None else max(0, image.next_offset - offset),
+                contact_age_ms=self._sessions.age_ms(broker_id),
+                caught_up_age_ms=self._observers_caught_up.age_ms(who, now_ms),
+            )
+
+    def _hash_at(self, raft: RaftState, index: int) -> StateHash | None:
+        if index > raft.applied_index:
+            message = f"entry {index} is not applied here yet, the last one is {raft.applied_index}"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        found = self._machine.hashes.at(index)
+        if found is None:
+            return None
+        return StateHash(index=found.index, next_offset=found.next_offset, value=found.value)
+
+    async def image_hash(self) -> tuple[int, str]:
+        """(next offset, hash of the image there); beside the loop, one at a time."""
+        async with self._hashing:
+            image = self._machine.image
+            return image.next_offset, await asyncio.to_thread(image_hash, image)
