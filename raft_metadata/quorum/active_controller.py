@@ -139,7 +139,9 @@ class ActiveController(MetadataPublisher):
         """Tick until `stop`: judge sessions, and append what follows from the image."""
         while not self._stopping:
             self._wake.clear()
-            self._guarded(self.tick)
+            if self._guarded(self._step):
+                await asyncio.sleep(0)  # a large batch took 50 ms: heartbeats have their turn
+                continue
             try:
                 async with asyncio.timeout(self._config.tick_ms / 1000):
                     await self._wake.wait()
@@ -152,9 +154,9 @@ class ActiveController(MetadataPublisher):
         self._wake.set()
         self._feed.stop()
 
-    def _guarded(self, step: Callable[[], None]) -> None:
+    def _guarded(self, step: Callable[[], bool]) -> bool:
         try:
-            step()
+            return step()
         except Exception as error:  # noqa: BLE001 decided on an image that can't be trusted
             self._faults.fatal("controller step failed", error)
 
@@ -233,7 +235,12 @@ class ActiveController(MetadataPublisher):
     # ---- the tick
 
     def tick(self) -> None:
-        """One step of `run`, at the clock's present time; a driver with its own clock calls it."""
+        """All there is to do at the clock's present time; a driver with its own clock calls it."""
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Judge, then append; True after a batch of bulk, when there may be more to do."""
         now_ms = self._clock.monotonic_ms()
         registered = self._machine.image.brokers.values()
         self._core.sessions.expect(
@@ -242,21 +249,24 @@ class ActiveController(MetadataPublisher):
         self._core.sessions.judge(now_ms)
         if self._speculation is None:
             self._reassure()
-        else:
-            self._append_wishes(self._speculation)
+            return False
+        return self._append_wishes(self._speculation)
 
-    def _append_wishes(self, speculation: Speculation) -> None:
+    def _append_wishes(self, speculation: Speculation) -> bool:
         """Fences first; bulk only as far as it leaves room for the next fence (rule M4)."""
         while speculation is self._speculation:
             bulk_allowed = speculation.bulk_in_flight() < self._config.bulk_in_flight_max
             wish = self._core.next_wish(speculation.image, bulk_allowed=bulk_allowed)
             if wish is None:
-                return
+                return False
             try:
                 self._append(wish.records, wish.urgency)
             except KafkaError as refusal:
                 _log.warning("append refused urgency=%s why=%s", wish.urgency.value, refusal)
-                return
+                return False
+            if wish.urgency is Urgency.BULK:
+                return True
+        return False
 
     # ---- commands: only the active controller
 
