@@ -52,8 +52,32 @@ class PartitionFacts:
     leader_epoch: int
     partition_epoch: int
     replicas: Sequence[int]
+    """In order of preference."""
     isr: Sequence[int]
     elr: Sequence[int]
+    adding: Sequence[int] = ()
+    removing: Sequence[int] = ()
+    last_known_leader: int | None = None
+
+    @property
+    def out_of_sync(self) -> list[int]:
+        """Replicas that lag: empty when all is well."""
+        return [replica for replica in self.replicas if replica not in self.isr]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFacts:
+    """What the image says of a registered broker."""
+
+    broker_id: int
+    http: str
+    """Its advertised ``host:port``."""
+    rack: str | None
+    state: str
+    broker_epoch: int
+    drain: str
+    leader_count: int
+    replica_count: int
 
 
 def clusters(base_url: str, data: list[JsonObject]) -> JsonObject:
@@ -82,20 +106,25 @@ def cluster(links: Links, controller_id: int | None) -> JsonObject:
     }
 
 
-def broker(links: Links, broker_id: int, http: str, rack: str | None) -> JsonObject:
-    """A broker; ``http`` is its advertised ``host:port``."""
-    host, _, port = http.rpartition(":")
-    path = ("brokers", broker_id)
+def broker(links: Links, facts: BrokerFacts) -> JsonObject:
+    """A broker, with its state and its share of the partitions beside Confluent's fields."""
+    host, _, port = facts.http.rpartition(":")
+    path = ("brokers", facts.broker_id)
     return {
         "kind": "KafkaBroker",
-        "metadata": links.metadata(f"broker={broker_id}", *path),
+        "metadata": links.metadata(f"broker={facts.broker_id}", *path),
         "cluster_id": links.cluster_id,
-        "broker_id": broker_id,
+        "broker_id": facts.broker_id,
         "host": host.strip("[]"),
         "port": int(port),
-        "rack": rack,
+        "rack": facts.rack,
         "configs": links.related(*path, "configs"),
         "partition_replicas": links.related(*path, "partition-replicas"),
+        "state": facts.state,
+        "broker_epoch": facts.broker_epoch,
+        "drain": facts.drain,
+        "leader_count": facts.leader_count,
+        "replica_count": facts.replica_count,
     }
 
 
@@ -120,7 +149,7 @@ def topic(
 
 
 def partition(links: Links, topic_name: str, facts: PartitionFacts) -> JsonObject:
-    """A partition, with our epochs, ISR and ELR beside Confluent's fields."""
+    """A partition, with our epochs, replicas and ISR beside Confluent's fields."""
     path = ("topics", topic_name, "partitions", facts.partition_id)
     return {
         "kind": "KafkaPartition",
@@ -137,11 +166,16 @@ def partition(links: Links, topic_name: str, facts: PartitionFacts) -> JsonObjec
         "partition_epoch": facts.partition_epoch,
         "isr": list(facts.isr),
         "elr": list(facts.elr),
+        "replica_ids": list(facts.replicas),
+        "out_of_sync": facts.out_of_sync,
+        "adding_replicas": list(facts.adding),
+        "removing_replicas": list(facts.removing),
+        "last_known_leader": facts.last_known_leader,
     }
 
 
 def replica(links: Links, topic_name: str, facts: PartitionFacts, broker_id: int) -> JsonObject:
-    """A replica of a partition."""
+    """A replica of a partition. ``is_eligible``: in sync, or known to hold as much (KIP-966)."""
     crn = f"topic={topic_name}/partition={facts.partition_id}/replica={broker_id}"
     path = ("topics", topic_name, "partitions", facts.partition_id, "replicas", broker_id)
     return {
@@ -153,6 +187,7 @@ def replica(links: Links, topic_name: str, facts: PartitionFacts, broker_id: int
         "broker_id": broker_id,
         "is_leader": broker_id == facts.leader,
         "is_in_sync": broker_id in facts.isr,
+        "is_eligible": broker_id in facts.isr or broker_id in facts.elr,
         "broker": links.related("brokers", broker_id),
     }
 

@@ -20,9 +20,12 @@ from http_api.server.routes.v2.consumers import ConsumerRoutes
 from http_api.server.routes.v2.fetch import FetchRoutes
 from http_api.server.routes.v2.metadata import MetadataRoutes
 from http_api.server.routes.v2.produce import ProduceRoutes
+from http_api.server.routes.v3.brokers import BrokerRoutes
 from http_api.server.routes.v3.clusters import ClusterRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
+from http_api.server.routes.v3.elections import ElectionRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes
+from http_api.server.routes.v3.reassignments import ReassignmentRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import Router
 
@@ -55,8 +58,11 @@ def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> we
         MetadataRoutes(context),
         ConsumerRoutes(context),
         ClusterRoutes(context),
+        BrokerRoutes(context),
         TopicRoutes(context),
         PartitionRoutes(context),
+        ReassignmentRoutes(context),
+        ElectionRoutes(context),
         ConsumerGroupRoutes(context),
         OpsRoutes(context),
     ):

@@ -97,6 +97,13 @@ async def read_json_object(request: web.Request, limit: int) -> dict[str, Any]:
     return value
 
 
+async def read_optional_json_object(request: web.Request, limit: int) -> dict[str, Any]:
+    """As `read_json_object`; no body at all, whatever its Content-Type, is an empty object."""
+    if not request.can_read_body:
+        return {}
+    return await read_json_object(request, limit)
+
+
 def unsupported_media_type(content_type: str | None, send: str) -> RestError:
     """415, naming the header to send."""
     got = (

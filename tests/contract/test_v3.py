@@ -30,7 +30,7 @@ CLUSTER = {
 }
 
 
-def broker(number: int) -> dict[str, Any]:
+def broker(number: int, state: str = "unfenced", leads: int = 0, holds: int = 0) -> dict[str, Any]:
     url = f"{V3_URL}/brokers/{number}"
     return {
         "kind": "KafkaBroker",
@@ -42,6 +42,11 @@ def broker(number: int) -> dict[str, Any]:
         "rack": f"rack-{number}",
         "configs": {"related": f"{url}/configs"},
         "partition_replicas": {"related": f"{url}/partition-replicas"},
+        "state": state,
+        "broker_epoch": number,
+        "drain": "none",
+        "leader_count": leads,
+        "replica_count": holds,
     }
 
 
@@ -77,23 +82,29 @@ def partition(number: int) -> dict[str, Any]:
         "partition_epoch": 7,
         "isr": [1],
         "elr": [2],
+        "replica_ids": [1, 2],
+        "out_of_sync": [2],
+        "adding_replicas": [],
+        "removing_replicas": [],
+        "last_known_leader": None,
     }
 
 
-def replica(number: int) -> dict[str, Any]:
-    name = f"{CRN}/topic=flights/partition=0/replica={number}"
+def replica(number: int, partition: int = 0) -> dict[str, Any]:
+    name = f"{CRN}/topic=flights/partition={partition}/replica={number}"
     return {
         "kind": "KafkaReplica",
         "metadata": {
-            "self": f"{V3_URL}/topics/flights/partitions/0/replicas/{number}",
+            "self": f"{V3_URL}/topics/flights/partitions/{partition}/replicas/{number}",
             "resource_name": name,
         },
         "cluster_id": CLUSTER_ID,
         "topic_name": "flights",
-        "partition_id": 0,
+        "partition_id": partition,
         "broker_id": number,
         "is_leader": number == 1,
         "is_in_sync": number == 1,
+        "is_eligible": True,
         "broker": {"related": f"{V3_URL}/brokers/{number}"},
     }
 
@@ -127,16 +138,37 @@ async def test_another_cluster_is_404(door: Door, rest: str) -> None:
 
 
 async def test_brokers(door: Door) -> None:
-    listed = collection("KafkaBroker", "/brokers", broker(1), broker(2))
+    live = [broker(1, leads=2, holds=2), broker(2, holds=2)]
+    listed = collection("KafkaBroker", "/brokers", *live)
     assert (await door.get(f"{V3}/brokers")).golden == (200, JSON, listed)
-    assert (await door.get(f"{V3}/brokers/2/")).golden == (200, JSON, broker(2))
+    listed = collection("KafkaBroker", "/brokers", *live, broker(3, "fenced"))
+    assert (await door.get(f"{V3}/brokers?include=all")).golden == (200, JSON, listed)
+    assert (await door.get(f"{V3}/brokers/2/")).golden == (200, JSON, broker(2, holds=2))
+    assert (await door.get(f"{V3}/brokers/3")).golden == (200, JSON, broker(3, "fenced"))
 
 
-@pytest.mark.parametrize("number", [3, 9])  # fenced, unknown
-async def test_a_broker_that_is_not_there(door: Door, number: int) -> None:
-    answer = await door.get(f"{V3}/brokers/{number}")
-    expected = {"error_code": 404, "message": f"Broker {number} cannot be found."}
-    assert answer.golden == (404, JSON, expected)
+async def test_the_counts_of_a_broker_follow_the_image(door: Door) -> None:
+    assert (await door.get(f"{V3}/brokers/1")).json["leader_count"] == 2
+    door.apis.add_topic("more", 3)
+    assert (await door.get(f"{V3}/brokers/1")).json["leader_count"] == 5
+
+
+async def test_a_broker_that_is_not_there(door: Door) -> None:
+    expected = {"error_code": 404, "message": "Broker 9 cannot be found."}
+    for path in ("/brokers/9", "/brokers/9/partition-replicas"):
+        assert (await door.get(V3 + path)).golden == (404, JSON, expected)
+
+
+async def test_which_brokers_are_meant_is_live_or_all(door: Door) -> None:
+    answer = await door.get(f"{V3}/brokers?include=dead")
+    message = "Parameter 'include' is 'dead': expected live or all"
+    assert answer.golden == (400, JSON, {"error_code": 40002, "message": message})
+
+
+async def test_the_replicas_of_a_broker(door: Door) -> None:
+    path = "/brokers/2/partition-replicas"
+    listed = collection("KafkaReplica", path, replica(2, 0), replica(2, 1))
+    assert (await door.get(V3 + path)).golden == (200, JSON, listed)
 
 
 async def test_topics(door: Door) -> None:

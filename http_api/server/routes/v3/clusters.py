@@ -1,38 +1,45 @@
-"""``/v3/clusters`` and its brokers."""
+"""``/v3/clusters``, and what stands right below: features and access rules."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from http_api.contract import v3
+from http_api.contract import v3, v3_admin
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
+from http_api.server.bodies import read_json_object
+from http_api.server.body_fields import check_fields, flag, integer, wrong_kind
 from http_api.server.context import json_reply
-from http_api.server.parameters import broker_id
 from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import live_brokers
+from raft_metadata.records.admin import UpgradeMetadata
+from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from http_api.server.context import ApiContext
     from http_api.server.routing import Router
-    from raft_metadata.image.metadata_image import BrokerRegistration
+
+_UPGRADE = ("metadata_version", "validate_only")
 
 
 class ClusterRoutes:
-    """The cluster and its brokers. Owner: the app; holds no state of its own."""
+    """The cluster, its features, its access rules. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._context = context
         self._apis = context.apis
+        self._limits = context.limits
         self._path = ClusterPath(context)
 
     def add_to(self, router: Router) -> None:
+        cluster = "/v3/clusters/{cluster}"
         router.add("GET", "/v3/clusters", self.list_clusters, JSON)
-        router.add("GET", "/v3/clusters/{cluster}", self.describe, JSON)
-        router.add("GET", "/v3/clusters/{cluster}/brokers", self.list_brokers, JSON)
-        router.add("GET", "/v3/clusters/{cluster}/brokers/{broker}", self.broker, JSON)
+        router.add("GET", cluster, self.describe, JSON)
+        router.add("GET", cluster + "/features", self.features, JSON)
+        router.add("PATCH", cluster + "/features", self.upgrade, JSON)
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+            router.add(method, cluster + "/acls", self.no_access_rules, JSON)
+        router.add("POST", cluster + "/acls:batch", self.no_access_rules, JSON)
 
     async def list_clusters(self, request: web.Request) -> web.Response:
         """Always one."""
@@ -45,21 +52,37 @@ class ClusterRoutes:
         links = self._path.enter(request, cluster)
         return json_reply(v3.cluster(links, self._apis.controller_id), JSON)
 
-    async def list_brokers(self, request: web.Request, cluster: str) -> web.Response:
-        """The brokers that are alive."""
+    async def features(self, request: web.Request, cluster: str) -> web.Response:
+        """``metadata.version``: where it is, and where it could be."""
         links = self._path.enter(request, cluster)
-        data = [_broker(links, broker) for broker in live_brokers(self._apis.image)]
-        return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
+        return json_reply(self._features(links, self._apis.image.feature_level), JSON)
 
-    async def broker(self, request: web.Request, cluster: str, broker: str) -> web.Response:
-        """One broker."""
+    async def upgrade(self, request: web.Request, cluster: str) -> web.Response:
+        """Raise it; null: as far as every node can follow. Never lowered."""
         links = self._path.enter(request, cluster)
-        wanted = broker_id(broker)
-        for registration in live_brokers(self._apis.image):
-            if registration.broker_id == wanted:
-                return json_reply(_broker(links, registration), JSON)
-        raise RestError(404, RestCode.NOT_FOUND, f"Broker {wanted} cannot be found.")
+        fields = await read_json_object(request, self._limits.max_body_bytes)
+        check_fields(fields, _UPGRADE)
+        if "metadata_version" not in fields:
+            expected = "a level, or null for the highest that every node can follow"
+            raise wrong_kind("metadata_version", None, expected)
+        command = UpgradeMetadata(
+            level=integer(fields, "metadata_version"), validate_only=flag(fields, "validate_only")
+        )
+        upgraded = await self._apis.admin(command)
+        body = self._features(links, upgraded.level)
+        return json_reply(body | {"metadata_version_before": upgraded.level_before}, JSON)
 
+    def _features(self, links: v3.Links, level: int) -> v3.JsonObject:
+        brokers = self._apis.image.brokers.values()
+        facts = v3_admin.FeatureFacts(
+            level=level,
+            low=FIRST_LEVEL,
+            high=SUPPORTED_FEATURE_LEVEL,
+            brokers={broker.broker_id: broker.feature_level_max for broker in brokers},
+        )
+        return v3_admin.features(links, facts)
 
-def _broker(links: v3.Links, broker: BrokerRegistration) -> v3.JsonObject:
-    return v3.broker(links, broker.broker_id, broker.http, broker.rack)
+    async def no_access_rules(self, request: web.Request, cluster: str) -> web.Response:
+        """As Kafka without an authorizer."""
+        self._path.enter(request, cluster)
+        raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3_admin.NO_AUTHORIZER)

@@ -11,6 +11,7 @@ from http_api.server.context import json_reply
 from http_api.server.parameters import bad_parameter, broker_id, partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.topics import partition_or_404, topic_or_404
+from raft_metadata.common.ids import NO_LEADER
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -45,7 +46,7 @@ class PartitionRoutes:
         name = topic_name(topic)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         data = [
-            v3.partition(links, name, _facts(number, registration))
+            v3.partition(links, name, partition_facts(number, registration))
             for number, registration in enumerate(found.partitions)
         ]
         path = ("topics", name, "partitions")
@@ -101,10 +102,12 @@ class PartitionRoutes:
     async def _find(self, topic: str, partition: str) -> tuple[TopicName, v3.PartitionFacts]:
         name, number = topic_name(topic), partition_id(partition)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
-        return name, _facts(number, partition_or_404(found, number))
+        return name, partition_facts(number, partition_or_404(found, number))
 
 
-def _facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:
+def partition_facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:
+    """What the image says of a partition, in the words of the API."""
+    last_known = partition.last_known_leader
     return v3.PartitionFacts(
         partition_id=number,
         leader=partition.leader if partition.has_leader else None,
@@ -113,4 +116,7 @@ def _facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:
         replicas=partition.replicas,
         isr=partition.isr,
         elr=partition.elr,
+        adding=partition.adding,
+        removing=partition.removing,
+        last_known_leader=None if last_known == NO_LEADER else last_known,
     )

@@ -1,4 +1,4 @@
-"""``/v3/clusters/C/topics``: list, create, describe, delete."""
+"""``/v3/clusters/C/topics``: list, create, describe, give more partitions, delete."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from http_api.contract import v3
-from http_api.contract.errors import RestCode, RestError, shown, shown_value
+from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.contract.v2 import check_name
 from http_api.server.bodies import read_json_object
+from http_api.server.body_fields import (
+    check_fields,
+    config_text,
+    flag,
+    integer,
+    is_integer,
+    needed_integer,
+    topic_in,
+    wrong_kind,
+)
 from http_api.server.context import json_reply, reply
 from http_api.server.parameters import topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.topics import NOT_HOSTED, topic_or_404
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import RANDOM_ID_BYTES, BrokerId, TopicId, TopicName, id_from_bytes
+from raft_metadata.common.ids import RANDOM_ID_BYTES, BrokerId, TopicId, id_from_bytes
+from raft_metadata.records.admin import AddPartitions
 from raft_metadata.records.commands import CreateTopic, DeleteTopic
 
 if TYPE_CHECKING:
@@ -33,7 +43,7 @@ _FIELDS = (
     "configs",
     "validate_only",
 )
-_INT32_MAX = 2**31 - 1
+_GROWTH = ("partitions_count", "replicas_assignments", "validate_only")
 
 
 class TopicRoutes:
@@ -49,6 +59,7 @@ class TopicRoutes:
         router.add("GET", topics, self.list_topics, JSON)
         router.add("POST", topics, self.create, JSON)
         router.add("GET", topics + "/{topic}", self.describe, JSON)
+        router.add("PATCH", topics + "/{topic}", self.grow, JSON)
         router.add("DELETE", topics + "/{topic}", self.delete, JSON)
 
     async def list_topics(self, request: web.Request, cluster: str) -> web.Response:
@@ -84,6 +95,29 @@ class TopicRoutes:
             return json_reply(body, JSON)
         return json_reply(body, JSON, 201, {"Location": body["metadata"]["self"]})
 
+    async def grow(self, request: web.Request, cluster: str, topic: str) -> web.Response:
+        """More partitions: 200 once each of them has a ready leader."""
+        links = self._path.enter(request, cluster)
+        name = topic_name(topic)
+        fields = await read_json_object(request, self._limits.max_body_bytes)
+        check_fields(fields, _GROWTH)
+        command = AddPartitions(
+            topic=name,
+            partitions_count=needed_integer(fields, "partitions_count"),
+            replicas_assignments=_assignments(fields.get("replicas_assignments")),
+            validate_only=flag(fields, "validate_only"),
+        )
+        try:
+            added = await self._apis.admin(command)
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED) from None
+        found = self._apis.image.topics.get(added.topic_id)
+        factor = len(found.partitions[0].replicas) if found and found.partitions else 0
+        body = v3.topic(links, name, added.topic_id, factor, added.partitions_count)
+        return json_reply(body, JSON)
+
     async def delete(self, request: web.Request, cluster: str, topic: str) -> web.Response:
         """204 once this broker's image has lost the topic."""
         self._path.enter(request, cluster)
@@ -104,41 +138,16 @@ def _topic(links: v3.Links, topic: TopicImage) -> v3.JsonObject:
 
 def create_topic(fields: dict[str, Any]) -> CreateTopic:
     """The command a create body asks for; ranges are the controller's business, kinds ours."""
-    unknown = sorted(fields.keys() - set(_FIELDS))
-    if unknown:
-        raise RestError(
-            400,
-            RestCode.BAD_REQUEST,
-            f"unknown field '{shown(unknown[0])}': expected {', '.join(_FIELDS)}",
-        )
-    name = fields.get("topic_name")
-    if not isinstance(name, str):
-        raise _wrong_kind("topic_name", name, "a string")
-    validate_only = fields.get("validate_only") or False
-    if not isinstance(validate_only, bool):
-        raise _wrong_kind("validate_only", validate_only, "true or false")
+    check_fields(fields, _FIELDS)
     return CreateTopic(
-        name=TopicName(check_name("topic_name", name)),
+        name=topic_in(fields),
         topic_id=TopicId(id_from_bytes(secrets.token_bytes(RANDOM_ID_BYTES))),
-        partitions_count=_integer(fields, "partitions_count"),
-        replication_factor=_integer(fields, "replication_factor"),
+        partitions_count=integer(fields, "partitions_count"),
+        replication_factor=integer(fields, "replication_factor"),
         replicas_assignments=_assignments(fields.get("replicas_assignments")),
         configs=_configs(fields.get("configs")),
-        validate_only=validate_only,
+        validate_only=flag(fields, "validate_only"),
     )
-
-
-def _integer(fields: dict[str, Any], name: str) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not _is_integer(value):
-        raise _wrong_kind(name, value, "an integer")
-    return int(value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT32_MAX
 
 
 def _assignments(value: Any) -> dict[int, tuple[BrokerId, ...]] | None:
@@ -147,43 +156,29 @@ def _assignments(value: Any) -> dict[int, tuple[BrokerId, ...]] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise _wrong_kind("replicas_assignments", value, expected)
+        raise wrong_kind("replicas_assignments", value, expected)
     if not value:
         return None
     assignments = {}
     for partition, brokers in value.items():
         number_ok = partition.isascii() and partition.isdecimal() and len(partition) < 10
-        if not (number_ok and isinstance(brokers, list) and all(map(_is_integer, brokers))):
-            raise _wrong_kind("replicas_assignments", value, expected)
+        if not (number_ok and isinstance(brokers, list) and all(map(is_integer, brokers))):
+            raise wrong_kind("replicas_assignments", value, expected)
         assignments[int(partition)] = tuple(map(BrokerId, brokers))
     return assignments
 
 
 def _configs(value: Any) -> dict[str, str | None]:
-    """``[{"name": N, "value": V}]``; numbers and booleans are taken in their JSON spelling."""
+    """``[{"name": N, "value": V}]``."""
     expected = 'a list of {"name", "value"}'
     if value is None:
         return {}
     if not isinstance(value, list):
-        raise _wrong_kind("configs", value, expected)
+        raise wrong_kind("configs", value, expected)
     configs: dict[str, str | None] = {}
     for entry in value:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise _wrong_kind("configs", entry, expected)
-        setting = entry.get("value")
-        if isinstance(setting, bool):
-            setting = str(setting).lower()
-        elif isinstance(setting, int | float):
-            setting = str(setting)
-        elif not isinstance(setting, str | None):
-            raise _wrong_kind(f"configs.{entry['name']}", setting, "a string")
-        configs[entry["name"]] = setting
+            raise wrong_kind("configs", entry, expected)
+        name = entry["name"]
+        configs[name] = config_text(f"configs.{name}", entry.get("value"))
     return configs
-
-
-def _wrong_kind(field: str, value: object, expected: str) -> RestError:
-    return RestError(
-        400,
-        RestCode.BAD_REQUEST,
-        f"Bad Request: '{field}' is {shown_value(value)}, expected {expected}",
-    )

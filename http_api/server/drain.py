@@ -1,0 +1,69 @@
+"""How far the drain of a broker is, read from the image alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from http_api.contract.v3_admin import JsonObject, StuckPartition, drain_progress
+from http_api.server.topics import live_brokers
+from raft_metadata.records.records import DrainScope
+
+if TYPE_CHECKING:
+    from raft_metadata.common.ids import BrokerId
+    from raft_metadata.image.metadata_image import (
+        BrokerRegistration,
+        MetadataImage,
+        PartitionRegistration,
+    )
+
+STUCK_SHOWN_MAX = 100
+"""Partitions named of those that are still to be moved."""
+
+
+def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
+    """What the broker still leads and holds, and why the first of them did not move yet."""
+    leaders = replicas = 0
+    stuck: list[StuckPartition] = []
+    for name, number, partition in _places(image, broker.broker_id):
+        leads = partition.leader == broker.broker_id
+        leaders += leads
+        replicas += 1
+        if len(stuck) < STUCK_SHOWN_MAX and (leads or broker.drain is DrainScope.REPLICAS):
+            reason = _reason(image, partition, broker)
+            stuck.append(StuckPartition(topic=name, partition_id=number, reason=reason))
+    left = replicas if broker.drain is DrainScope.REPLICAS else leaders
+    return drain_progress(leaders, replicas, stuck, is_done=left == 0)
+
+
+def _places(
+    image: MetadataImage, broker_id: BrokerId
+) -> Iterator[tuple[str, int, PartitionRegistration]]:
+    for name in sorted(image.topic_ids):
+        for number, partition in enumerate(image.topics[image.topic_ids[name]].partitions):
+            if broker_id in partition.replicas:
+                yield name, number, partition
+
+
+def _reason(
+    image: MetadataImage, partition: PartitionRegistration, broker: BrokerRegistration
+) -> str:
+    mine = broker.broker_id
+    if broker.drain is DrainScope.REPLICAS:
+        coming = [replica for replica in partition.adding if replica not in partition.isr]
+        if coming:
+            return f"waits for replicas {coming} to get in sync"
+        if mine in partition.removing:
+            return "its leadership or its place in the ISR is about to move"
+    others = {one.broker_id for one in live_brokers(image)} - {mine}
+    if broker.drain is DrainScope.LEADERS:
+        in_sync = [replica for replica in partition.isr if replica in others]
+        if in_sync:
+            return f"replicas {in_sync} are in sync: the election is about to come"
+        return "no other replica is alive and in sync"
+    free = sorted(others - set(partition.replicas))
+    return (
+        f"is to move to one of brokers {free}"
+        if free
+        else "no other live broker is free to hold it"
+    )

@@ -1,0 +1,167 @@
+"""``/v3/clusters/C/brokers``: list, describe, drain, unregister; the replicas of a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from http_api.contract import v3
+from http_api.contract.errors import RestCode, RestError
+from http_api.contract.media_types import JSON
+from http_api.server.bodies import read_json_object
+from http_api.server.body_fields import check_fields, word
+from http_api.server.context import json_reply, reply
+from http_api.server.drain import progress_of
+from http_api.server.parameters import bad_parameter, broker_id
+from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.server.routes.v3.partitions import partition_facts
+from http_api.server.topics import live_brokers
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.records.admin import DrainBroker, UnregisterBroker
+from raft_metadata.records.records import DrainScope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp import web
+
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+    from raft_metadata.common.ids import BrokerId
+    from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+
+SCOPES = tuple(scope.value for scope in DrainScope)
+
+
+class BrokerRoutes:
+    """Brokers of the v3 door. Owner: the app; keeps the counts of one image."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._limits = context.limits
+        self._path = ClusterPath(context)
+        self._shares = Shares()
+
+    def add_to(self, router: Router) -> None:
+        brokers = "/v3/clusters/{cluster}/brokers"
+        router.add("GET", brokers, self.list_brokers, JSON)
+        router.add("GET", brokers + "/{broker}", self.describe, JSON)
+        router.add("DELETE", brokers + "/{broker}", self.unregister, JSON)
+        router.add("POST", brokers + "/{broker}:drain", self.drain, JSON)
+        router.add("GET", brokers + "/{broker}/partition-replicas", self.replicas, JSON)
+
+    async def list_brokers(self, request: web.Request, cluster: str) -> web.Response:
+        """The brokers that are alive; ``include=all``: every one that is registered."""
+        links = self._path.enter(request, cluster)
+        include = request.query.get("include", "live")
+        if include not in {"live", "all"}:
+            raise bad_parameter("include", include, "live or all")
+        image = self._apis.image
+        found = live_brokers(image)
+        if include == "all":
+            found = [image.brokers[key] for key in sorted(image.brokers)]
+        shares = self._shares.of(image)
+        data = [v3.broker(links, _facts(one, shares)) for one in found]
+        return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
+
+    async def describe(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+        """One registered broker, alive or not."""
+        links = self._path.enter(request, cluster)
+        return json_reply(self._broker(links, broker_id(broker)), JSON)
+
+    async def drain(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+        """Rid it of its leaderships or its replicas, or stop that: the broker, and how far it is.
+
+        It goes on by itself; ``GET`` tells how far.
+        """
+        links = self._path.enter(request, cluster)
+        wanted = broker_id(broker)
+        fields = await read_json_object(request, self._limits.max_body_bytes)
+        check_fields(fields, ("scope",))
+        scope = DrainScope(word(fields, "scope", SCOPES, None))
+        await self._ask(DrainBroker(broker_id=wanted, scope=scope))
+        return json_reply(self._broker(links, wanted), JSON)
+
+    async def unregister(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+        """204 once it is gone for good; 400/40002 while it lives or holds replicas."""
+        self._path.enter(request, cluster)
+        await self._ask(UnregisterBroker(broker_id=broker_id(broker)))
+        return reply(b"", JSON, 204)
+
+    async def replicas(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+        """Every replica the broker holds, by topic and partition."""
+        links = self._path.enter(request, cluster)
+        image, wanted = self._apis.image, broker_id(broker)
+        if wanted not in image.brokers:
+            raise _not_found(wanted)
+        data: list[v3.JsonObject] = []
+        for name in sorted(image.topic_ids):
+            topic = image.topics[image.topic_ids[name]]
+            data += [
+                v3.replica(links, name, partition_facts(number, partition), wanted)
+                for number, partition in enumerate(topic.partitions)
+                if wanted in partition.replicas
+            ]
+            await asyncio.sleep(0)  # there may be tens of thousands
+        path = ("brokers", wanted, "partition-replicas")
+        return json_reply(links.collection("KafkaReplica", data, *path), JSON)
+
+    async def _ask(self, command: DrainBroker | UnregisterBroker) -> None:
+        try:
+            await self._apis.admin(command)
+        except KafkaError as error:
+            if error.code is not ErrorCode.BROKER_ID_NOT_REGISTERED:
+                raise
+            raise _not_found(command.broker_id) from None
+
+    def _broker(self, links: v3.Links, wanted: BrokerId) -> v3.JsonObject:
+        image = self._apis.image
+        registration = image.brokers.get(wanted)
+        if registration is None:
+            raise _not_found(wanted)
+        facts = _facts(registration, self._shares.of(image))
+        body = v3.broker(links, facts)
+        if registration.drain is not DrainScope.NONE:
+            body["drain_progress"] = progress_of(image, registration)
+        return body
+
+
+class Shares:
+    """How many partitions each broker leads and holds; counted once per image."""
+
+    def __init__(self) -> None:
+        self._image: MetadataImage | None = None
+        self._leads: Counter[BrokerId] = Counter()
+        self._holds: Counter[BrokerId] = Counter()
+
+    def of(self, image: MetadataImage) -> tuple[Mapping[BrokerId, int], Mapping[BrokerId, int]]:
+        """(leaders, replicas) by broker."""
+        if image is not self._image:
+            self._leads, self._holds = Counter(), Counter()
+            for topic in image.topics.values():
+                for partition in topic.partitions:
+                    self._leads[partition.leader] += 1
+                    self._holds.update(partition.replicas)
+            self._image = image
+        return self._leads, self._holds
+
+
+def _facts(
+    broker: BrokerRegistration, shares: tuple[Mapping[BrokerId, int], Mapping[BrokerId, int]]
+) -> v3.BrokerFacts:
+    leads, holds = shares
+    return v3.BrokerFacts(
+        broker_id=broker.broker_id,
+        http=broker.http,
+        rack=broker.rack,
+        state=broker.state.value,
+        broker_epoch=broker.broker_epoch,
+        drain=broker.drain.value,
+        leader_count=leads.get(broker.broker_id, 0),
+        replica_count=holds.get(broker.broker_id, 0),
+    )
+
+
+def _not_found(broker: int) -> RestError:
+    return RestError(404, RestCode.NOT_FOUND, f"Broker {broker} cannot be found.")
