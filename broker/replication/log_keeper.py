@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.log_directory import LogConfig
-from broker.replication.partition import Settings
+from broker.replication.partition_state import Settings
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicId, TopicIdPartition
 from raft_metadata.common.topic_config import (
     FLUSH,

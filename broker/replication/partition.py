@@ -14,7 +14,7 @@ from typing import Protocol
 
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Parked, ParkedProduces
-from broker.replication.partition_state import FollowerState, LeaderState, Proposal
+from broker.replication.partition_state import FollowerState, LeaderState, Proposal, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -63,6 +63,8 @@ class Following:
     """How often in a row a request was refused or a session given up: the pause doubles."""
     refused: bool = False
     """The open request is among them: to be asked again after that pause."""
+    unclean_epoch: int = -1
+    """The leader epoch of the partition's last unclean election."""
 
 
 @dataclass(slots=True)
@@ -75,15 +77,6 @@ class Idle:
 Role = LeaderState | Following | Idle
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Of the topic: see ``raft_metadata.common.topic_config``."""
-
-    min_isr: int
-    by_durable: bool
-    """``flush=ack``: the durable end decides; else the log end (rule R1)."""
-
-
 class Partition:
     """Single-threaded, owned by the `ReplicaManager` for as long as this broker is a replica.
 
@@ -92,7 +85,7 @@ class Partition:
     """
 
     __slots__ = (
-        "broker_epoch", "broker_id", "early_opens", "high_watermark", "id", "log",
+        "agreed_epoch", "broker_epoch", "broker_id", "early_opens", "high_watermark", "id", "log",
         "on_high_watermark", "parked", "role", "settings",
     )  # fmt: skip
 
@@ -114,6 +107,8 @@ class Partition:
         self.on_high_watermark = on_high_watermark
         self.role: Role = Idle(LeaderEpoch(-1))
         self.broker_epoch: BrokerEpoch | None = None
+        self.agreed_epoch = -1
+        """The newest leader epoch in which this log was led, or validated by the leader."""
         self.parked = ParkedProduces()
         self.early_opens: dict[BrokerId, Open] = {}
         """Opens of an epoch or broker epoch that this image does not know yet (rule R9)."""
@@ -144,16 +139,32 @@ class Partition:
                 if registration.leader_epoch > epoch and of_this_life:
                     self._lead(registration, now_ms)
             elif registration.leader != NO_LEADER:
-                self._become(Following(registration.leader, registration.leader_epoch))
+                self._follow(registration)
             else:
                 self._become(Idle(registration.leader_epoch))
         role = self.role
         if isinstance(role, LeaderState) and role.epoch == registration.leader_epoch:
+            role.reassign(registration.replicas)
             self.adopt_isr(registration.partition_epoch, registration.isr)
             for follower, state in list(role.followers.items()):
                 known = brokers.get(follower)
                 if known is not None and known.broker_epoch > state.broker_epoch:
                     del role.followers[follower]  # rule R4: a new life closes older streams
+
+    def configure(self, settings: Settings) -> None:
+        """The topic's configs changed: they are in force from here on, in every role.
+
+        What is not durable yet is asked to be, where that decides now (rule R1); what may be
+        answered under the new settings is answered.
+        """
+        if settings == self.settings:
+            return
+        self.settings = settings
+        if isinstance(self.role, LeaderState):
+            self.role.configure(settings)
+        if settings.by_durable:
+            self.log.request_flush()
+        self.advance()
 
     def retire(self) -> None:
         """This broker is no replica any more: nothing is served, pushed or answered from here."""
@@ -166,15 +177,21 @@ class Partition:
             me=self.broker_id,
             epoch=registration.leader_epoch,
             epoch_start=self.log.log_end_offset,
+            replicas=registration.replicas,
             isr=registration.isr,
             partition_epoch=registration.partition_epoch,
-            min_isr=self.settings.min_isr,
-            by_durable=self.settings.by_durable,
+            settings=self.settings,
             now_ms=now_ms,
         )
         self._become(role)
+        self.agreed_epoch = role.epoch
         self.log.request_flush()
         self.advance()
+
+    def _follow(self, registration: PartitionRegistration) -> None:
+        role = Following(registration.leader, registration.leader_epoch)
+        role.unclean_epoch = registration.unclean_epoch
+        self._become(role)
 
     def _become(self, role: Role) -> None:
         self.role = role
@@ -358,17 +375,26 @@ class Partition:
         if role is None:
             return False
         role.session = message.session
+        self.agreed_epoch = role.epoch
         return True
 
     def on_diverging(self, message: Diverging) -> bool:
         """Cut what the leader does not have; True: ask again (KIP-101).
 
-        The high watermark is never taken from such an answer (KAFKA-14704).
+        The high watermark is never taken from such an answer (KAFKA-14704). It is cut through only
+        where an operator let a leader be elected uncleanly since this log followed one.
         """
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
         end = min(message.end, self.log.end_of_epoch(message.at_epoch)[1])
+        if end < self.high_watermark and role.unclean_epoch > self._agreed_epoch():
+            _log.warning(
+                "unclean leader: cut below the high watermark topic_id=%s partition=%d to=%d "
+                "high_watermark=%d leader_epoch=%d",
+                self.id.topic_id, self.id.partition, end, self.high_watermark, role.epoch,
+            )  # fmt: skip
+            self.high_watermark = end
         if end < self.high_watermark:
             msg = (
                 f"{self.id}: the leader of epoch {role.epoch} asks to cut to {end}, below the "
@@ -382,6 +408,10 @@ class Partition:
             )  # fmt: skip
             self.log.truncate_to(end)
         return True
+
+    def _agreed_epoch(self) -> int:
+        """Up to which leader epoch this log is known to be a prefix of a leader's."""
+        return max(self.agreed_epoch, self.log.last_epoch)
 
     def on_refused(self, message: Refused) -> None:
         """The leader can't serve this position now; it is asked again after a pause."""

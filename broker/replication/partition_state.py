@@ -36,6 +36,15 @@ class FollowerState:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """What the topic's configs say about replication: ``raft_metadata.common.configs``."""
+
+    min_isr: int
+    by_durable: bool
+    """``flush=ack``: the durable end decides; else the log end (rule R1)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """An ISR to be sent to the controller, as one attempt (rule M3)."""
 
@@ -71,6 +80,7 @@ class LeaderState:
         "min_isr",
         "partition_epoch",
         "proposals",
+        "replicas",
         "retry_ms",
         "since_ms",
     )  # fmt: skip
@@ -81,19 +91,21 @@ class LeaderState:
         me: BrokerId,
         epoch: LeaderEpoch,
         epoch_start: int,
+        replicas: Iterable[BrokerId],
         isr: Iterable[BrokerId],
         partition_epoch: PartitionEpoch,
-        min_isr: int,
-        by_durable: bool,
+        settings: Settings,
         now_ms: int,
     ) -> None:
         self.me = me
         self.epoch = epoch
         self.epoch_start = epoch_start
+        self.replicas = _shared_set(tuple(replicas))
+        """Who may join; a reassignment changes it. A follower whose image is ahead may be more."""
         self.isr = _shared_set(tuple(isr))
         self.partition_epoch = partition_epoch
-        self.min_isr = min_isr
-        self.by_durable = by_durable
+        self.min_isr = settings.min_isr
+        self.by_durable = settings.by_durable
         self.since_ms = now_ms
         self.retry_ms = 0
         """No attempt before this time: set after one whose outcome stayed unknown."""
@@ -101,6 +113,19 @@ class LeaderState:
         self.proposals: dict[int, frozenset[BrokerId]] = {}
         """Attempts that may still be committed: each counts until it is refused itself (M3)."""
         self.in_flight: int | None = None
+
+    def configure(self, settings: Settings) -> None:
+        """The topic's configs changed: from now on these count.
+
+        Rule R1, from ``os`` to ``ack``: the high watermark may stand where log ends had been. It
+        stays, and moves, and answers, only once every durable end has passed it.
+        """
+        self.min_isr = settings.min_isr
+        self.by_durable = settings.by_durable
+
+    def reassign(self, replicas: Iterable[BrokerId]) -> None:
+        """Replicas were added or removed (KIP-455)."""
+        self.replicas = _shared_set(tuple(replicas))
 
     # followers
 
@@ -183,6 +208,8 @@ class LeaderState:
         """
         state = self.followers.get(follower)
         if state is None or state.session < 0 or state.broker_epoch != eligible_epoch:
+            return False
+        if follower not in self.replicas:
             return False
         end = state.durable_end if self.by_durable else state.log_end
         return end >= self.epoch_start and end >= high_watermark

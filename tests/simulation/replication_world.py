@@ -14,8 +14,8 @@ from typing import Any
 
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Fate, Parked
-from broker.replication.partition import Following, Partition, Settings
-from broker.replication.partition_state import LeaderState, Proposal
+from broker.replication.partition import Following, Partition
+from broker.replication.partition_state import LeaderState, Proposal, Settings
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Fate, Parked
-from broker.replication.partition import Following, Idle, Partition, Settings
-from broker.replication.partition_state import LeaderState
+from broker.replication.partition import Following, Idle, Partition
+from broker.replication.partition_state import LeaderState, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -270,6 +272,26 @@ def test_a_follower_never_truncates_below_its_high_watermark() -> None:
         partition.on_diverging(Diverging(9, 4, 0, 0))
 
 
+def test_only_an_unclean_election_since_cuts_below_the_high_watermark() -> None:
+    """What an operator gave up is gone on every replica: else two contents for one offset."""
+    partition = following([(1, 10), (1, 11)], epoch=4)
+    partition.open_message(9, 0)
+    partition.on_valid(Valid(9, 4, 5, 0))
+    partition.high_watermark = 2
+    after = replace(registration(THREE, 6, partition_epoch=3), unclean_epoch=LeaderEpoch(6))
+    partition.apply_image(after, brokers(), BrokerEpoch(2), 0)
+    partition.open_message(10, 0)
+    assert partition.on_diverging(Diverging(10, 6, 1, 1))
+    assert (log_of(partition).entries, partition.high_watermark) == ([(1, 10)], 1)
+    partition.open_message(11, 0)
+    partition.on_valid(Valid(11, 6, 7, 0))
+    later = replace(registration(ONE, 7, partition_epoch=4), unclean_epoch=LeaderEpoch(6))
+    partition.apply_image(later, brokers(), BrokerEpoch(2), 0)
+    partition.open_message(12, 0)
+    with pytest.raises(AssertionError, match="below the high watermark"):
+        partition.on_diverging(Diverging(12, 7, 0, 0))
+
+
 def test_rule_r4_answers_to_earlier_requests_are_dropped() -> None:
     partition = following([(1, 10), (2, 99)])
     partition.open_message(8, 0)
@@ -387,6 +409,109 @@ def test_produce_is_refused_before_the_append_below_min_isr() -> None:
         partition.check_may_append(all_replicas=True)
     assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
     partition.check_may_append(all_replicas=False)
+
+
+# ---------------------------------------------------------------- configs that change
+
+
+def all_in_sync(partition: Partition) -> None:
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+
+
+def acks(partition: Partition, *ends: tuple[int, int]) -> None:
+    """(log end, durable end) of brokers 2 and 3."""
+    for follower, session, (log_end, durable_end) in zip((TWO, THREE), (11, 12), ends, strict=True):
+        partition.on_ack(follower, Ack(session, 1, log_end, durable_end), 1)
+
+
+def test_rule_r1_from_os_to_ack_answers_once_all_that_was_there_is_durable() -> None:
+    partition = make(by_durable=False)
+    lead(partition)
+    all_in_sync(partition)
+    append(partition, 7)
+    acks(partition, (1, 0), (1, 0))
+    assert partition.high_watermark == 1, "by log ends"
+    waiting = append(partition, 8)
+    partition.configure(Settings(2, True))
+    assert log_of(partition).wants_flush, "what decides from now on is asked for at once"
+    fates = append(partition, 9)
+    acks(partition, (3, 0), (3, 0))
+    assert (partition.high_watermark, waiting, fates) == (1, [], []), "it stays where it was"
+    log_of(partition).flush_now()
+    partition.advance()
+    acks(partition, (3, 3), (3, 1))
+    assert (partition.high_watermark, waiting, fates) == (1, [], [])
+    acks(partition, (3, 3), (3, 2))
+    assert (partition.high_watermark, waiting, fates) == (2, [Fate.OK], [])
+    acks(partition, (3, 3), (3, 3))
+    assert (waiting, fates) == ([Fate.OK], [Fate.OK])
+
+
+def test_rule_r1_after_os_to_ack_a_joiner_needs_a_durable_end() -> None:
+    partition = make(by_durable=False, min_isr=1)
+    role = lead(partition, isr=(ONE,))
+    append(partition, 7)
+    partition.advance()
+    partition.configure(Settings(1, True))
+    opens(partition, TWO, 11, (1, 0))
+    assert not role.may_join(TWO, partition.high_watermark, BrokerEpoch(2))
+    partition.on_ack(TWO, Ack(11, 1, 1, 1), 1)
+    assert role.may_join(TWO, partition.high_watermark, BrokerEpoch(2))
+
+
+def test_from_ack_to_os_answers_at_once() -> None:
+    partition = make()
+    lead(partition)
+    all_in_sync(partition)
+    fates = append(partition, 7)
+    acks(partition, (1, 0), (1, 0))
+    assert fates == []
+    partition.configure(Settings(2, False))
+    assert (partition.high_watermark, fates) == (1, [Fate.OK])
+
+
+def test_a_follower_that_shall_be_durable_syncs_what_it_has() -> None:
+    partition = make(TWO, by_durable=False)
+    log_of(partition).recover([(1, 10)], keep_cache=False)
+    partition.apply_image(registration(epoch=4), brokers(), BrokerEpoch(2), 0)
+    log_of(partition).wants_flush = False
+    partition.configure(Settings(2, True))
+    assert log_of(partition).wants_flush
+
+
+def test_a_raised_min_isr_refuses_at_once_and_a_lowered_one_answers_at_once() -> None:
+    partition = make(min_isr=1)
+    lead(partition, isr=(ONE, TWO))
+    opens(partition, TWO, 11, (0, 0))
+    fates = append(partition, 7)
+    log_of(partition).flush_now()
+    partition.configure(Settings(3, True))
+    with pytest.raises(KafkaError) as caught:
+        partition.check_may_append(all_replicas=True)
+    assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
+    partition.on_ack(TWO, Ack(11, 1, 1, 1), 1)
+    assert (partition.high_watermark, fates) == (0, []), "invariant L9: it stands below min ISR"
+    partition.configure(Settings(2, True))
+    assert (partition.high_watermark, fates) == (1, [Fate.OK])
+    partition.check_may_append(all_replicas=True)
+
+
+# ---------------------------------------------------------------- reassignment
+
+
+def test_only_a_replica_of_this_image_may_join() -> None:
+    """A follower that is being removed, or whose image is ahead, streams but is not proposed."""
+    partition = make()
+    image = replace(registration(isr=(ONE, TWO)), replicas=(ONE, TWO))
+    partition.apply_image(image, brokers(), BrokerEpoch(1), 0)
+    opens(partition, THREE, 12, (0, 0))
+    assert partition.propose_isr(brokers(), 21, 0, None) is None
+    grown = registration(isr=(ONE, TWO), partition_epoch=2)
+    partition.apply_image(grown, brokers(), BrokerEpoch(1), 0)
+    proposal = partition.propose_isr(brokers(), 22, 0, None)
+    assert proposal is not None
+    assert [broker for broker, _ in proposal.isr] == [1, 2, 3]
 
 
 def test_a_partition_without_leader_is_idle() -> None:
