@@ -228,6 +228,10 @@ class LogManager:
             log.config = config
         return log
 
+    def key_of(self, log: PartitionLog) -> TopicIdPartition:
+        """The one object that names this open log: there may be thousands of them."""
+        return self._keys[log.name]
+
     def holder(self, topic: TopicName, partition: PartitionId) -> TopicId | None:
         """The topic id whose log has this name's directory, or None."""
         key = self._keys.get(f"{topic}-{partition}")

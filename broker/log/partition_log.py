@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_NO_EPOCHS = LeaderEpochCache()
+"""Of every log that never had one: nothing is ever assigned to it."""
+
 
 class PartitionLog:
     """Batches in segments, the newest one being written; about 0.7 KB while it holds nothing.
@@ -92,7 +95,7 @@ class PartitionLog:
         self.failed: BaseException | None = None
         self.on_durable: Callable[[], None] | None = None
         self._segments: list[Segment] = []
-        self._epochs = LeaderEpochCache()
+        self._epochs = _NO_EPOCHS
         self._recovery_point = 0
         self._sealed_to = 0
         self._new_directory = False
@@ -159,7 +162,7 @@ class PartitionLog:
                 batch.base_offset, batch.next_offset, len(batch.raw), batch.max_timestamp, now_ms
             )
         if leader_epoch != self.last_epoch:
-            self._epochs.assign(leader_epoch, base)
+            self._assign_epoch(leader_epoch, base)
             self.last_epoch = leader_epoch
         self.log_end_offset = batches[-1].next_offset
         self._written()
@@ -188,7 +191,7 @@ class PartitionLog:
         for header in headers:
             segment.note_header(header)
             if header.leader_epoch != self._epochs.newest:
-                self._epochs.assign(header.leader_epoch, header.base_offset)
+                self._assign_epoch(header.leader_epoch, header.base_offset)
         self.last_epoch = headers[-1].leader_epoch
         self.log_end_offset = headers[-1].next_offset
         self._written()
@@ -396,7 +399,12 @@ class PartitionLog:
 
         ValueError: the log has records of a newer epoch.
         """
-        self._epochs.assign(epoch, self.log_end_offset)
+        self._assign_epoch(epoch, self.log_end_offset)
+
+    def _assign_epoch(self, epoch: int, start_offset: int) -> None:
+        if self._epochs is _NO_EPOCHS:
+            self._epochs = LeaderEpochCache()
+        self._epochs.assign(epoch, start_offset)
 
     # reading
 

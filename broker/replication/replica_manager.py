@@ -220,7 +220,7 @@ class ReplicaManager:
         if log is None:
             return None
         partition = Partition(
-            TopicIdPartition(topic.topic_id, number),
+            self._logs.key_of(log),
             self._config.broker_id,
             log,
             self._keeper.settings(self.image, topic),
