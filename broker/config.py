@@ -1,10 +1,21 @@
-"""What one broker is told: identity, defaults, limits, timeouts. Composed by ``http_api.node``."""
+"""What one broker is told: identity, defaults, limits, timeouts. Composed by ``http_api.node``.
+
+Names, ranges, meanings and defaults stand in the one table, ``raft_metadata.common.configs.table``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from raft_metadata.common.configs.rows import text_of
+from raft_metadata.common.configs.table import (
+    CONFIGS,
+    default_flag,
+    default_number,
+    default_word,
+)
 from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId
 
 
@@ -12,41 +23,42 @@ from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId
 class BrokerDefaults:
     """The ``[defaults]`` section: cluster-wide, written by ``up`` for its size (rule M8)."""
 
-    num_partitions: int = 1
-    default_replication_factor: int = 1
-    min_insync_replicas: int = 1
-    auto_create_topics_enable: bool = True
-    flush: str = "ack"
+    num_partitions: int = default_number("num.partitions")
+    default_replication_factor: int = default_number("default.replication.factor")
+    min_insync_replicas: int = default_number("min.insync.replicas")
+    auto_create_topics_enable: bool = default_flag("auto.create.topics.enable")
+    flush: str = default_word("flush")
     """``ack``: fdatasync before an acknowledgement; ``os``: Kafka's page-cache rule."""
-    max_message_bytes: int = 1_048_576
-    message_timestamp_type: str = "create"
-    segment_bytes: int = 1_073_741_824
-    segment_ms: int = 604_800_000
+    max_message_bytes: int = default_number("max.message.bytes")
+    message_timestamp_type: str = default_word("message.timestamp.type")
+    segment_bytes: int = default_number("segment.bytes")
+    segment_ms: int = default_number("segment.ms")
+    unclean_leader_election_enable: bool = default_flag("unclean.leader.election.enable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLimits:
     """Every queue, body and wait has a name and a bound."""
 
-    max_body_bytes: int = 16_777_216
-    max_header_bytes: int = 32_768
-    max_records_per_request: int = 100_000
+    max_body_bytes: int = default_number("max.body.bytes")
+    max_header_bytes: int = default_number("max.header.bytes")
+    max_records_per_request: int = default_number("max.records.per.request")
     """A body of empty records may hold millions: decoding them would hold the loop for seconds."""
-    max_objects_per_request: int = 500_000
+    max_objects_per_request: int = default_number("max.objects.per.request")
     """Opening braces of a produce body, counted before it is decoded: the same, for nested ones."""
-    max_partitions_per_topic: int = 10_000
-    max_fetch_bytes: int = 67_108_864
-    max_fetch_wait_ms: int = 60_000
-    max_produce_timeout_ms: int = 60_000
-    max_parked_produces: int = 20_000
+    max_partitions_per_topic: int = default_number("max.partitions.per.topic")
+    max_fetch_bytes: int = default_number("max.fetch.bytes")
+    max_fetch_wait_ms: int = default_number("max.fetch.wait.ms")
+    max_produce_timeout_ms: int = default_number("max.produce.timeout.ms")
+    max_parked_produces: int = default_number("max.parked.produces")
     """Produce requests waiting for the high watermark, per broker."""
-    max_parked_fetches: int = 20_000
-    replication_push_bytes: int = 1_048_576
+    max_parked_fetches: int = default_number("max.parked.fetches")
+    replication_push_bytes: int = default_number("replication.push.bytes")
     """Bytes pushed for one partition before another one has its turn (rule R9)."""
-    replication_buffer_bytes: int = 8_388_608
+    replication_buffer_bytes: int = default_number("replication.buffer.bytes")
     """Unsent bytes per follower stream before pushing pauses and catch-up reads take over."""
-    max_open_segments: int = 4_096
-    topic_delete_grace_ms: int = 60_000
+    max_open_segments: int = default_number("max.open.segments")
+    topic_delete_grace_ms: int = default_number("topic.delete.grace.ms")
     """Deleted data stays quarantined this long before it is unlinked (rule M5)."""
 
 
@@ -54,22 +66,22 @@ class BrokerLimits:
 class BrokerTimeouts:
     """All in milliseconds, on monotonic time."""
 
-    broker_session_timeout_ms: int = 1_200
-    broker_heartbeat_interval_ms: int = 250
-    broker_disconnect_grace_ms: int = 300
-    replica_lag_time_max_ms: int = 3_000
+    broker_session_timeout_ms: int = default_number("broker.session.timeout.ms")
+    broker_heartbeat_interval_ms: int = default_number("broker.heartbeat.interval.ms")
+    broker_disconnect_grace_ms: int = default_number("broker.disconnect.grace.ms")
+    replica_lag_time_max_ms: int = default_number("replica.lag.time.max.ms")
     """At most 2.5 x the session, not Kafka's 30 s (rule R9)."""
-    replication_heartbeat_ms: int = 300
+    replication_heartbeat_ms: int = default_number("replication.heartbeat.ms")
     """A stream is closed after three of these without a frame (rule R9)."""
-    high_watermark_interval_ms: int = 100
+    high_watermark_interval_ms: int = default_number("high.watermark.interval.ms")
     """The high watermark reaches idle followers at least this often (rule R9)."""
-    reconnect_backoff_ms: int = 100
-    controlled_shutdown_ms: int = 10_000
-    metadata_fetch_wait_ms: int = 500
-    topic_ready_ms: int = 15_000
-    group_rebalance_timeout_ms: int = 30_000
+    reconnect_backoff_ms: int = default_number("reconnect.backoff.ms")
+    controlled_shutdown_ms: int = default_number("controlled.shutdown.ms")
+    metadata_fetch_wait_ms: int = default_number("metadata.fetch.wait.ms")
+    topic_ready_ms: int = default_number("topic.ready.ms")
+    group_rebalance_timeout_ms: int = default_number("group.rebalance.timeout.ms")
     """A member keeps what it is to give up this long at most, if it does not call again."""
-    log_flush_interval_ms: int = 1_000
+    log_flush_interval_ms: int = default_number("log.flush.interval.ms")
     """How often a ``flush=os`` log is synced in the background."""
 
 
@@ -88,3 +100,21 @@ class BrokerConfig:
     defaults: BrokerDefaults = BrokerDefaults()
     limits: BrokerLimits = BrokerLimits()
     timeouts: BrokerTimeouts = BrokerTimeouts()
+    stated: frozenset[str] = frozenset()
+    """Names of the configs that config.toml, the environment or ``--set`` gave a value."""
+
+    def static(self) -> Mapping[str, str]:
+        """What this node's own configuration says, by config name: make it once and keep it.
+
+        What nobody stated is left out where it is the table's default.
+        """
+        values = {
+            item.name.replace("_", "."): getattr(part, item.name)
+            for part in (self.defaults, self.limits, self.timeouts)
+            for item in fields(part)
+        }
+        return {
+            name: text_of(value)
+            for name, value in values.items()
+            if name in self.stated or value != CONFIGS[name].default
+        }

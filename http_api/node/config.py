@@ -99,6 +99,8 @@ class NodeConfig:
     limits: BrokerLimits = BrokerLimits()
     timeouts: BrokerTimeouts = BrokerTimeouts()
     raft: RaftTimeouts = RaftTimeouts()
+    stated: frozenset[str] = frozenset()
+    """Names of the configs that file, environment or ``--set`` gave a value."""
 
     @property
     def name(self) -> str:
@@ -122,6 +124,7 @@ class NodeConfig:
             defaults=self.defaults,
             limits=self.limits,
             timeouts=self.timeouts,
+            stated=self.stated,
         )
 
 
@@ -304,6 +307,9 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         limits=_section(BrokerLimits, values),
         timeouts=_section(BrokerTimeouts, values),
         raft=_section(RaftTimeouts, values),
+        stated=frozenset(
+            BY_NAME[key].row.name for section in SETTING_SECTIONS for key in table[section]
+        ),
     )
 
 

@@ -1,36 +1,78 @@
-"""Which configs may be set. Only topic configs so far; the table is ``common.topic_config``."""
+"""Which configs may be set, and what setting them means. The table is ``common.configs.table``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TypeAlias
 
+from raft_metadata.common.configs.layers import ConfigLayers
+from raft_metadata.common.configs.rows import Scope, text_of
+from raft_metadata.common.configs.table import (
+    DEFAULT_REPLICATION_FACTOR,
+    MIN_INSYNC_REPLICAS,
+    find_config,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import TopicId
-from raft_metadata.common.topic_config import MIN_INSYNC_REPLICAS, integer_value, topic_config
-from raft_metadata.records.records import ConfigRecord, ResourceType
+from raft_metadata.common.ids import (
+    BrokerId,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicName,
+)
+from raft_metadata.common.internal_topics import INTERNAL_CONFIGS, INTERNAL_TOPICS
+from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.image.config_layers import topic_layers
+from raft_metadata.image.metadata_image import (
+    ConfigKey,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.admin import AlterConfigs, Altered, ConfigChange
+from raft_metadata.records.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    ResourceType,
+)
+
+CONFIG_CHANGES_MAX = 1_000
+"""Per command: their records fit one batch with room to spare (150 bytes each)."""
+ELIGIBLE_CLEARED_MAX = 10_000
+"""Partitions whose eligible leader replicas one change may clear: 2 MB of records, all at once."""
+
+BROKER_ID_DIGITS_MAX = 10
+
+CLUSTER_KEY: ConfigKey = (ResourceType.CLUSTER, "")
+_Configs: TypeAlias = dict[ConfigKey, dict[str, str]]
+"""All configs of the resources that are changed, as they will be."""
+_SCOPES = {
+    ResourceType.TOPIC: Scope.TOPIC,
+    ResourceType.BROKER: Scope.BROKER,
+    ResourceType.CLUSTER: Scope.CLUSTER,
+}
+
+
+# ---- creation
 
 
 def validated_topic_configs(
     configs: Mapping[str, str | None], replication_factor: int
 ) -> dict[str, str]:
-    """The configs that are set; None means the default and is left out.
+    """The configs that are set, as they are stored; None means the default and is left out.
 
     INVALID_CONFIG names an unknown config's nearest neighbour, a value's range, and a
     ``min.insync.replicas`` that the topic could never reach (rule M8).
     """
     valid: dict[str, str] = {}
     for name, value in configs.items():
-        config = topic_config(name)
+        row = find_config(name, Scope.TOPIC)
         if value is not None:
-            config.parse(value)
-            valid[name] = value
-    min_isr = integer_value(valid, MIN_INSYNC_REPLICAS, default=1)
-    if min_isr > replication_factor:
-        message = (
-            f"{MIN_INSYNC_REPLICAS} {min_isr} is larger than "
-            f"the replication factor {replication_factor}"
-        )
-        raise KafkaError(ErrorCode.INVALID_CONFIG, message)
+            valid[name] = text_of(row.parse(value))
+    _check_own_min_isr(valid, replication_factor)
     return valid
 
 
@@ -42,3 +84,177 @@ def topic_config_records(topic_id: TopicId, configs: Mapping[str, str]) -> list[
         )
         for name, value in sorted(configs.items())
     ]
+
+
+def _check_own_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
+    """Rule M8: what a topic says itself must be within its reach."""
+    own = configs.get(MIN_INSYNC_REPLICAS)
+    if own is not None and int(own) > replication_factor:
+        message = (
+            f"{MIN_INSYNC_REPLICAS} {own} is larger than the replication factor "
+            f"{replication_factor}"
+        )
+        raise KafkaError(ErrorCode.INVALID_CONFIG, message)
+
+
+# ---- alteration
+
+
+def decide_alter_configs(
+    image: MetadataImage, command: AlterConfigs, *, defaults: TopicDefaults
+) -> tuple[tuple[MetadataRecord, ...], Altered]:
+    """All changes or none. What is so already, and a reset of what was not set, is no change.
+
+    A lower min ISR clears the eligible leader replicas of partitions that reach it now, *before*
+    it is in force: with it their leaders acknowledge without the replicas that left (invariant P2).
+
+    Raises:
+        KafkaError: INVALID_CONFIG (name, value, place, min ISR above a replication factor),
+            UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (the cluster's
+            own topics), INVALID_REQUEST (too many changes, one config twice).
+    """
+    _check_shape(command)
+    after: _Configs = {}
+    for change in command.changes:
+        key = _resource(image, change)
+        configs = after.setdefault(key, dict(image.configs.get(key, {})))
+        row = find_config(change.name, _SCOPES[change.resource_type])
+        if change.value is None:
+            configs.pop(change.name, None)
+        else:
+            configs[change.name] = text_of(row.parse(change.value))
+    _check_cluster(after, defaults)
+    cleared: tuple[MetadataRecord, ...] = tuple(_cleared_elrs(image, after, defaults))
+    if len(cleared) > ELIGIBLE_CLEARED_MAX:
+        message = (
+            f"{len(cleared)} partitions below their min ISR would lose their eligible leader "
+            f"replicas, at most {ELIGIBLE_CLEARED_MAX} may: bring brokers back, or go by topic"
+        )
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+    records: tuple[MetadataRecord, ...] = (*cleared, *_config_records(image, after))
+    return records, Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
+
+
+def _check_shape(command: AlterConfigs) -> None:
+    if len(command.changes) > CONFIG_CHANGES_MAX:
+        message = f"{len(command.changes)} changes of configs, at most {CONFIG_CHANGES_MAX} at once"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    seen = set()
+    for change in command.changes:
+        place = (change.resource_type, change.resource_name, change.name)
+        if place in seen:
+            where = f"{change.resource_type.value} {change.resource_name}".strip()
+            message = f"{change.name[:100]} of {where[:300]} is changed twice"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        seen.add(place)
+
+
+def _resource(image: MetadataImage, change: ConfigChange) -> ConfigKey:
+    """Where the change is recorded, if there is such a resource and it may be changed."""
+    name = change.resource_name
+    match change.resource_type:
+        case ResourceType.TOPIC:
+            topic = image.topic(TopicName(name))
+            if topic is None:
+                message = f"topic {name[:260]} does not exist"
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+            if name in INTERNAL_TOPICS and change.name not in INTERNAL_CONFIGS:
+                allowed = ", ".join(sorted(INTERNAL_CONFIGS))
+                message = f"{name} is the cluster's own: only {allowed} of it can be set"
+                raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+            return change.resource_type, topic.topic_id
+        case ResourceType.BROKER:
+            broker_id = BrokerId(int(name)) if _is_number(name) else None
+            if broker_id is None or broker_id not in image.brokers:
+                message = f"broker {name[:100]} is not registered"
+                raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+            return change.resource_type, str(broker_id)
+        case ResourceType.CLUSTER:
+            if name:
+                message = f"a cluster config has no resource name, got {name[:100]!r}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+            return change.resource_type, ""
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= BROKER_ID_DIGITS_MAX
+
+
+def _check_cluster(after: _Configs, defaults: TopicDefaults) -> None:
+    """Rule M8, for topics to come: defaults that contradict each other are refused."""
+    cluster = after.get(CLUSTER_KEY)
+    if cluster is None:
+        return
+    wanted = defaults.under(cluster)
+    if wanted.min_insync_replicas > wanted.default_replication_factor:
+        message = (
+            f"the cluster's {MIN_INSYNC_REPLICAS} would be {wanted.min_insync_replicas}, larger "
+            f"than its {DEFAULT_REPLICATION_FACTOR} {wanted.default_replication_factor}"
+        )
+        raise KafkaError(ErrorCode.INVALID_CONFIG, message)
+
+
+def _config_records(image: MetadataImage, after: _Configs) -> Iterator[ConfigRecord]:
+    """What differs from the image, in a fixed order."""
+    for key in sorted(after, key=lambda each: (each[0].value, each[1])):
+        before = image.configs.get(key, {})
+        for name in sorted(before.keys() | after[key].keys()):
+            value = after[key].get(name)
+            if value != before.get(name):
+                yield ConfigRecord(
+                    resource_type=key[0], resource_name=key[1], name=name, value=value
+                )
+
+
+# ---- what a change of min ISR means
+
+
+def _topics_concerned(
+    image: MetadataImage, after: _Configs, defaults: TopicDefaults
+) -> Iterator[tuple[TopicImage, ConfigLayers, ConfigLayers]]:
+    """Topics whose min ISR may change, with what is said of them before and then."""
+    static = defaults.static()
+    cluster = after.get(CLUSTER_KEY)
+    for topic_id, topic in image.topics.items():
+        own = after.get((ResourceType.TOPIC, topic_id))
+        if own is None and cluster is None:
+            continue
+        before = topic_layers(image, topic_id, static)
+        then = replace(
+            before,
+            topic=before.topic if own is None else own,
+            cluster=before.cluster if cluster is None else cluster,
+        )
+        yield topic, before, then
+
+
+def _cleared_elrs(
+    image: MetadataImage, after: _Configs, defaults: TopicDefaults
+) -> Iterator[PartitionChangeRecord]:
+    """The partitions that reach their min ISR by a lower one, without eligible leader replicas."""
+    for topic, before, then in _topics_concerned(image, after, defaults):
+        if then.topic is not before.topic:
+            fewest = min((each.replication_factor for each in topic.partitions), default=1)
+            _check_own_min_isr(then.topic, fewest)
+        for index, partition in enumerate(topic.partitions):
+            factor = partition.replication_factor
+            min_isr = then.min_isr(factor)
+            if partition.elr and before.min_isr(factor) > min_isr <= len(partition.isr):
+                yield _without_eligible(topic.topic_id, PartitionId(index), partition)
+
+
+def _without_eligible(
+    topic_id: TopicId, index: PartitionId, partition: PartitionRegistration
+) -> PartitionChangeRecord:
+    return PartitionChangeRecord(
+        topic_id=topic_id,
+        partition=index,
+        directories=partition.directories,
+        isr=partition.isr,
+        elr=(),
+        leader=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=PartitionEpoch(partition.partition_epoch + 1),
+        adding=partition.adding,
+        removing=partition.removing,
+    )

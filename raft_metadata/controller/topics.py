@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -19,12 +18,13 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicId,
 )
-from raft_metadata.common.topic_config import effective_min_isr
 from raft_metadata.controller.configuration_control import (
     topic_config_records,
     validated_topic_configs,
 )
 from raft_metadata.controller.replica_placer import place
+from raft_metadata.controller.topic_defaults import TopicDefaults as TopicDefaults
+from raft_metadata.controller.topic_defaults import min_isr_of as min_isr_of
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 from raft_metadata.records.records import (
@@ -37,26 +37,6 @@ from raft_metadata.records.records import (
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDefaults:
-    """The cluster's defaults and limits for topics, from its configuration (rule M8)."""
-
-    num_partitions: int = 1
-    default_replication_factor: int = 1
-    min_insync_replicas: int = 1
-    partitions_per_topic_max: int = 10_000
-    partitions_max: int = 200_000
-    """All partitions of the cluster: Kafka's own guideline for one cluster (KIP-578)."""
-    partitions_per_batch_max: int = 1_000
-    """Partitions recorded by one batch: 270 KB of them at three replicas."""
-
-
-def min_isr_of(image: MetadataImage, topic: TopicImage, default: int) -> int:
-    """The effective min ISR of a topic in the image."""
-    replication_factor = len(topic.partitions[0].replicas) if topic.partitions else 1
-    return effective_min_isr(image.topic_configs(topic.topic_id), default, replication_factor)
 
 
 def live_brokers(image: MetadataImage) -> dict[BrokerId, str | None]:
@@ -77,6 +57,7 @@ def decide_create_topic(
     placement. ``next_offset`` of the answer is where these records end.
     """
     _check_name(command)
+    defaults = defaults.in_force(image)
     present = image.topic(command.name)
     if present is not None:
         return (), _answer_repeat(image, command, present)
@@ -121,9 +102,9 @@ def decide_growth(
     if topic is None or topic.is_complete:
         return ()
     done = len(topic.partitions)
-    factor = defaults.default_replication_factor
+    factor = defaults.in_force(image).default_replication_factor
     if topic.partitions:
-        factor = len(topic.partitions[0].replicas)
+        factor = topic.replication_factor
     racks = live_brokers(image)
     if len(racks) < factor:
         return ()
@@ -168,7 +149,7 @@ def _answer_repeat(image: MetadataImage, command: CreateTopic, present: TopicIma
     return TopicCreated(
         topic_id=present.topic_id,
         partitions_count=present.partitions_count,
-        replication_factor=len(present.partitions[0].replicas) if present.partitions else 0,
+        replication_factor=present.replication_factor if present.partitions else 0,
         next_offset=image.next_offset,
     )
 

@@ -6,14 +6,10 @@ from collections import Counter
 
 import pytest
 
+from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, TopicId, TopicName
-from raft_metadata.common.topic_config import (
-    MIN_INSYNC_REPLICAS,
-    TOPIC_CONFIGS,
-    IntegerConfig,
-    effective_min_isr,
-)
+from raft_metadata.common.topic_config import effective_min_isr
 from raft_metadata.controller.replica_placer import place
 from raft_metadata.records.commands import CreateTopic, DeleteTopic
 from raft_metadata.records.records import RemoveTopicRecord
@@ -193,21 +189,6 @@ def test_an_unknown_config_names_the_nearest(world: World) -> None:
     assert error.code is ErrorCode.INVALID_CONFIG
     assert error.message.endswith("did you mean segment.bytes?")
     assert refusal(world, configs={"retention.ms": None}).code is ErrorCode.INVALID_CONFIG
-
-
-@pytest.mark.parametrize("name", TOPIC_CONFIGS)
-def test_every_config_has_a_range_and_a_default_within(name: str) -> None:
-    row = TOPIC_CONFIGS[name]
-    assert row.parse(str(row.default)) == row.default
-    wrong = ["", "x", "1.5", "-1"]
-    if isinstance(row, IntegerConfig):
-        assert row.parse(str(row.minimum)) == row.minimum
-        assert row.parse(str(row.maximum)) == row.maximum
-        wrong += [str(row.minimum - 1), str(row.maximum + 1)]
-    for value in wrong:
-        with pytest.raises(KafkaError) as refused:
-            row.parse(value)
-        assert name in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,267 @@
+"""The one table of configs: name, kind, default, range, meaning, where it can be set, and when.
+
+Controllers validate by it, brokers read by it, config.toml and its dataclasses are made of it
+(``broker.config``, ``http_api.node.settings``), and docs/reference/configs.md is written from it.
+Only what is kept stands here; any other name is refused as unknown until it exists. Times are
+milliseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from raft_metadata.common.configs.rows import (
+    ConfigRow,
+    FlagConfig,
+    NumberConfig,
+    Scope,
+    Section,
+    WordConfig,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError
+
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+MAX_MESSAGE_BYTES = "max.message.bytes"
+FLUSH = "flush"
+MESSAGE_TIMESTAMP_TYPE = "message.timestamp.type"
+SEGMENT_BYTES = "segment.bytes"
+SEGMENT_MS = "segment.ms"
+UNCLEAN_LEADER_ELECTION_ENABLE = "unclean.leader.election.enable"
+
+NUM_PARTITIONS = "num.partitions"
+DEFAULT_REPLICATION_FACTOR = "default.replication.factor"
+AUTO_CREATE_TOPICS_ENABLE = "auto.create.topics.enable"
+AUTO_LEADER_REBALANCE_ENABLE = "auto.leader.rebalance.enable"
+LEADER_IMBALANCE_CHECK_INTERVAL_MS = "leader.imbalance.check.interval.ms"
+
+MAX_MS = 31_536_000_000
+"""One year: a longer wait is a mistake in the unit."""
+_INT32_MAX = 2_147_483_647
+_INT64_MAX = 9_223_372_036_854_775_807
+_RECORD_BYTES_MAX = 67_108_864
+"""A record on its way from broker to broker fits one frame (72 MiB) with room for its head."""
+
+_TOPIC = frozenset({Scope.TOPIC, Scope.CLUSTER})
+_TOPIC_AND_BROKER = frozenset({Scope.TOPIC, Scope.CLUSTER, Scope.BROKER})
+"""Also on one broker: only what concerns nobody but that broker's own disk."""
+_CLUSTER = frozenset({Scope.CLUSTER})
+
+_TOPIC_ROWS: tuple[ConfigRow, ...] = (
+    NumberConfig(
+        name=MIN_INSYNC_REPLICAS,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=1,
+        minimum=1,
+        maximum=1_000,
+        meaning="acks=all is refused while fewer replicas than this are in sync",
+    ),
+    NumberConfig(
+        name=MAX_MESSAGE_BYTES,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=1_048_576,
+        minimum=1,
+        maximum=_RECORD_BYTES_MAX,
+        meaning="the largest record a topic takes, in bytes",
+    ),
+    WordConfig(
+        name=FLUSH,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default="ack",
+        choices=("ack", "os"),
+        meaning="ack: on disk (fdatasync) before it is acknowledged; os: Kafka's page-cache rule",
+    ),
+    WordConfig(
+        name=MESSAGE_TIMESTAMP_TYPE,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default="create",
+        choices=("create", "append"),
+        meaning="whose clock look-ups by time use: the producer's or the broker's",
+    ),
+    NumberConfig(
+        name=SEGMENT_BYTES,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC_AND_BROKER,
+        default=1_073_741_824,
+        minimum=1_024,
+        maximum=_INT32_MAX,
+        meaning="a segment is rolled before it grows past this many bytes",
+    ),
+    NumberConfig(
+        name=SEGMENT_MS,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC_AND_BROKER,
+        default=604_800_000,
+        minimum=1,
+        maximum=_INT64_MAX,
+        meaning="a segment is rolled when its first batch is this old, in milliseconds",
+    ),
+    FlagConfig(
+        name=UNCLEAN_LEADER_ELECTION_ENABLE,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=False,
+        meaning="where nobody eligible is left, a replica that may lack acknowledged records leads",
+    ),
+)
+
+_CLUSTER_ROWS: tuple[ConfigRow, ...] = (
+    NumberConfig(
+        name=NUM_PARTITIONS,
+        section=Section.DEFAULTS,
+        scopes=_CLUSTER,
+        default=1,
+        minimum=1,
+        maximum=10_000,
+        meaning="partitions of a topic created without a number",
+    ),
+    NumberConfig(
+        name=DEFAULT_REPLICATION_FACTOR,
+        section=Section.DEFAULTS,
+        scopes=_CLUSTER,
+        default=1,
+        minimum=1,
+        maximum=1_000,
+        meaning="replicas of a topic created without a number",
+    ),
+    FlagConfig(
+        name=AUTO_CREATE_TOPICS_ENABLE,
+        section=Section.DEFAULTS,
+        scopes=_CLUSTER,
+        default=True,
+        meaning="a produce to an unknown topic creates it",
+    ),
+    FlagConfig(
+        name=AUTO_LEADER_REBALANCE_ENABLE,
+        scopes=_CLUSTER,
+        default=True,
+        meaning="leadership goes back to preferred leaders that are in sync again",
+    ),
+    NumberConfig(
+        name=LEADER_IMBALANCE_CHECK_INTERVAL_MS,
+        scopes=_CLUSTER,
+        default=300_000,
+        minimum=100,
+        maximum=MAX_MS,
+        meaning="how often preferred leaders are looked for",
+    ),
+)
+
+
+def _at_start(
+    section: Section, rows: Iterable[tuple[str, int, int, int, str]]
+) -> tuple[ConfigRow, ...]:
+    """Numbers a node reads once: (name, default, minimum, maximum, meaning)."""
+    return tuple(
+        NumberConfig(
+            name=name,
+            section=section,
+            default=default,
+            minimum=minimum,
+            maximum=maximum,
+            meaning=meaning,
+        )
+        for name, default, minimum, maximum, meaning in rows
+    )
+
+
+_LIMITS = _at_start(
+    Section.LIMITS,
+    [
+        ("max.body.bytes", 1 << 24, 1 << 10, 1 << 30, "largest request body; above: 413"),
+        ("max.header.bytes", 1 << 15, 1 << 10, 1 << 20, "largest header field of a request"),
+        ("max.records.per.request", 100_000, 1, 10**7, "records of one produce; above: 413"),
+        ("max.objects.per.request", 500_000, 1, 10**8, "JSON objects in one produce; above: 413"),
+        ("max.partitions.per.topic", 10_000, 1, 10**6, "partitions one topic may have"),
+        ("max.fetch.bytes", 1 << 26, 1 << 10, 1 << 30, "largest max_bytes of a fetch"),
+        ("max.fetch.wait.ms", 60_000, 1, 3_600_000, "longest timeout of a fetch"),
+        ("max.produce.timeout.ms", 60_000, 1, 3_600_000, "longest timeout of a produce"),
+        ("max.parked.produces", 20_000, 1, 10**7, "produces waiting for the high watermark"),
+        ("max.parked.fetches", 20_000, 1, 10**7, "fetches waiting for a record"),
+        ("replication.push.bytes", 1 << 20, 1 << 10, 1 << 30, "bytes pushed before another's turn"),
+        ("replication.buffer.bytes", 1 << 23, 1 << 10, 1 << 32, "unsent bytes per follower stream"),
+        ("max.open.segments", 4_096, 16, 10**6, "open segment files of a broker"),
+        ("topic.delete.grace.ms", 60_000, 0, MAX_MS, "deleted data stays this long (rule M5)"),
+    ],
+)
+
+_TIMEOUTS = _at_start(
+    Section.TIMEOUTS,
+    [
+        ("broker.session.timeout.ms", 1_200, 100, 600_000, "a silent broker is fenced after this"),
+        ("broker.heartbeat.interval.ms", 250, 10, 60_000, "how often a broker says it lives"),
+        ("broker.disconnect.grace.ms", 300, 10, 600_000, "a closed connection counts as death"),
+        ("replica.lag.time.max.ms", 3_000, 100, 1_500_000, "a lagging replica leaves the ISR"),
+        ("replication.heartbeat.ms", 300, 10, 60_000, "stream heartbeats; three missed: closed"),
+        ("high.watermark.interval.ms", 100, 1, 10_000, "idle followers learn the high watermark"),
+        ("reconnect.backoff.ms", 100, 1, 60_000, "pause before a connection is tried again"),
+        ("controlled.shutdown.ms", 10_000, 0, 600_000, "a leaving broker waits for its leave"),
+        ("metadata.fetch.wait.ms", 500, 10, 60_000, "long poll for metadata"),
+        ("topic.ready.ms", 15_000, 100, 600_000, "a create waits for its leaders"),
+        ("group.rebalance.timeout.ms", 30_000, 100, MAX_MS, "a silent member may keep partitions"),
+        ("log.flush.interval.ms", 1_000, 10, MAX_MS, "background sync of flush=os logs"),
+        ("election.timeout.ms", 500, 50, 60_000, "shortest Raft election time-out; longest: twice"),
+        ("raft.heartbeat.ms", 100, 5, 10_000, "Raft heartbeats of the active controller"),
+        ("raft.step.down.ms", 1_000, 100, 60_000, "a cut-off controller stops leading after this"),
+    ],
+)
+
+CONFIGS: Mapping[str, ConfigRow] = {
+    row.name: row for row in (*_TOPIC_ROWS, *_CLUSTER_ROWS, *_LIMITS, *_TIMEOUTS)
+}
+"""Every config, by name."""
+TOPIC_CONFIGS: Mapping[str, ConfigRow] = {row.name: row for row in _TOPIC_ROWS}
+"""Those that a topic can have of its own."""
+
+
+def find_config(name: str, scope: Scope) -> ConfigRow:
+    """The row of a config that can be set there.
+
+    INVALID_CONFIG: unknown (names the nearest one that exists), set elsewhere (names where), or
+    read at start only.
+    """
+    row = CONFIGS.get(name)
+    if row is not None and scope in row.scopes:
+        return row
+    if row is None:
+        known = [each.name for each in CONFIGS.values() if scope in each.scopes]
+        nearest = difflib.get_close_matches(name[:100], known, n=1, cutoff=0)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        message = f"unknown {scope.value} config {name[:100]!r}{hint}"
+    elif row.scopes:
+        where = " or ".join(each.value for each in Scope if each in row.scopes)
+        message = f"{name} can be set for a {where}, not for a {scope.value}"
+    else:
+        section = "" if row.section is None else f" of [{row.section.value}]"
+        message = (
+            f"{name} is read-only: set {row.key}{section} in the node's config.toml and restart it"
+        )
+    raise KafkaError(ErrorCode.INVALID_CONFIG, message)
+
+
+# ---- defaults of the dataclasses that hold a node's settings
+
+
+def default_number(name: str) -> int:
+    """What this number is when nobody said anything."""
+    row = CONFIGS[name]
+    assert isinstance(row, NumberConfig), name
+    return row.default
+
+
+def default_word(name: str) -> str:
+    """What this word is when nobody said anything."""
+    row = CONFIGS[name]
+    assert isinstance(row, WordConfig), name
+    return row.default
+
+
+def default_flag(name: str) -> bool:
+    """What this flag is when nobody said anything."""
+    row = CONFIGS[name]
+    assert isinstance(row, FlagConfig), name
+    return row.default

@@ -1,0 +1,43 @@
+"""The places in an image that a resource's configs come from; see ``common.configs.layers``.
+
+``static`` is what the asking node's own config.toml says, by config name: a broker passes
+``BrokerConfig.static``, a controller ``TopicDefaults.static``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raft_metadata.common.configs.layers import ConfigLayers
+from raft_metadata.common.ids import BrokerId, TopicId
+from raft_metadata.image.metadata_image import MetadataImage
+
+
+def topic_layers(
+    image: MetadataImage,
+    topic_id: TopicId,
+    static: Mapping[str, str],
+    broker_id: BrokerId | None = None,
+) -> ConfigLayers:
+    """Of a topic; on this broker, where one is named, else as the cluster's default."""
+    broker = {} if broker_id is None else image.broker_configs(broker_id)
+    return ConfigLayers(
+        topic=image.topic_configs(topic_id),
+        broker=broker,
+        cluster=image.cluster_configs(),
+        static=static,
+    )
+
+
+def broker_layers(
+    image: MetadataImage, broker_id: BrokerId, static: Mapping[str, str]
+) -> ConfigLayers:
+    """Of a broker."""
+    return ConfigLayers(
+        broker=image.broker_configs(broker_id), cluster=image.cluster_configs(), static=static
+    )
+
+
+def cluster_layers(image: MetadataImage, static: Mapping[str, str]) -> ConfigLayers:
+    """Of the cluster."""
+    return ConfigLayers(cluster=image.cluster_configs(), static=static)
