@@ -40,6 +40,10 @@ format: .venv ## format the code, mend what ruff can mend
 	@$(PYTHON) -m ruff check --fix-only --quiet .
 	@$(PYTHON) -m ruff format .
 
+.PHONY: reference
+reference: .venv ## write docs/reference/configs.md anew from the table of configs
+	@$(PYTHON) -m http_api.node.config_reference
+
 .PHONY: bench
 bench: .venv ## the figures beside their budgets and the machine's own floor
 	@$(PYTHON) -m benchmarks.run $(ARGS)
