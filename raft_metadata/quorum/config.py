@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
+from raft_metadata.common.tls import TlsFiles
 
 MAX_PAYLOAD_BYTES = 512 * 1024
 """One metadata batch. Half of an append message: an entry that does not fit in one message would
@@ -18,6 +19,8 @@ MAX_UNCOMMITTED = 20_000
 STEP_DOWN_MARGIN_MS = 50
 """The fall-back is looked at once per tick (heartbeat / 4); this much earlier makes the promised
 time hold."""
+MIN_LINK_SILENCE_S = 2.0
+"""A connection on which nothing came for so long is dead, or four election time-outs if longer."""
 MIN_HEARTBEATS_PER_ELECTION_TIMEOUT = 3
 """pysyncobj asserts it; below that one lost heartbeat starts an election."""
 
@@ -54,6 +57,9 @@ class QuorumConfig:
     snapshot_max_journal_bytes: int = 32 * 1024 * 1024
     """A snapshot is also taken when the journal outgrows this: all of it is kept in memory."""
 
+    tls: TlsFiles | None = None
+    """Mutual TLS between voters; a certificate names its node. None: plain, for loopback."""
+
     feature_level_max: int = 1
     """The highest ``metadata.version`` this process can follow; the others are told."""
     reserve_bytes: int = 8 * 1024 * 1024
@@ -88,8 +94,22 @@ class QuorumConfig:
 
     def address_to_dial(self, node: NodeId) -> tuple[str, int]:
         """Where this node reaches `node`: (host, port)."""
-        host, _, port = self.dial.get(node, self.voters[node]).rpartition(":")
-        return host.strip("[]"), int(port)
+        return _split(self.dial.get(node, self.voters[node]))
+
+    @property
+    def address_to_bind(self) -> tuple[str, int]:
+        """Where this node listens: (host, port)."""
+        return _split(self.bind)
+
+    @property
+    def link_silence_s(self) -> float:
+        """How long a connection may be silent; at least the longest election time-out."""
+        return max(MIN_LINK_SILENCE_S, 4 * self.election_timeout_ms / 1000)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _refuse(name: str, value: object, expected: str) -> None:

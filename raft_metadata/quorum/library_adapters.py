@@ -12,13 +12,12 @@ from raft_metadata.quorum.pysyncobj_internals import (
     SERIALIZE_FAILED,
     SERIALIZED,
     SERIALIZING,
-    VoterNode,
 )
 from raft_metadata.quorum.snapshots import SnapshotState, SnapshotStore
+from raft_metadata.quorum.voter_node import VoterNode
 
 MAX_SNAPSHOT_BACKLOG_BYTES = 1024 * 1024
-"""Unsent bytes of a snapshot towards one follower. The library's send buffer is copied on every
-write, so that a whole snapshot in it costs its square."""
+"""Unsent bytes of a snapshot towards one follower."""
 
 _STATES = {
     SnapshotState.IDLE: NOT_SERIALIZING,
@@ -134,5 +133,4 @@ class SnapshotAdapter:
         return self._store.receive(part, first=first, last=last)
 
     def cancelTransmisstion(self, node: VoterNode) -> None:  # noqa: N802 the library's spelling
-        """The follower is gone."""
-        self._store.cancel(node.node_id)
+        """Said of a follower that is gone, and of one we paused; the filter knows who is gone."""

@@ -15,9 +15,12 @@ from typing import Protocol
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
+from raft_metadata.common.tls import load_contexts
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.files import DiskFiles, Files
-from raft_metadata.quorum.pysyncobj_internals import LoopPoller, library_now, verify_library
+from raft_metadata.quorum.introductions import Introductions
+from raft_metadata.quorum.peer_links import LinkOwner, PeerLinks
+from raft_metadata.quorum.pysyncobj_internals import library_now, verify_library
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
 from raft_metadata.quorum.raft_state import RaftState, raft_state
 from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
@@ -93,8 +96,8 @@ class MetadataQuorum:
     """One voter of the metadata quorum, for the life of a controller process.
 
     Owned by the controller; single-threaded on its loop (asyncio or uvloop). `start` once, `stop`
-    once. Between them it owns the directory's lock, one listener, one timer, and at times one
-    thread that writes a snapshot.
+    once. Between them it owns the directory's lock, the links to the other voters, one timer, and
+    at times one thread that writes a snapshot.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class MetadataQuorum:
         self._events = _Events(on_activated, on_deactivated, on_applied, faults)
         self._files = files or DiskFiles(sync=config.fsync)
         self._disk: VoterDisk | None = None
+        self._links: PeerLinks | None = None
         self._node: RaftNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -125,24 +129,31 @@ class MetadataQuorum:
     async def start(self) -> None:
         """Lock the directory, open and sync the journal, bind, join.
 
-        Raises UnsupportedLibraryError, StorageError or CorruptionError (exit 74), or OSError for
-        a port that is taken; whatever was opened is closed again.
+        Raises UnsupportedLibraryError, KafkaError INVALID_CONFIG (certificates), StorageError or
+        CorruptionError (exit 74), or OSError for a port that is taken; whatever was opened is
+        closed again.
         """
         verify_library()
         self._loop = asyncio.get_running_loop()
-        self._disk = open_voter_disk(self._config, self._machine, self._faults, self._files)
+        tls = None if self._config.tls is None else load_contexts(self._config.tls)
+        disk = self._disk = open_voter_disk(self._config, self._machine, self._faults, self._files)
+        owner = LinkOwner(self._request_tick, self._event_failed)
+        links = self._links = PeerLinks(self._config, Introductions(disk.home), tls, owner)
         try:
-            self._node = RaftNode(self._parts(self._disk, self._loop))
+            node = RaftNode(self._parts(disk, links))
+            await links.open(node.transport)
         except BaseException:
+            await links.close()
             self._close_disk()
             raise
+        self._node = node
         self._on_timer()
         _log.info(
             "voter started node=%d term=%d last_index=%d snapshot_index=%d",
             *(self._config.node_id, self.term, self.last_index, self._snapshot_index()),
         )
 
-    def _parts(self, disk: VoterDisk, loop: asyncio.AbstractEventLoop) -> RaftParts:
+    def _parts(self, disk: VoterDisk, links: PeerLinks) -> RaftParts:
         return RaftParts(
             config=self._config,
             home=disk.home,
@@ -151,7 +162,7 @@ class MetadataQuorum:
             machine=self._machine,
             events=self._events,
             faults=self._faults,
-            poller=LoopPoller(loop, self._request_tick, self._event_failed),
+            links=links,
             request_tick=self._request_tick,
             now=library_now,
             rng=random.Random(),
@@ -166,6 +177,8 @@ class MetadataQuorum:
                 self._timer.cancel()
             self._node = None
             node.close()
+        if self._links is not None:
+            await self._links.close()
         thread = None if self._disk is None else self._disk.snapshots.close()
         if thread is not None:
             # The directory's lock may go only when nobody writes there any more.

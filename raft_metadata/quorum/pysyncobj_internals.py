@@ -7,31 +7,18 @@ private names give no promise, the exact files are checked before the first use.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
-import struct
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pysyncobj
-import pysyncobj.journal
-import pysyncobj.poller
-import pysyncobj.serializer
 import pysyncobj.syncobj
-import pysyncobj.tcp_connection
-import pysyncobj.tcp_server
-import pysyncobj.transport
 from pysyncobj.monotonic import monotonic as library_now
-from pysyncobj.node import Node, TCPNode
-from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.version import VERSION
-from typing_extensions import override
 
-from raft_metadata.common.ids import NodeId
-from raft_metadata.quorum.wire import MAX_HELLO_BYTES, Codec
+from raft_metadata.quorum.voter_node import VoterNode
+from raft_metadata.quorum.wire import Codec
 
 PINNED_VERSION = "0.3.17"
 PINNED_SHA256 = {
@@ -68,18 +55,11 @@ __all__ = [
     "LEADER",
     "NO_OP",
     "REGULAR",
-    "CappedConnection",
-    "LoopPoller",
     "PinnedSyncObj",
-    "PinnedTransport",
     "UnsupportedLibraryError",
-    "VoterNode",
     "library_now",
     "verify_library",
-    "voter_address",
 ]
-
-_log = logging.getLogger("raft_metadata.quorum")
 
 
 class UnsupportedLibraryError(RuntimeError):
@@ -100,272 +80,6 @@ def verify_library(folder: Path | None = None) -> None:
                 f"reinstall pysyncobj=={PINNED_VERSION}"
             )
             raise UnsupportedLibraryError(msg)
-
-
-# -- the event loop
-
-
-class LoopPoller(pysyncobj.poller.Poller):  # type: ignore[misc]  # untyped library
-    """pysyncobj's poller on an asyncio (or uvloop) loop: no thread, no polling.
-
-    Every event is followed by `on_event`, which asks for a tick. Owned by the loop's thread.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_event: Callable[[], None],
-        on_error: Callable[[Exception], None],
-    ) -> None:
-        self._loop = loop
-        self._on_event = on_event
-        self._on_error = on_error
-        self._watched: dict[int, _Watch] = {}
-
-    def subscribe(self, descr: int, callback: Callable[[int, int], None], mask: int) -> None:
-        """See the library's `Poller`; ERROR needs no watching, it comes as READ and WRITE."""
-        watch = self._watched.setdefault(descr, _Watch())
-        watch.callback = callback
-        wanted = mask & (POLL_EVENT_TYPE.READ | POLL_EVENT_TYPE.WRITE)
-        added, removed = wanted & ~watch.mask, watch.mask & ~wanted
-        watch.mask = wanted
-        if added & POLL_EVENT_TYPE.READ:
-            self._loop.add_reader(descr, self._fire, descr, watch, POLL_EVENT_TYPE.READ)
-        if added & POLL_EVENT_TYPE.WRITE:
-            self._loop.add_writer(descr, self._fire, descr, watch, POLL_EVENT_TYPE.WRITE)
-        self._remove(descr, removed)
-
-    def _fire(self, descr: int, watch: _Watch, event: int) -> None:
-        # The descriptor may have been closed, and used again, earlier in this loop iteration.
-        if self._watched.get(descr) is not watch or watch.callback is None:
-            return
-        try:
-            watch.callback(descr, event)
-        except Exception as error:  # noqa: BLE001 asyncio would only log it
-            self._on_error(error)
-        self._on_event()
-
-    def _remove(self, descr: int, mask: int) -> None:
-        for bit, remove in (
-            (POLL_EVENT_TYPE.READ, self._loop.remove_reader),
-            (POLL_EVENT_TYPE.WRITE, self._loop.remove_writer),
-        ):
-            if mask & bit:
-                try:
-                    remove(descr)
-                except OSError:
-                    # pysyncobj closes a socket before it unsubscribes.
-                    _log.debug("descriptor was closed already fd=%d", descr)
-
-    def unsubscribe(self, descr: int) -> None:
-        """See the library's `Poller`."""
-        watch = self._watched.pop(descr, None)
-        if watch is not None:
-            self._remove(descr, watch.mask)
-
-    def poll(self, timeout: float) -> None:
-        """Nothing to do: the loop calls."""
-
-
-class _Watch:
-    __slots__ = ("callback", "mask")
-
-    def __init__(self) -> None:
-        self.callback: Callable[[int, int], None] | None = None
-        self.mask = 0
-
-
-# -- one connection
-
-
-class CappedConnection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc]  # untyped
-    """A connection that reads no more than it was asked for.
-
-    Stock trusts a signed 32-bit length before anybody has said who they are, inflates what it
-    gets without limit, and unpickles it. Here a frame is ``length u32 | MessagePack``.
-    """
-
-    _TcpConnection__readBuffer: bytes
-    max_frame_bytes = MAX_HELLO_BYTES
-    """Raised by the transport once the peer is a known voter."""
-
-    def send(self, message: object) -> None:
-        """Encode and queue; what the socket did not take is sent as soon as it can be.
-
-        Stock waits for the next heartbeat, because it never asks for writability again.
-        """
-        data = Codec.dumps(message)
-        self._TcpConnection__writeBuffer += struct.pack("<I", len(data)) + data
-        self._TcpConnection__trySendBuffer()
-        self.watch_leftovers()
-
-    def watch_leftovers(self) -> None:
-        """Ask for writability while something waits."""
-        if self.getSendBufferSize() and self.fileno() is not None:
-            self._TcpConnection__poller.subscribe(
-                self.fileno(),
-                self._TcpConnection__processConnection,
-                POLL_EVENT_TYPE.READ | POLL_EVENT_TYPE.WRITE | POLL_EVENT_TYPE.ERROR,
-            )
-
-    def _TcpConnection__processRead(self) -> bool:  # noqa: N802 the library's name
-        if len(self._TcpConnection__readBuffer) > self.max_frame_bytes:
-            return False  # parse first; the kernel keeps the rest
-        return bool(super()._TcpConnection__processRead())
-
-    def _TcpConnection__processParseMessage(self) -> object:  # noqa: N802 the library's name
-        buffer = self._TcpConnection__readBuffer
-        if len(buffer) < 4:
-            return None
-        (length,) = struct.unpack_from("<I", buffer)
-        if length > self.max_frame_bytes:
-            _log.warning("refused a frame bytes=%d limit=%d", length, self.max_frame_bytes)
-            self.disconnect()
-            return None
-        if len(buffer) - 4 < length:
-            return None
-        self._TcpConnection__readBuffer = buffer[4 + length :]
-        try:
-            message = Codec.loads(buffer[4 : 4 + length])
-        except Exception as error:  # noqa: BLE001 a peer's bytes must not reach further
-            _log.warning("refused a frame bytes=%d error=%s", length, error)
-            self.disconnect()
-            return None
-        # None means "no whole message yet" to the caller.
-        return {} if message is None else message
-
-
-class LastingServer(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc]  # untyped library
-    """A listener that comes back. Stock closes it for good when one accept() fails (EMFILE)."""
-
-    lost = False
-    _closed = False
-
-    def unbind(self) -> None:
-        """Called by the library after a failed accept; `close` is for good."""
-        if self._closed:
-            return
-        _log.warning("listener lost")
-        super().unbind()
-        self.lost = True
-
-    def close(self) -> None:
-        """Stop listening."""
-        super().unbind()
-        self._closed = True
-
-    def bind(self) -> None:
-        """Listen, again if need be."""
-        super().bind()
-        self.lost = self._closed = False
-
-
-# -- a voter's address
-
-
-class VoterNode(TCPNode):  # type: ignore[misc]  # untyped library
-    """A voter. Its identity is made of its node id; only the socket address is looked up.
-
-    The library compares `address` strings to decide who dials (the greater one) and stores the
-    id in the vote, so both are the node id, padded to order as a number does.
-    """
-
-    def __init__(self, node_id: NodeId, dialled: tuple[str, int] | None) -> None:
-        Node.__init__(self, voter_address(node_id))
-        self.node_id = node_id
-        self._dialled = dialled
-
-    @override
-    def __hash__(self) -> int:
-        # Not the string's, which differs in every process: the library iterates over sets of
-        # voters, and a simulated history must repeat with its seed.
-        return hash(self.node_id)
-
-    @property
-    def address(self) -> str:
-        """The identity again, under the name the transport uses."""
-        return str(self.id)
-
-    @property
-    def ip(self) -> str | None:
-        """Where to dial; a name is resolved (and cached) by the library."""
-        if self._dialled is None:
-            return None
-        resolved = pysyncobj.node.globalDnsResolver().resolve(self._dialled[0])
-        return None if resolved is None else str(resolved)
-
-    @property
-    def port(self) -> int:
-        """Where to dial."""
-        return 0 if self._dialled is None else self._dialled[1]
-
-
-def voter_address(node_id: NodeId) -> str:
-    """The library's name of a voter; "host:port" in form only."""
-    return f"voter-{node_id:010d}:0"
-
-
-# -- the transport
-
-
-class PinnedTransport(pysyncobj.transport.TCPTransport):  # type: ignore[misc]  # untyped library
-    """TCPTransport with its protected parts under names of ours."""
-
-    _ready: bool
-
-    def _maybeBind(self) -> None:  # noqa: N802 the library's name
-        # Stock swallows the error and tries again in a busy loop, for ever; the caller of start()
-        # must hear at once that its port is taken.
-        if self._ready and not self._server.lost:
-            return
-        try:
-            self._server.bind()
-        except OSError as error:
-            self._server.close()
-            if not self._ready:
-                raise
-            _log.warning("listener not back yet error=%r", error)
-            return
-        self._ready = True
-        self._bindOverEvent.set()
-
-    def _createServer(self) -> None:  # noqa: N802 the library's name
-        try:
-            super()._createServer()
-        except Exception as error:
-            msg = f"no such address to bind: {self._syncObj.conf.bindAddress}"
-            raise OSError(msg) from error
-
-    def destroy(self) -> None:
-        """Stop listening, let go of every connection."""
-        self._server.close()
-        super().destroy()
-
-    def connection_of(self, node: VoterNode) -> CappedConnection | None:
-        """The present connection to a voter."""
-        connection = self._connections.get(node)
-        return connection if isinstance(connection, CappedConnection) else None
-
-    def backlog_bytes(self, node: VoterNode) -> int:
-        """What waits to be sent to a voter."""
-        connection = self.connection_of(node)
-        return 0 if connection is None else int(connection.getSendBufferSize())
-
-    def voter(self, address: str) -> VoterNode | None:
-        """The other voter of that name."""
-        node = self._nodeAddrToNode.get(address)
-        return node if isinstance(node, VoterNode) else None
-
-    def deliver(self, node: VoterNode, message: dict[str, Any]) -> None:
-        """Hand a message to the library's Raft core."""
-        if self._onMessageReceivedCallback is not None:
-            self._onMessageReceivedCallback(node, message)
-
-    @property
-    def unknown_connections(self) -> set[CappedConnection]:
-        """Those that have not said who they are."""
-        connections: set[CappedConnection] = self._unknownConnections
-        return connections
 
 
 # -- the Raft core
@@ -433,7 +147,16 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
 
     _paused: set[VoterNode]
 
+    def unpause(self, node: VoterNode) -> None:
+        """Its connection is gone: the end of the call must not bring it back."""
+        self._paused.discard(node)
+
+    @abstractmethod
+    def pause_congested(self) -> None:
+        """Pause whoever has more to read than it needs."""
+
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802 the library's name
+        self.pause_congested()
         super()._SyncObj__sendAppendEntries()
         self._SyncObj__connectedNodes |= self._paused
         self._paused.clear()
@@ -484,13 +207,9 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
 
 # -- replacements of names inside the library's modules
 
-pysyncobj.tcp_connection.pickle = Codec
+# Nothing calls it any more (entries are ours, entries in pieces are refused): should anything do,
+# it must not be able to name code.
 pysyncobj.syncobj.pickle = Codec
-# A journal, a snapshot store and a poller come in as objects through fields of SyncObjConf.
+# A journal and a snapshot store come in as objects through fields of SyncObjConf.
 pysyncobj.syncobj.createJournal = lambda journal: journal
 pysyncobj.syncobj.Serializer = lambda _path, _bytes, _fork, store, _load, _check: store
-pysyncobj.syncobj.createPoller = lambda poller: poller
-# Both ends of a connection.
-pysyncobj.transport.TcpConnection = CappedConnection
-pysyncobj.tcp_server.TcpConnection = CappedConnection
-pysyncobj.transport.TcpServer = LastingServer

@@ -41,11 +41,10 @@ from raft_metadata.quorum.pysyncobj_internals import (
     NO_OP,
     REGULAR,
     PinnedSyncObj,
-    VoterNode,
-    voter_address,
 )
 from raft_metadata.quorum.snapshots import SnapshotStore
-from raft_metadata.quorum.transport import FilteredTransport
+from raft_metadata.quorum.transport import FilteredTransport, Links
+from raft_metadata.quorum.voter_node import VoterNode
 from raft_metadata.quorum.wire import Message
 
 APPEND_BYTES = 1024 * 1024
@@ -56,8 +55,8 @@ ENTRIES_BETWEEN_SNAPSHOTS = 100
 """At least, when the journal is too large: what is not applied yet can't be dropped from it."""
 LOST_VOTE = "lost"
 """In the term it adopts, a voter that lost its disk has voted for it knows not whom."""
-CONNECTION_RETRY_S = 0.3
-MIN_CONNECTION_TIMEOUT_S = 2.0
+PING_S = 0.5
+"""How often a voter says what its process can follow."""
 _TAG_REGULAR = bytes((REGULAR,))
 
 
@@ -93,7 +92,7 @@ class RaftParts:
     machine: AppliedTo
     events: RaftEvents
     faults: FaultHandler
-    poller: object
+    links: Links
     request_tick: Callable[[], None]
     now: Callable[[], float]
     rng: random.Random
@@ -106,21 +105,17 @@ class _Queued:
     future: Future[object]
 
 
-def library_conf(config: QuorumConfig, journal: object, snapshots: object, poller: object) -> Any:
-    """Pysyncobj's own settings."""
+def library_conf(config: QuorumConfig, journal: object, snapshots: object) -> Any:
+    """Pysyncobj's own settings. Those of its own network and threads are not used."""
     election_s = config.election_timeout_ms / 1000
     return SyncObjConf(
         autoTick=False,
-        bindAddress=config.bind.replace("[", "").replace(
-            "]", ""
-        ),  # stock binds 0.0.0.0, whatever the node's own address is
         dynamicMembershipChange=False,
         raftMinTimeout=election_s,
         raftMaxTimeout=2 * election_s,
         appendEntriesPeriod=config.heartbeat_ms / 1000,
         appendEntriesBatchSizeBytes=APPEND_BYTES,
-        connectionTimeout=max(MIN_CONNECTION_TIMEOUT_S, 4 * election_s),
-        connectionRetryTime=CONNECTION_RETRY_S,
+        connectionTimeout=2 * election_s,  # unused; it asserts that it is no less
         leaderFallbackTimeout=(config.leader_fallback_ms - STEP_DOWN_MARGIN_MS) / 1000,
         logCompactionMinEntries=config.snapshot_min_entries,
         logCompactionMinTime=config.snapshot_max_interval_ms / 1000,
@@ -129,14 +124,11 @@ def library_conf(config: QuorumConfig, journal: object, snapshots: object, polle
         fullDumpFile="unused",  # non-empty, because the library asserts it; the store has the path
         serializer=snapshots,
         deserializer=snapshots,
-        pollerType=poller,
-        dnsCacheTime=30.0,
-        dnsFailCacheTime=5.0,
     )
 
 
 class RaftNode(PinnedSyncObj):
-    """See the module. Raises OSError from the constructor when the port is taken.
+    """See the module.
 
     Invariants: a payload enters the log only while this voter leads in the term it was submitted
     for (rule M2); whoever waits for one is always answered (rule M3).
@@ -145,7 +137,7 @@ class RaftNode(PinnedSyncObj):
     def __init__(self, parts: RaftParts) -> None:
         self.parts = parts
         self.home, self.journal, self.snapshots = parts.home, parts.journal, parts.snapshots
-        self.now, self.faults = parts.now, parts.faults
+        self.now, self.faults, self.links = parts.now, parts.faults, parts.links
         config = parts.config
         self._paused: set[VoterNode] = set()
         self._queue: deque[_Queued] = deque()
@@ -160,11 +152,11 @@ class RaftNode(PinnedSyncObj):
         self._pre_vote = PreVote(voters=len(config.voters))
         self._rejoin = Rejoin(frozenset(config.others))
         snapshot_adapter = SnapshotAdapter(parts.snapshots, parts.faults, self._backlog_bytes)
-        conf = library_conf(config, JournalAdapter(parts.journal), snapshot_adapter, parts.poller)
+        conf = library_conf(config, JournalAdapter(parts.journal), snapshot_adapter)
         conf.onStateChanged = self._on_role_changed
         super().__init__(
-            VoterNode(config.node_id, None),
-            [VoterNode(node, config.address_to_dial(node)) for node in config.others],
+            VoterNode(config.node_id),
+            [VoterNode(node) for node in config.others],
             conf,
             transportClass=FilteredTransport,
         )
@@ -315,10 +307,8 @@ class RaftNode(PinnedSyncObj):
             self.transport.send(node, dict(message))
 
     def _tick_pings(self) -> None:
-        # Followers say nothing to each other, and the library drops a silent connection exactly
-        # when it is used again: with the question that would replace a dead leader.
         if self.now() >= self._next_ping:
-            self._next_ping = self.now() + self.conf.connectionTimeout / 4
+            self._next_ping = self.now() + PING_S
             level = self.parts.config.feature_level_max
             self._send_all({"type": "ping", "feature_level_max": level})
 
@@ -383,7 +373,7 @@ class RaftNode(PinnedSyncObj):
         What the lost disk acknowledged must not complete a majority (lesson 5).
         """
         self.home.set_voter_directory(voter, directory_id)
-        node = self.transport.voter(voter_address(voter))
+        node = self.transport.voter(voter)
         self.forget_match(node)
         self.transport.drop(node)
 
@@ -404,7 +394,20 @@ class RaftNode(PinnedSyncObj):
             self.forceLogCompaction()
 
     def _backlog_bytes(self, node: VoterNode) -> int:
-        return int(self.transport.backlog_bytes(node))
+        return self.links.backlog_bytes(node.node_id)
+
+    # -- followers that can't keep up, or are gone
+
+    @override
+    def pause_congested(self) -> None:
+        """No append for whoever has more to read than keeps it busy."""
+        for node in self.otherNodes:
+            if self.transport.is_congested(node):
+                self.pause(node)
+
+    def on_link_lost(self, node: VoterNode) -> None:
+        """See `transport.FilteredRaft`."""
+        self.unpause(node)
 
     # -- seen from outside
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
-from raft_metadata.quorum.pysyncobj_internals import VoterNode
 from raft_metadata.quorum.raft_node import RaftNode
+from raft_metadata.quorum.voter_node import VoterNode
 from raft_metadata.records.quorum_view import VoterState
 
 

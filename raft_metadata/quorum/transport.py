@@ -10,30 +10,47 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from pysyncobj.transport import Transport
+from typing_extensions import override
+
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.data_dir import DataDir
 from raft_metadata.quorum.journal import DurableJournal
-from raft_metadata.quorum.pysyncobj_internals import (
-    CappedConnection,
-    PinnedTransport,
-    VoterNode,
-    voter_address,
-)
 from raft_metadata.quorum.snapshots import SnapshotStore
-from raft_metadata.quorum.wire import (
-    MAX_FRAME_BYTES,
-    MalformedMessageError,
-    Message,
-    checked,
-    checked_hello,
-    hello,
-)
+from raft_metadata.quorum.voter_node import VoterNode
+from raft_metadata.quorum.wire import MalformedMessageError, Message, checked
 
-MAX_UNKNOWN_CONNECTIONS = 32
-"""Peers that have not said who they are; five voters reconnecting at once need four."""
-HELLO_TIMEOUT_S = 2.0
+MAX_APPENDS_AHEAD_BYTES = 4 * 1024 * 1024
+"""Unsent to one follower: no further append until it has drained. What is on its way keeps the
+follower from standing; a slow link is not given more than it can take."""
 
 _log = logging.getLogger("raft_metadata.quorum")
+
+
+class Links(Protocol):
+    """The connections to the other voters; see `peer_links.PeerLinks`."""
+
+    def send(self, node: NodeId, message: Message) -> bool:
+        """Queue a message; False where there is no connection, or no more."""
+        ...
+
+    def drop(self, node: NodeId) -> None:
+        """Close the connection to a voter; it is made again."""
+        ...
+
+    def backlog_bytes(self, node: NodeId) -> int:
+        """What waits to be sent to a voter."""
+        ...
+
+
+class LinkEvents(Protocol):
+    """What the connections report: in order, each from a voter that proved who it is."""
+
+    def on_connected(self, node: NodeId) -> None: ...
+
+    def on_disconnected(self, node: NodeId) -> None: ...
+
+    def on_message(self, node: NodeId, value: object) -> None: ...
 
 
 class FilteredRaft(Protocol):
@@ -42,15 +59,18 @@ class FilteredRaft(Protocol):
     journal: DurableJournal
     home: DataDir
     snapshots: SnapshotStore
+    links: Links
     now: Callable[[], float]
 
     @property
-    def raftCurrentTerm(self) -> int: ...  # noqa: N802
+    def raftCurrentTerm(self) -> int: ...  # noqa: N802 the library's name
 
     @property
-    def raftCommitIndex(self) -> int: ...  # noqa: N802
+    def raftCommitIndex(self) -> int: ...  # noqa: N802 the library's name
 
     def pause(self, node: VoterNode) -> None: ...
+
+    def on_link_lost(self, node: VoterNode) -> None: ...
 
     def on_leader_heard(self, term: int, commit_index: int) -> None: ...
 
@@ -65,8 +85,11 @@ class FilteredRaft(Protocol):
     def on_ping(self, node: VoterNode, message: Message) -> None: ...
 
 
-class FilteredTransport(PinnedTransport):
-    """Owned by the RaftNode and called on its loop only. Made by the library, hence the names."""
+class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
+    """The library's `Transport` over our links, and `LinkEvents` for them.
+
+    Owned by the RaftNode and called on its loop only. Made by the library, hence the arguments.
+    """
 
     def __init__(
         self, syncobj: FilteredRaft, self_node: VoterNode, others: Iterable[VoterNode]
@@ -74,80 +97,50 @@ class FilteredTransport(PinnedTransport):
         self._raft = syncobj
         self._journal = syncobj.journal
         self._home = syncobj.home
+        self._links = syncobj.links
+        self._voters = {node.node_id: node for node in others}
         self._vote_term = 0
         self._voters_counted: set[int] = set()
-        self._accepted_at: dict[CappedConnection, float] = {}
         super().__init__(syncobj, self_node, others)
 
-    # -- who is there (rule Q4)
+    def voter(self, node: NodeId) -> VoterNode:
+        """The other voter of that id."""
+        return self._voters[node]
 
-    def setOnUtilityMessageCallback(  # noqa: N802 the library's name, as below
+    @override
+    def setOnUtilityMessageCallback(  # the library's name
         self, message: str, callback: object
     ) -> None:
         """Defect 17: status, add, remove, set_version and transfer were open to any peer."""
 
-    def _onNewIncomingConnection(self, conn: CappedConnection) -> None:  # noqa: N802
-        if len(self._accepted_at) >= MAX_UNKNOWN_CONNECTIONS:
-            conn.disconnect()
-            return
-        self._accepted_at[conn] = self._raft.now()
-        super()._onNewIncomingConnection(conn)
+    # -- who is there
 
-    def _onDisconnected(self, conn: CappedConnection) -> None:  # noqa: N802
-        self._accepted_at.pop(conn, None)
-        super()._onDisconnected(conn)
+    def on_connected(self, node: NodeId) -> None:
+        """See `LinkEvents`."""
+        self._onNodeConnected(self._voters[node])
 
-    def _onNodeDisconnected(self, node: VoterNode) -> None:  # noqa: N802
+    def on_disconnected(self, node: NodeId) -> None:
+        """See `LinkEvents`."""
         # Parts of a snapshot that were under way are lost with the connection.
-        self._raft.snapshots.cancel(node.node_id)
-        super()._onNodeDisconnected(node)
-
-    def _sendSelfAddress(self, conn: CappedConnection) -> None:  # noqa: N802
-        conn.max_frame_bytes = MAX_FRAME_BYTES
-        meta = self._home.meta
-        conn.send(hello(voter_address(NodeId(meta.node_id)), meta.cluster_id, meta.directory_id))
-
-    def _onIncomingMessageReceived(self, conn: CappedConnection, message: object) -> None:  # noqa: N802
-        """Only a voter of this cluster, from the directory we were told, takes a voter's slot."""
-        self._accepted_at.pop(conn, None)
-        try:
-            address, cluster_id, directory_id = checked_hello(message)
-        except MalformedMessageError as error:
-            self._refuse(conn, str(error))
-            return
-        node = self.voter(address)
-        if node is None or not self._home.knows(node.node_id, cluster_id, directory_id):
-            self._refuse(conn, f"unknown voter {address} {cluster_id} {directory_id}")
-            return
-        if node.node_id < self._home.meta.node_id:
-            self._refuse(conn, f"{address} does not dial, we do")
-            return
-        old = self.connection_of(node)
-        if old is not None:
-            # It came back on a new connection before the old one was seen to die.
-            old.disconnect()
-        conn.max_frame_bytes = MAX_FRAME_BYTES
-        super()._onIncomingMessageReceived(conn, address)
-
-    def _refuse(self, conn: CappedConnection, why: str) -> None:
-        _log.warning("refused a connection reason=%s", why)
-        conn.disconnect()
-        self.unknown_connections.discard(conn)
+        self._raft.snapshots.cancel(node)
+        self._raft.on_link_lost(self._voters[node])
+        self._onNodeDisconnected(self._voters[node])
 
     def drop(self, node: VoterNode) -> None:
         """Close the connection to a voter; it is made again."""
-        connection = self.connection_of(node)
-        if connection is not None:
-            connection.disconnect()
+        self._links.drop(node.node_id)
 
-    def _onTick(self) -> None:  # noqa: N802
-        super()._onTick()
-        late = self._raft.now() - HELLO_TIMEOUT_S
-        for conn in [conn for conn, when in self._accepted_at.items() if when < late]:
-            self._refuse(conn, "said nothing")
+    def is_congested(self, node: VoterNode) -> bool:
+        """Whether a follower has enough to read for now."""
+        return self._links.backlog_bytes(node.node_id) > MAX_APPENDS_AHEAD_BYTES
+
+    def deliver(self, node: VoterNode, message: Message) -> None:
+        """Hand a message to the library's Raft core."""
+        self._onMessageReceived(node, message)
 
     # -- what is said
 
+    @override
     def send(self, node: VoterNode, message: Message) -> bool:
         """Make a message of the library's true and provable, then send it."""
         kind = message["type"]
@@ -156,9 +149,11 @@ class FilteredTransport(PinnedTransport):
         elif kind in ("request_vote", "response_vote"):
             self._journal.sync()  # defect 2: it speaks of our last entry
         message["stamp"] = self._home.stamp(node.node_id)
-        sent = bool(super().send(node, message))
-        if "serialized" in message and message["serialized"] is None:
-            self._raft.pause(node)
+        sent = self._links.send(node.node_id, message)
+        if kind == "append_entries":
+            nothing = "serialized" in message and message["serialized"] is None
+            if nothing or self.is_congested(node):
+                self._raft.pause(node)
         return sent
 
     def _complete_answer(self, message: Message) -> None:
@@ -202,17 +197,19 @@ class FilteredTransport(PinnedTransport):
 
     # -- what is heard
 
-    def _onMessageReceived(self, node: VoterNode, value: object) -> None:  # noqa: N802
+    def on_message(self, node: NodeId, value: object) -> None:
+        """See `LinkEvents`."""
+        voter = self._voters[node]
         try:
             message, stamp = checked(value)
         except MalformedMessageError as error:
-            _log.warning("refused a message from=%d reason=%s", node.node_id, error)
-            self.drop(node)
+            _log.warning("refused a message from=%d reason=%s", node, error)
+            self.drop(voter)
             return
-        if not self._home.accepts(node.node_id, stamp):
+        if not self._home.accepts(node, stamp):
             return
-        if not self._home.fenced or self._fence_lets_through(node, message):
-            self._hear(node, message)
+        if not self._home.fenced or self._fence_lets_through(voter, message):
+            self._hear(voter, message)
 
     def _hear(self, node: VoterNode, message: Message) -> None:
         match message["type"]:

@@ -7,13 +7,14 @@ looked at whole before any of it is used; what does not fit ends the connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
 from raft_metadata.quorum.data_dir import Stamp
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""2: both ends say hello, and a voter is its number."""
 MAX_HELLO_BYTES = 1024
 """From a peer that has not said who it is."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -40,7 +41,7 @@ class Codec:
         return _encoder.encode(value)
 
     @staticmethod
-    def loads(data: bytes) -> Any:
+    def loads(data: bytes | memoryview) -> Any:
         """Decode; MalformedMessageError for anything else than MessagePack."""
         try:
             return _decoder.decode(data)
@@ -48,35 +49,33 @@ class Codec:
             raise MalformedMessageError(str(error)) from error
 
 
-def hello(address: str, cluster_id: str, directory_id: str) -> Message:
-    """The first message of a connection."""
+def hello(node_id: int, cluster_id: str, directory_id: str) -> Message:
+    """The first message of a connection, in either direction."""
     return {
         "type": "hello",
         "protocol": PROTOCOL,
-        "address": address,
+        "node_id": node_id,
         "cluster_id": cluster_id,
         "directory_id": directory_id,
     }
 
 
-def checked_hello(message: object) -> tuple[str, str, str]:
-    """(address, cluster id, directory id) of a hello, or MalformedMessageError."""
+def checked_hello(message: object) -> tuple[int, str, str]:
+    """(node id, cluster id, directory id) of a hello, or MalformedMessageError."""
     if not isinstance(message, dict) or message.get("type") != "hello":
         raise MalformedMessageError("no hello")
     if message.get("protocol") != PROTOCOL:
         text = f"protocol {message.get('protocol')!r}, expected {PROTOCOL}"
         raise MalformedMessageError(text)
-    address = message.get("address")
+    node_id = message.get("node_id")
     cluster_id = message.get("cluster_id")
     directory_id = message.get("directory_id")
-    if not (
-        isinstance(address, str) and isinstance(cluster_id, str) and isinstance(directory_id, str)
-    ):
+    if not (_is_number(node_id) and isinstance(cluster_id, str) and isinstance(directory_id, str)):
         raise MalformedMessageError("hello without identity")
-    return address, cluster_id, directory_id
+    return node_id, cluster_id, directory_id
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int]:
     return type(value) is int and value >= 0
 
 
@@ -85,20 +84,20 @@ def _flag(value: object) -> bool:
 
 
 _SHAPES: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
-    "append_entries": {"term": _number, "commit_index": _number},
+    "append_entries": {"term": _is_number, "commit_index": _is_number},
     "next_node_idx": {
-        "term": _number,
-        "next_node_idx": _number,
+        "term": _is_number,
+        "next_node_idx": _is_number,
         "reset": _flag,
         "success": _flag,
     },
-    "request_vote": {"term": _number, "last_log_index": _number, "last_log_term": _number},
-    "response_vote": {"term": _number},
-    "pre_vote": {"term": _number, "last_log_index": _number, "last_log_term": _number},
-    "pre_vote_answer": {"term": _number, "granted": _flag},
+    "request_vote": {"term": _is_number, "last_log_index": _is_number, "last_log_term": _is_number},
+    "response_vote": {"term": _is_number},
+    "pre_vote": {"term": _is_number, "last_log_index": _is_number, "last_log_term": _is_number},
+    "pre_vote_answer": {"term": _is_number, "granted": _flag},
     "term_query": {},
-    "term_answer": {"term": _number},
-    "timeout_now": {"term": _number},
+    "term_answer": {"term": _is_number},
+    "timeout_now": {"term": _is_number},
     "ping": {},
 }
 """Everything a voter may say. Not in it: forwarded commands, admin commands, and the pieces of an
@@ -134,7 +133,7 @@ def _check_append(message: Message) -> None:
     if "transmission" in message:
         raise MalformedMessageError("an entry in pieces")
     if "prevLogIdx" in message:
-        fits = _number(message["prevLogIdx"]) and _number(message.get("prevLogTerm"))
+        fits = _is_number(message["prevLogIdx"]) and _is_number(message.get("prevLogTerm"))
         if not fits or "serialized" in message or not _entries_fit(message):
             raise MalformedMessageError("append_entries with bad entries")
         message["entries"] = [tuple(entry) for entry in message["entries"]]

@@ -395,8 +395,8 @@ MUTANTS = (
     ),
     Mutant(
         "q4 smaller id may dial",
-        "transport.py",
-        "if node.node_id < self._home.meta.node_id:",
+        "introductions.py",
+        "if dialled is None and node <= self._home.meta.node_id:",
         "if False:",
         ("rejoin",),
     ),
@@ -452,18 +452,102 @@ MUTANTS = (
         ("reigns",),
     ),
     Mutant(
-        "pollout",
-        "pysyncobj_internals.py",
-        "        self.watch_leftovers()\n",
-        "",
-        ("wire",),
+        "defect 18 frame cap",
+        "peer_connection.py",
+        "if length > self._max_frame_bytes:",
+        "if False:",
+        ("links",),
     ),
     Mutant(
-        "frame cap",
-        "pysyncobj_internals.py",
-        "if length > self.max_frame_bytes:",
+        "defect 18 strangers may say as much as voters",
+        "peer_connection.py",
+        "self._max_frame_bytes = MAX_HELLO_BYTES",
+        "self._max_frame_bytes = MAX_FRAME_BYTES",
+        ("links",),
+    ),
+    Mutant(
+        "defect 18 strangers stay",
+        "peer_links.py",
+        "async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):\n                if self._tls",
+        "async with asyncio.timeout(1000):\n                if self._tls",
+        ("links",),
+    ),
+    Mutant(
+        "defect 18 any number of strangers",
+        "peer_links.py",
+        "if len(self._strangers) >= MAX_STRANGERS:",
         "if False:",
-        ("wire",),
+        ("links",),
+    ),
+    Mutant(
+        "defect 19 accept gives up",
+        "peer_links.py",
+        "await asyncio.sleep(ACCEPT_RETRY_S)\n                continue",
+        "return",
+        ("links",),
+    ),
+    Mutant(
+        "defect 20 no alive sign",
+        "peer_connection.py",
+        "            self._write(_ALIVE)\n",
+        "            pass\n",
+        ("links",),
+    ),
+    Mutant(
+        "unread bytes without limit",
+        "peer_connection.py",
+        "if self.unsent_bytes > MAX_UNSENT_BYTES:",
+        "if False:",
+        ("links",),
+    ),
+    Mutant(
+        "silent voters stay",
+        "peer_connection.py",
+        "if now - self._heard_at > silence_s:",
+        "if False:",
+        ("links",),
+    ),
+    Mutant(
+        "voters that read nothing stay",
+        "peer_connection.py",
+        "if now - self._drained_at > silence_s:",
+        "if False:",
+        ("links",),
+    ),
+    Mutant(
+        "m7 own stall blames peers",
+        "peer_links.py",
+        "stalled = now - self._watched_at > 2 * KEEPALIVE_S",
+        "stalled = False",
+        ("links",),
+    ),
+    Mutant(
+        "two connections per pair",
+        "peer_links.py",
+        '            old.close("replaced by a new one")\n',
+        "            pass\n",
+        ("links",),
+    ),
+    Mutant(
+        "defect 15 lost connections stay open",
+        "peer_links.py",
+        '                connection.close("")\n                accepted.close()',
+        "                pass",
+        ("links",),
+    ),
+    Mutant(
+        "q4 whoever answers the dial",
+        "introductions.py",
+        "if dialled is not None and node != dialled:",
+        "if False:",
+        ("rejoin",),
+    ),
+    Mutant(
+        "q4 any certificate",
+        "introductions.py",
+        "if names is not None and certificate_name(node) not in names:",
+        "if False:",
+        ("rejoin",),
     ),
 )
 
@@ -484,7 +568,11 @@ def test_a_planted_fault_is_caught(mutant: Mutant, copy: Path) -> None:
     assert mutant.line in good, "the line is not there any more"
     planted = copy / QUORUM / mutant.file
     planted.write_text(good.replace(mutant.line, mutant.instead))
-    tests = [f"tests/unit/test_quorum_{name}.py" for name in mutant.tests]
+    tests = [
+        str(found.relative_to(ROOT))
+        for name in mutant.tests
+        for found in (ROOT / "tests").glob(f"*/test_quorum_{name}.py")
+    ]
     try:
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],

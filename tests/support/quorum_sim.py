@@ -15,15 +15,12 @@ from typing import Any
 
 import msgspec
 import pysyncobj.syncobj
-import pysyncobj.transport
 import pytest
-from pysyncobj.poller import Poller as _LibraryPoller
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir, format_rejoining_raft_dir
-from raft_metadata.quorum.pysyncobj_internals import PinnedTransport, voter_address
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
 from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
 from raft_metadata.quorum.wire import Codec
@@ -105,11 +102,20 @@ class Machine:
         return [payload for _, _, payload in self.applied]
 
 
-class Poller(_LibraryPoller):  # type: ignore[misc]  # untyped library
-    """Nothing to poll: the network is the sim's."""
+class SimLinks:
+    """`transport.Links` over the simulated network."""
 
-    def poll(self, timeout: float) -> None:
-        pass
+    def __init__(self, voter: Voter) -> None:
+        self._voter = voter
+
+    def send(self, node: NodeId, message: dict[str, Any]) -> bool:
+        return self._voter.sim.post(self._voter.node_id, node, message)
+
+    def drop(self, node: NodeId) -> None:
+        self._voter.sim.relink(self._voter.node_id, node)
+
+    def backlog_bytes(self, node: NodeId) -> int:
+        return self._voter.sim.backlog(self._voter.node_id, node)
 
 
 class Voter:
@@ -131,13 +137,12 @@ class Voter:
                 machine=self.machine,
                 events=self,
                 faults=self.faults,
-                poller=Poller(),
+                links=SimLinks(self),
                 request_tick=self.request_tick,
                 now=CLOCK,
                 rng=random.Random(sim.seed * 1000 + node),
             )
         )
-        self.raft.voter = self
 
     def make_machine(self) -> Any:
         """What the log is applied to; another simulation may put a real one here."""
@@ -168,8 +173,11 @@ class Voter:
 
     def hear(self, sender: NodeId, message: dict[str, Any]) -> None:
         """A message as it comes from the wire."""
-        peer = self.raft.transport.voter(voter_address(sender))
-        self.raft.transport._onMessageReceived(peer, Codec.loads(Codec.dumps(message)))
+        self.receive(sender, Codec.dumps(message))
+
+    def receive(self, sender: NodeId, data: bytes) -> None:
+        """The bytes of one frame."""
+        self.raft.transport.on_message(sender, Codec.loads(data))
 
     def submit(self, payload: bytes, term: int | None = None) -> Answer:
         answer = Answer()
@@ -258,8 +266,18 @@ class Sim:
 
     def _link(self, voter: Voter, other: NodeId, *, up: bool) -> None:
         transport = voter.raft.transport
-        peer = transport.voter(voter_address(other))
-        (transport._onNodeConnected if up else transport._onNodeDisconnected)(peer)
+        (transport.on_connected if up else transport.on_disconnected)(other)
+
+    def relink(self, one: NodeId, other: NodeId) -> None:
+        """A connection is closed, and made again at once."""
+        both = [(self.up[a], b) for a, b in ((one, other), (other, one)) if {a, b} <= set(self.up)]
+        for up in (False, True):
+            for voter, peer in both:
+                self._link(voter, peer, up=up)
+
+    def backlog(self, sender: NodeId, to: NodeId) -> int:
+        """What is on its way from one to the other."""
+        return sum(len(data) for a, b, data in self.queue if (a, b) == (sender, to))
 
     def kill(self, *nodes: NodeId) -> None:
         for node in nodes or list(self.up):
@@ -295,9 +313,7 @@ class Sim:
         while self.queue:
             sender, to, data = self.queue.popleft()
             if to in self.up:
-                transport = self.up[to].raft.transport
-                peer = transport.voter(voter_address(sender))
-                self._guard(to, partial(transport._onMessageReceived, peer, Codec.loads(data)))
+                self._guard(to, partial(self.up[to].receive, sender, data))
 
     def _guard(self, node: NodeId, call: Callable[[], None]) -> None:
         try:
@@ -355,17 +371,6 @@ class Sim:
 
 @pytest.fixture
 def quorum_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library without sockets, under the virtual clock."""
-    transport = pysyncobj.transport.TCPTransport
-
-    def send(self: Any, node: Any, message: dict[str, Any]) -> bool:
-        voter = self._syncObj.voter
-        return bool(voter.sim.post(voter.node_id, node.node_id, message))
-
+    """The library under the virtual clock."""
     monkeypatch.setattr(CLOCK, "time", 1000.0)
     monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", CLOCK)
-    monkeypatch.setattr(pysyncobj.transport, "monotonicTime", CLOCK)
-    monkeypatch.setattr(PinnedTransport, "_createServer", lambda self: None)
-    monkeypatch.setattr(PinnedTransport, "_maybeBind", lambda self: setattr(self, "_ready", True))
-    monkeypatch.setattr(transport, "_connectIfNecessary", lambda self: None)
-    monkeypatch.setattr(transport, "send", send)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from raft_metadata.quorum.files import read_checked
 from raft_metadata.quorum.journal import Vote
-from raft_metadata.quorum.pysyncobj_internals import voter_address
 from tests.support.quorum_sim import CLOCK, Sim, quorum_world
 
 __all__ = ["quorum_world"]
@@ -67,7 +66,7 @@ def test_rule_q7_a_higher_term_is_durable_and_no_leader_contact() -> None:
     sim.pass_time(0.2)
     voter = sim.up[b].raft
     before = (voter.contact.when, voter.election_deadline)
-    voter.transport.adopt(voter.transport.voter(voter_address(c)), term + 3)
+    voter.transport.adopt(voter.transport.voter(c), term + 3)
     assert (voter.contact.when, voter.election_deadline) == before
     assert voter.raftCurrentTerm == term + 3
     body = read_checked(sim.disk, sim.directory(b) / "vote.json")
@@ -110,8 +109,7 @@ def test_defect_10_a_vote_sent_twice_counts_once() -> None:
     a, b, *_ = sim.ids
     sim.start(a)
     voter = sim.up[a]
-    peer = voter.raft.transport.voter(voter_address(b))
-    voter.raft.transport._onNodeConnected(peer)
+    voter.raft.transport.on_connected(b)
     voter.raft._pre_vote.may_stand_in = voter.term + 1
     voter.raft.election_deadline = 0
     sim.step()

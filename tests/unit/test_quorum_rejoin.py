@@ -19,8 +19,8 @@ from raft_metadata.quorum.data_dir import (
     read_raft_meta,
 )
 from raft_metadata.quorum.files import DiskFiles
-from raft_metadata.quorum.pysyncobj_internals import voter_address
-from raft_metadata.quorum.wire import Codec, hello
+from raft_metadata.quorum.introductions import Introductions, RefusedPeerError
+from raft_metadata.quorum.wire import hello
 from tests.support.power_loss_disk import PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import CLUSTER, Sim, quorum_world
 
@@ -152,42 +152,57 @@ def test_a_full_disk_is_opened_with_the_reserve() -> None:
         sim.start(a)
 
 
-class Connection:
-    """An incoming connection, up to its hello."""
-
-    def __init__(self) -> None:
-        self.fate = ""
-        self.max_frame_bytes = 0
-
-    def disconnect(self) -> None:
-        self.fate = "refused"
-
-    def setOnMessageReceivedCallback(self, _callback: object) -> None:  # noqa: N802
-        self.fate = "taken"
-
-
 @pytest.mark.parametrize(
-    ("said", "fate"),
+    ("said", "taken"),
     [
-        (hello(voter_address(NodeId(3)), CLUSTER, "disk-3"), "taken"),
-        (hello(voter_address(NodeId(3)), CLUSTER, "disk-9"), "refused"),
-        (hello(voter_address(NodeId(3)), "another cluster", "disk-3"), "refused"),
-        (hello(voter_address(NodeId(1)), CLUSTER, "disk-1"), "refused"),  # 2 dials 1
-        (hello(voter_address(NodeId(7)), CLUSTER, "disk-7"), "refused"),
-        ({**hello(voter_address(NodeId(3)), CLUSTER, "disk-3"), "protocol": 2}, "refused"),
-        ("readonly", "refused"),
-        (["status"], "refused"),
-        (voter_address(NodeId(3)), "refused"),
-        ({}, "refused"),
+        (hello(3, CLUSTER, "disk-3"), True),
+        (hello(3, CLUSTER, "disk-9"), False),
+        (hello(3, "another cluster", "disk-3"), False),
+        (hello(1, CLUSTER, "disk-1"), False),  # 2 dials 1
+        (hello(2, CLUSTER, "disk-2"), False),
+        (hello(7, CLUSTER, "disk-7"), False),
+        ({**hello(3, CLUSTER, "disk-3"), "protocol": 1}, False),
+        ({**hello(3, CLUSTER, "disk-3"), "node_id": "3"}, False),
+        ("readonly", False),
+        (["status"], False),
+        ({}, False),
     ],
 )
-def test_rule_q4_a_foreign_hello_takes_nobodys_place(said: Any, fate: str) -> None:
+def test_rule_q4_a_foreign_hello_takes_nobodys_place(said: Any, taken: bool) -> None:
     sim = Sim()
     b = sim.ids[1]
     sim.start(b)
-    connection: Any = Connection()
-    sim.up[b].raft.transport._onIncomingMessageReceived(connection, Codec.loads(Codec.dumps(said)))
-    assert connection.fate == fate
+    introductions = Introductions(sim.up[b].disk.home)
+    if taken:
+        assert introductions.accept(said, dialled=None, names=None) == 3
+    else:
+        with pytest.raises(RefusedPeerError):
+            introductions.accept(said, dialled=None, names=None)
+
+
+def test_rule_q4_only_the_voter_that_was_dialled_may_answer() -> None:
+    sim = Sim()
+    b = sim.ids[1]
+    sim.start(b)
+    introductions = Introductions(sim.up[b].disk.home)
+    said = hello(1, CLUSTER, "disk-1")
+    assert introductions.accept(said, dialled=NodeId(1), names=None) == 1
+    with pytest.raises(RefusedPeerError, match="dialled voter 3, voter 1 answers"):
+        introductions.accept(said, dialled=NodeId(3), names=None)
+
+
+@pytest.mark.parametrize("dialled", [None, NodeId(3)])
+def test_rule_q4_a_certificate_of_another_node_takes_nobodys_place(dialled: NodeId | None) -> None:
+    sim = Sim()
+    b = sim.ids[1]
+    sim.start(b)
+    introductions = Introductions(sim.up[b].disk.home)
+    said = hello(3, CLUSTER, "disk-3")
+    right = frozenset({"controller-3", "somewhere.example"})
+    assert introductions.accept(said, dialled=dialled, names=right) == 3
+    for wrong in (frozenset[str](), frozenset({"controller-1"}), frozenset({"controller-33"})):
+        with pytest.raises(RefusedPeerError, match="its certificate is for"):
+            introductions.accept(said, dialled=dialled, names=wrong)
 
 
 def test_rule_q4_a_message_for_or_from_another_disk_is_dropped() -> None:

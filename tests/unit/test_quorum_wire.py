@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import socket
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pysyncobj.poller import Poller
 from typing_extensions import override
 
 from raft_metadata.quorum.pysyncobj_internals import (
     PINNED_SHA256,
-    CappedConnection,
     UnsupportedLibraryError,
     verify_library,
 )
 from raft_metadata.quorum.wire import (
-    MAX_FRAME_BYTES,
-    MAX_HELLO_BYTES,
     Codec,
     MalformedMessageError,
     checked,
     checked_hello,
+    hello,
 )
 
-WRITABLE = 2
 STAMP = ["c", "d1", "d2"]
 VOTE = {"type": "request_vote", "term": 1, "last_log_index": 1, "last_log_term": 1, "stamp": STAMP}
 APPEND = {
@@ -114,110 +108,17 @@ def test_a_message_that_does_not_fit_is_refused_whole(message: object) -> None:
         None,
         "voter-0000000001:0",
         {"type": "hello"},
-        {"type": "hello", "protocol": 1, "address": 1, "cluster_id": "c", "directory_id": "d"},
+        {"type": "hello", "protocol": 1, "address": "a", "cluster_id": "c", "directory_id": "d"},
+        {**hello(1, "c", "d"), "node_id": "1"},
+        {**hello(1, "c", "d"), "node_id": -1},
+        {**hello(1, "c", "d"), "node_id": True},
+        {**hello(1, "c", "d"), "cluster_id": None},
+        {**hello(1, "c", "d"), "protocol": 1},
     ],
 )
 def test_a_hello_that_does_not_fit_is_refused(message: object) -> None:
     with pytest.raises(MalformedMessageError):
         checked_hello(message)
-
-
-# ---------------------------------------------------------------- one connection
-
-
-class NoPoller(Poller):  # type: ignore[misc]  # untyped library
-    def __init__(self) -> None:
-        self.callback: Any = None
-        self.mask = 0
-
-    def subscribe(self, descr: int, callback: Any, mask: int) -> None:
-        self.callback, self.mask = callback, mask
-
-    def unsubscribe(self, descr: int) -> None:
-        pass
-
-
-class Pair:
-    """A connection of ours and the bare socket at its other end."""
-
-    def __init__(self) -> None:
-        self.peer, mine = socket.socketpair()
-        mine.setblocking(False)
-        self.heard: list[object] = []
-        self.poller = NoPoller()
-        self.connection = CappedConnection(
-            self.poller, socket=mine, onMessageReceived=self.heard.append, timeout=60
-        )
-
-    def say(self, data: bytes) -> None:
-        self.peer.sendall(data)
-        self.poller.callback(self.connection.fileno(), 1)
-
-    def close(self) -> None:
-        self.peer.close()
-        self.connection.disconnect()
-
-
-@pytest.fixture
-def pair() -> Any:
-    both = Pair()
-    yield both
-    both.close()
-
-
-def framed(message: object) -> bytes:
-    data = Codec.dumps(message)
-    return struct.pack("<I", len(data)) + data
-
-
-def test_frames_are_read_whole_and_in_pieces(pair: Pair) -> None:
-    data = framed(VOTE) + framed({"type": "ping"})
-    pair.say(data[:3])
-    pair.say(data[3:20])
-    assert pair.heard == []
-    pair.say(data[20:])
-    assert pair.heard == [VOTE, {"type": "ping"}]
-
-
-@pytest.mark.parametrize("length", [MAX_HELLO_BYTES + 1, 2**31 - 1, 2**32 - 1])
-def test_a_frame_over_the_limit_is_refused_before_it_is_read(pair: Pair, length: int) -> None:
-    pair.say(struct.pack("<I", length))
-    assert pair.connection.fileno() is None
-    assert pair.heard == []
-
-
-def test_a_pickle_that_runs_code_closes_the_connection(pair: Pair) -> None:
-    data = pickle.dumps(Evil(), 2)
-    pair.say(struct.pack("<I", len(data)) + data)
-    assert pair.connection.fileno() is None
-    assert pair.heard == []
-    assert not Path("/tmp/quorum-evil").exists()
-
-
-def test_a_known_voter_may_say_more(pair: Pair) -> None:
-    pair.connection.max_frame_bytes = MAX_FRAME_BYTES
-    large = {"type": "x", "data": b"." * 100_000}
-    data = framed(large)
-    for start in range(0, len(data), 30_000):
-        pair.say(data[start : start + 30_000])
-    assert pair.heard == [large]
-
-
-def test_defect_15_what_the_socket_did_not_take_is_sent_when_it_can(pair: Pair) -> None:
-    pair.poller.callback(pair.connection.fileno(), WRITABLE)
-    assert not pair.poller.mask & WRITABLE  # nothing to send: it asks no more
-    pair.connection.send(b"x" * 4_000_000)
-    left = pair.connection.getSendBufferSize()
-    assert left > 0
-    received = 0
-    pair.peer.setblocking(False)
-    while received < 4_000_000:
-        try:
-            received += len(pair.peer.recv(1 << 20))
-        except BlockingIOError:
-            assert pair.poller.mask & WRITABLE
-            pair.poller.callback(pair.connection.fileno(), WRITABLE)
-    assert pair.connection.getSendBufferSize() == 0
 
 
 # ---------------------------------------------------------------- the library itself
