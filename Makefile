@@ -28,6 +28,10 @@ test: setup ## every test but the slow ones; ARGS="tests/unit -k lines" picks so
 test-slow: setup ## the slow tests too
 	@$(PYTHON) -m pytest -m "slow or not slow" $(ARGS)
 
+.PHONY: simulate
+simulate: .venv ## more seeds of the simulated controllers; ARGS="--seeds 100000", ARGS="--seed 7" replays one
+	@$(PYTHON) -m pytest -m $(if $(findstring --seed ,$(ARGS)),"not slow" -k one_seed,simulate) tests/simulation/test_metadata_simulation.py $(ARGS)
+
 .PHONY: check
 check: .venv ## format, style, types, imports: what tests/architecture checks too, with the tools' own output
 	@$(PYTHON) -m ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Properties draw new examples on a developer's machine and the same ones in CI: a red run there
@@ -13,3 +14,11 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("developer"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    simulation = parser.getgroup("simulation")
+    simulation.addoption("--seed", type=int, help="replay this one seed of a simulation")
+    simulation.addoption(
+        "--seeds", type=int, default=2000, help="how many seeds `make simulate` runs"
+    )

@@ -1,0 +1,553 @@
+"""Real controllers over a simulated network and disks, under one seeded scheduler.
+
+A controller is all of it: `ActiveController`, `MetadataStateMachine`, `MetadataQuorum`'s door and
+a `RaftNode` with its journal, snapshots and filter. Stood in for are sockets, time, the platter
+and the event loop's waiting. Everything that happens is an event in one heap, drawn from one seed.
+Brokers and operators: ``metadata_sim_clients``; what goes wrong when: ``metadata_sim_faults``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import DirectoryId, NodeId
+from raft_metadata.controller.controller import ControllerConfig
+from raft_metadata.controller.topics import TopicDefaults
+from raft_metadata.image.metadata_state_machine import (
+    Accepted,
+    MetadataStateMachine,
+    Rejected,
+)
+from raft_metadata.quorum.active_controller import ActiveController
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.pysyncobj_internals import voter_address
+from raft_metadata.quorum.wire import Codec
+from tests.support.metadata_witness import Witness
+from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
+from tests.support.power_loss_disk import Killed
+from tests.support.quorum_sim import CLOCK, Sim, Voter
+
+RAFT_TICK_S = 0.025
+CONTROLLER_TICK_S = 0.05
+SESSION_S = 0.6
+GRACE_S = 0.3
+FALLBACK_S = 0.3
+MIN_ISR = 2
+RAFT = {
+    "heartbeat_ms": 100,
+    "election_timeout_ms": 301,
+    "leader_fallback_ms": int(FALLBACK_S * 1000),
+}
+CONFIG = ControllerConfig(
+    cluster_id=METADATA_CLUSTER,
+    defaults=TopicDefaults(
+        num_partitions=1,
+        default_replication_factor=3,
+        min_insync_replicas=MIN_ISR,
+        partitions_per_batch_max=2,
+    ),
+    broker_session_timeout_ms=int(SESSION_S * 1000),
+    broker_disconnect_grace_ms=int(GRACE_S * 1000),
+    election_timeout_ms=400,
+    fetch_wait_max_ms=300,
+    changes_per_batch_max=2,
+)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop that never waits: `turn` runs what is ready at the simulation's time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _NothingToSelect()
+
+    def time(self) -> float:
+        return CLOCK.time
+
+    def _process_events(self, events: object) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def turn(self) -> None:
+        while self._is_due():
+            self._run_once()
+
+    def _is_due(self) -> bool:
+        return bool(self._ready or (self._scheduled and self._scheduled[0]._when <= CLOCK.time))
+
+
+class _NothingToSelect:
+    def select(self, _timeout: float | None) -> list[object]:
+        return []
+
+
+class SimClock:
+    """The controllers' clock."""
+
+    def monotonic_ms(self) -> int:
+        return int(CLOCK.time * 1000)
+
+    def wall_ms(self) -> int:
+        return int(CLOCK.time * 1000)
+
+
+class WatchedMachine(MetadataStateMachine):
+    """The state machine of one life, with the witness beside it."""
+
+    def __init__(self, life: ControllerLife, witness: Witness) -> None:
+        # A short history: brokers are often sent snapshots.
+        super().__init__(history_batches_max=12)
+        self._life, self._witness = life, witness
+
+    def apply(self, index: int, term: int, payload: bytes) -> Accepted | Rejected:
+        before = self.image
+        result = super().apply(index, term, payload)
+        self._witness.applied(self._life, index, term, payload, before)
+        return result
+
+    def thaw(self, chunks: Any, index: int, term: int) -> None:
+        super().thaw(chunks, index, term)
+        self._witness.thawed(self._life, index, self.image)
+
+
+class WatchedQuorum(MetadataQuorum):
+    """The door of one life; what it is given to append is seen."""
+
+    life: ControllerLife
+
+    def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
+        self.life.world.witness.submitting(self.life, payload, term)
+        return super().submit(payload, term)
+
+
+class ControllerLife(Voter):
+    """One life of one controller process."""
+
+    def __init__(self, raft: ControllerSim, node: NodeId) -> None:
+        self.world = world = raft.world
+        self.number = world.lives = world.lives + 1
+        self.is_dead = self.is_paused = False
+        self.inbox: list[Callable[[], None]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.connections: set[tuple[int, int]] = set()
+        self.raft_tick_due: float = 0
+        self.controller_tick_due: float = 0
+        self.started = CLOCK.time
+        super().__init__(raft, node, partial(world.write_snapshot, self))
+        self.quorum._node, self.quorum._disk = self.raft, self.disk
+        self.quorum._loop = world.loop
+        world.witness.started(self)
+
+    def make_machine(self) -> MetadataStateMachine:
+        world = self.world
+        machine = WatchedMachine(self, world.witness)
+        self.controller = ActiveController(
+            machine, CONFIG, clock=SimClock(), random_source=world.rng.randbytes, faults=_Faults()
+        )
+        self.quorum = WatchedQuorum(
+            world.raft.config(self.node_id),
+            machine,
+            _Faults(),
+            on_activated=self.controller.on_activated,
+            on_deactivated=self.controller.on_deactivated,
+            on_applied=self.controller.on_applied,
+        )
+        self.quorum.life = self
+        self.controller.attach(self.quorum)
+        return machine
+
+    # RaftEvents
+
+    def activated(self, term: int, index: int) -> None:
+        self.quorum._events.activated(term, index)
+        self.world.witness.activated(self, term, index)
+
+    def deactivated(self) -> None:
+        self.quorum._events.deactivated()
+
+    def applied(self) -> None:
+        self.quorum._events.applied()
+
+    def request_tick(self) -> None:
+        self.world.tick_raft_at(self, CLOCK.time + 0.0005)
+
+
+class _Faults:
+    def fatal(self, what: str, error: BaseException | None = None) -> None:
+        raise AssertionError(what) from error
+
+
+class ControllerSim(Sim):
+    """The simulated quorum with controllers as voters; messages are the world's events."""
+
+    def __init__(self, world: MetadataSim, voters: int, seed: int, **config: Any) -> None:
+        self.world = world
+        self.link_clear_at: dict[tuple[int, int], float] = {}
+        super().__init__(voters, seed, **config)
+
+    def make_voter(self, node: NodeId) -> Voter:
+        return ControllerLife(self, node)
+
+    def post(self, sender: NodeId, to: NodeId, message: dict[str, Any]) -> bool:
+        world = self.world
+        receiver = self.up.get(to)
+        if receiver is None:
+            return False
+        life = self.up.get(sender)
+        if life is None:  # it is just being made
+            return False
+        world.witness.said(life, to, message)
+        if world.is_lost(sender, to):
+            return True
+        # One connection: nothing overtakes.
+        link = (sender, to)
+        when = max(CLOCK.time + world.delay(), self.link_clear_at.get(link, 0.0))
+        self.link_clear_at[link] = when
+        data = Codec.dumps(message)
+        world.at(when, partial(self._arrive, life, receiver, data))
+        return True
+
+    def _arrive(self, sender: ControllerLife, receiver: ControllerLife, data: bytes) -> None:
+        # The connection ends with either end.
+        if sender.is_dead or receiver.is_dead:
+            return
+        self.world.on_controller(receiver, partial(self._hear, sender, receiver, data))
+
+    def _hear(self, sender: ControllerLife, receiver: ControllerLife, data: bytes) -> None:
+        message = Codec.loads(data)
+        self.world.witness.heard(receiver, sender.node_id, message)
+        transport = receiver.raft.transport
+        if hasattr(transport, "on_message"):
+            transport.on_message(sender.node_id, message)
+        else:
+            peer = transport.voter(voter_address(sender.node_id))
+            transport._onMessageReceived(peer, message)
+        receiver.request_tick()
+
+
+class MetadataSim:
+    """One seed's world. Raises `metadata_witness.InvariantError` at the first broken promise."""
+
+    def __init__(self, seed: int, *, voters: int = 3, compact_every: int = 25) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.loop = VirtualLoop()
+        asyncio._set_running_loop(self.loop)
+        self.lives = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self.witness = Witness(self)
+        self.blocked: set[tuple[int, int]] = set()
+        """(from, to) that hear nothing; controllers are 1, 2, …, brokers 11, 12, …"""
+        self.loss = 0.0
+        self.slow = 0.0
+        """Chance of a message that takes a tenth of a second and more."""
+        self.errors: list[BaseException] = []
+        self.raft = ControllerSim(self, voters, seed, snapshot_min_entries=compact_every, **RAFT)
+        self._owed_accepts: set[tuple[NodeId, NodeId, DirectoryId]] = set()
+        self.calls_open = 0
+        self.sloppiness = 0.0
+        self.brokers: list[Any] = []
+
+    # ---- time
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (when, self._number, call))
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.at(CLOCK.time + seconds, call)
+
+    def step(self) -> None:
+        when, _, call = heapq.heappop(self._heap)
+        CLOCK.time, CLOCK.calls = max(CLOCK.time, when), 0
+        call()
+        self.loop.turn()
+        if self.errors:
+            raise self.errors[0]
+
+    def run(self, seconds: float) -> None:
+        end = CLOCK.time + seconds
+        while self._heap[0][0] <= end:
+            self.step()
+        CLOCK.time = end
+
+    def run_until(self, condition: Callable[[], bool], seconds: float, every: float = 0.05) -> bool:
+        end = CLOCK.time + seconds
+        while CLOCK.time < end:
+            if condition():
+                return True
+            self.run(every)
+        return condition()
+
+    # ---- the network
+
+    def is_lost(self, sender: int, to: int) -> bool:
+        return (sender, to) in self.blocked or (self.loss > 0 and self.rng.random() < self.loss)
+
+    def delay(self) -> float:
+        if self.slow and self.rng.random() < self.slow:
+            return self.rng.uniform(0.05, 0.4)
+        return self.rng.uniform(0.0005, 0.006)
+
+    # ---- controllers
+
+    @property
+    def up(self) -> dict[NodeId, ControllerLife]:
+        return self.raft.up  # type: ignore[return-value]
+
+    def start(self, node: NodeId) -> None:
+        try:
+            self.raft.start(node)
+        except Killed:  # while it was opening its files
+            self.raft.disk.kill(self.raft.directory(node))
+            self.raft.disk.hook = None
+            return
+        life = self.up[node]
+        self.tick_raft_at(life, CLOCK.time + self.rng.uniform(0, RAFT_TICK_S))
+        self.tick_controller_at(life, CLOCK.time + self.rng.uniform(0, CONTROLLER_TICK_S))
+        for owed in sorted(self._owed_accepts):
+            if owed[0] == node:
+                self._accept(*owed)
+
+    def kill(self, node: NodeId) -> None:
+        life = self.up[node]
+        life.is_dead = True
+        self.raft.disk.hook = None
+        for task in life.tasks:
+            task.cancel()
+        self.raft.kill(node)
+        self.witness.killed(life)
+
+    def power_cut(self, node: NodeId, keep: float) -> None:
+        if node in self.up:
+            self.kill(node)
+        self.raft.disk.power_cut(self.rng, keep, self.raft.directory(node))
+
+    def lose_disk(self, node: NodeId) -> None:
+        """Rule Q4: an empty disk, and an operator who says so to every other voter."""
+        if node in self.up:
+            self.kill(node)
+        self.raft.lose_disk(node, f"disk-{node}-{self.lives}-{CLOCK.time:.3f}")
+        self.witness.disk_lost(node)
+        for other in self.raft.ids:
+            if other != node:
+                owed = (other, node, self.raft.directory_ids[node])
+                self._owed_accepts = {
+                    old for old in self._owed_accepts if (old[0], old[1]) != (other, node)
+                } | {owed}
+                if other in self.up:
+                    self.after(self.rng.uniform(0, 0.2), partial(self._accept, *owed))
+
+    def _accept(self, other: NodeId, node: NodeId, directory: DirectoryId) -> None:
+        life = self.up.get(other)
+        if life is None or (other, node, directory) not in self._owed_accepts:
+            return
+        if life.is_paused:
+            self.after(0.05, partial(self._accept, other, node, directory))
+            return
+        self._owed_accepts.discard((other, node, directory))
+        try:
+            life.raft.accept_voter(node, directory)
+        except Killed:
+            self._owed_accepts.add((other, node, directory))
+            self.kill(other)
+
+    def pause(self, node: NodeId, seconds: float) -> None:
+        life = self.up[node]
+        if not life.is_paused:
+            life.is_paused = True
+            self.after(seconds, partial(self._resume, life))
+
+    def _resume(self, life: ControllerLife) -> None:
+        if life.is_dead or not life.is_paused:
+            return
+        life.is_paused = False
+        waiting, life.inbox = life.inbox, []
+        life.floor = (
+            CLOCK.time
+        )  # what it could not know while it stood still is not held against it
+        # What came meanwhile and the timers that are late: either may be first.
+        timers = [lambda: life.raft.doTick(0.0), life.controller.tick]
+        late = self.rng.random() < 0.5
+        for call in (*waiting, *timers) if late else (*timers, *waiting):
+            self.on_controller(life, call)
+        life.raft_tick_due = life.controller_tick_due = 0
+        self.tick_raft_at(life, CLOCK.time)
+        self.tick_controller_at(life, CLOCK.time)
+
+    def on_controller(self, life: ControllerLife, call: Callable[[], None]) -> None:
+        """Something happens in a controller's process: now, or when it is no longer paused."""
+        if life.is_dead:
+            return
+        if life.is_paused:
+            life.inbox.append(call)
+            return
+        try:
+            call()
+            self.loop.turn()
+        except Killed:
+            self.kill(life.node_id)
+            return
+        if life.is_dead:
+            return
+        self.witness.look(life)
+        if life.controller._wake.is_set():
+            life.controller._wake.clear()
+            self.tick_controller_at(life, CLOCK.time + 0.0005)
+
+    def tick_raft_at(self, life: ControllerLife, when: float) -> None:
+        if not life.raft_tick_due or when < life.raft_tick_due:
+            life.raft_tick_due = when
+            self.at(when, partial(self._tick_raft, life, when))
+
+    def _tick_raft(self, life: ControllerLife, when: float) -> None:
+        if life.is_dead or life.raft_tick_due != when or life.is_paused:
+            return
+        life.raft_tick_due = 0
+        self.on_controller(life, lambda: life.raft.doTick(0.0))
+        self.tick_raft_at(life, CLOCK.time + RAFT_TICK_S)
+
+    def tick_controller_at(self, life: ControllerLife, when: float) -> None:
+        if not life.controller_tick_due or when < life.controller_tick_due:
+            life.controller_tick_due = when
+            self.at(when, partial(self._tick_controller, life, when))
+
+    def _tick_controller(self, life: ControllerLife, when: float) -> None:
+        if life.is_dead or life.controller_tick_due != when or life.is_paused:
+            return
+        life.controller_tick_due = 0
+        self.on_controller(life, life.controller.tick)
+        self.tick_controller_at(life, CLOCK.time + CONTROLLER_TICK_S)
+
+    def write_snapshot(self, life: ControllerLife, write: Callable[[], None]) -> None:
+        """A thread beside the loop: done some time later, or never."""
+        if self.rng.random() < 0.5:
+            write()
+            return
+
+        def later() -> None:
+            if life.is_dead:
+                return
+            try:
+                write()
+            except Killed:
+                self.kill(life.node_id)
+
+        self.after(self.rng.uniform(0, 0.06), later)
+
+    # ---- calls from brokers and operators
+
+    def call(
+        self,
+        sender: int,
+        node: NodeId,
+        ask: Callable[[ControllerLife], Coroutine[Any, Any, Any] | Any],
+        answered: Callable[[Any], None],
+        timeout: float = 1.0,
+        command: object = None,
+    ) -> None:
+        """Ask a controller over the network; `answered` hears its answer or a KafkaError, once."""
+        call = _Call(self, sender, node, ask, answered)
+        call.command = command
+        self.after(timeout, call.time_out)
+        if not self.is_lost(sender, node):
+            self.after(self.delay(), call.arrive)
+
+    def broker(self, broker_id: int) -> Any:
+        return next(broker for broker in self.brokers if broker.broker_id == broker_id)
+
+    @property
+    def active(self) -> ControllerLife | None:
+        """The active controller of the highest term, as an omniscient one sees it."""
+        found = [life for life in self.up.values() if life.controller.is_active]
+        return max(found, key=lambda life: life.term, default=None)
+
+    # ---- the end
+
+    def close(self) -> None:
+        for life in self.up.values():
+            for task in life.tasks:
+                task.cancel()
+        self.errors.clear()
+        self._heap.clear()
+        self.loop.turn()
+        asyncio._set_running_loop(None)
+        self.loop.close()
+
+
+class _Call:
+    """One request on its way, answered once: by the controller, or by the time-out."""
+
+    def __init__(
+        self,
+        world: MetadataSim,
+        sender: int,
+        node: NodeId,
+        ask: Callable[[ControllerLife], Any],
+        answered: Callable[[Any], None],
+    ) -> None:
+        self.world, self.sender, self.node = world, sender, node
+        self.ask, self.answered = ask, answered
+        self.is_done = False
+        self.command: object = None
+        world.calls_open += 1
+
+    def end(self, answer: object) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self.world.calls_open -= 1
+            self.answered(answer)
+
+    def time_out(self) -> None:
+        self.end(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
+
+    def arrive(self) -> None:
+        life = self.world.up.get(self.node)
+        if life is None:
+            self.end(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE))  # refused: surely not written
+            return
+        self.world.witness.arrived(life, self.command)
+        self.world.on_controller(life, partial(self._serve, life))
+
+    def _serve(self, life: ControllerLife) -> None:
+        try:
+            answer = self.ask(life)
+        except KafkaError as error:
+            answer = error
+        if not asyncio.iscoroutine(answer):
+            self.reply(life, answer)
+            return
+        task = self.world.loop.create_task(self._wait(life, answer))
+        life.tasks.add(task)
+        task.add_done_callback(life.tasks.discard)
+
+    async def _wait(self, life: ControllerLife, coroutine: Coroutine[Any, Any, Any]) -> None:
+        try:
+            answer = await coroutine
+        except KafkaError as error:
+            answer = error
+        except Exception as error:  # noqa: BLE001 the world ends with it
+            self.world.errors.append(error)
+            return
+        self.reply(life, answer)
+
+    def reply(self, life: ControllerLife, answer: object) -> None:
+        if life.is_paused:
+            life.inbox.append(partial(self.reply, life, answer))
+        elif not life.is_dead and not self.world.is_lost(self.node, self.sender):
+            self.world.after(self.world.delay(), partial(self.end, answer))
+
+
+def with_defaults(**changes: Any) -> ControllerConfig:
+    """The controllers' configuration with some fields changed."""
+    return replace(CONFIG, **changes)
