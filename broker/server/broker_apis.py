@@ -20,6 +20,7 @@ from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
 from broker.server.group_requests import GroupRequests
 from broker.server.local_partitions import Append, LocalPartitions, Read
+from broker.server.metadata_requests import MetadataRequests
 from broker.server.requests import (
     FetchRequest,
     FetchResult,
@@ -121,6 +122,7 @@ class RoutedBrokerApis:
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
         )
+        self._metadata = MetadataRequests(config, loader, controllers)
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
 
@@ -145,6 +147,11 @@ class RoutedBrokerApis:
     def controller_id(self) -> int | None:
         """See `BrokerApis`."""
         return self._loader.leader_id
+
+    @property
+    def metadata(self) -> MetadataRequests:
+        """See `BrokerApis`."""
+        return self._metadata
 
     def readiness(self) -> list[tuple[str, bool]]:
         """See `BrokerApis`."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.lines import ProduceRecord
+    from broker.server.metadata_requests import MetadataApis
     from raft_metadata.image.metadata_image import MetadataImage
     from raft_metadata.records.admin import A as AdminAnswer
     from raft_metadata.records.admin import AdminCommand
@@ -180,6 +181,11 @@ class BrokerApis(Protocol):
 
     async def catch_up_with_topic(self, topic: TopicName) -> None:
         """If this image lacks the topic, wait (at most 1 s) for the active controller's newest."""
+        ...
+
+    @property
+    def metadata(self) -> MetadataApis:
+        """The quorum, the metadata log, the image and the cluster's health, to be read."""
         ...
 
     def readiness(self) -> list[tuple[str, bool]]:

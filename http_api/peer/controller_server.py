@@ -42,6 +42,8 @@ BODY_TIMEOUT_S = 10.0
 """A command whose body isn't here by then is dropped."""
 MAX_SESSION_BYTES = 65_536
 """A session's body says nothing but line breaks."""
+MAX_INDEX_DIGITS = 18
+"""These always fit into 64 bits."""
 KEEPALIVE_TIMEOUT_S = 75.0
 """Longer than the channel keeps an idle connection, so that the channel closes first."""
 SHUTDOWN_GRACE_S = 2.0
@@ -282,7 +284,7 @@ class ControllerServer:
     async def _state(self, request: web.Request) -> web.Response:
         """`?index=N`: the hash after that Raft entry; `?image_hash=true`: of the image, too."""
         wanted = request.query.get("index")
-        if wanted is not None and not wanted.isdecimal():
+        if wanted is not None and not (wanted.isdecimal() and len(wanted) <= MAX_INDEX_DIGITS):
             message = f"index is '{wanted[:20]}': expected the number of a Raft entry"
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)
         flag = request.query.get("image_hash", "false")

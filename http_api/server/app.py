@@ -24,6 +24,7 @@ from http_api.server.routes.v3.brokers import BrokerRoutes
 from http_api.server.routes.v3.clusters import ClusterRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.elections import ElectionRoutes
+from http_api.server.routes.v3.metadata import ClusterMetadataRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes
 from http_api.server.routes.v3.reassignments import ReassignmentRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
@@ -64,6 +65,7 @@ def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> we
         ReassignmentRoutes(context),
         ElectionRoutes(context),
         ConsumerGroupRoutes(context),
+        ClusterMetadataRoutes(context),
         OpsRoutes(context),
     ):
         routes.add_to(router)

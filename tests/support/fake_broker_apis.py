@@ -11,6 +11,8 @@ from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_hea
 from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines
 from broker.record.values import partition_for_key
+from broker.server.health import ClusterHealth, judge, tally_partitions
+from broker.server.metadata_requests import QuorumView
 from broker.server.requests import (
     ACKS_NONE,
     FetchRequest,
@@ -35,6 +37,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.image.image_view import Plain, image_at
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
     ConfigKey,
@@ -43,7 +46,7 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.admin import Altered
-from raft_metadata.records.commands import TopicCreated, TopicDeleted
+from raft_metadata.records.commands import FetchMetadataAnswer, TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 
 if TYPE_CHECKING:
@@ -93,6 +96,40 @@ def broker(broker_id: int, state: BrokerState = BrokerState.UNFENCED) -> BrokerR
     )
 
 
+class FakeMetadata:
+    """`MetadataApis`: the quorum as it is set, the log as it is set, the image of the fake."""
+
+    def __init__(self, apis: FakeBrokerApis) -> None:
+        self._apis = apis
+        self.view: QuorumView | KafkaError = KafkaError(
+            ErrorCode.NOT_CONTROLLER, "no controller answers"
+        )
+        self.page: FetchMetadataAnswer | KafkaError = KafkaError(ErrorCode.NOT_CONTROLLER)
+        self.asked: list[tuple[int, int]] = []
+
+    async def quorum(self) -> QuorumView:
+        if isinstance(self.view, KafkaError):
+            raise self.view
+        return self.view
+
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> FetchMetadataAnswer:
+        self.asked.append((offset, max_wait_ms))
+        if isinstance(self.page, KafkaError):
+            raise self.page
+        return self.page
+
+    async def image_at(self, path: Sequence[str]) -> tuple[MetadataOffset, Plain]:
+        return self._apis.image.next_offset, image_at(self._apis.image, path)
+
+    async def health(self) -> ClusterHealth:
+        image, view = self._apis.image, self.view
+        known = view if isinstance(view, QuorumView) else None
+        reachable = {101: False} if known is None else known.reachable
+        leader = known.told_by if known is not None and known.is_from_leader else None
+        numbered = {int(node): answered for node, answered in reachable.items()}
+        return judge(image, tally_partitions(image, 2), leader, numbered)
+
+
 class FakeBrokerApis:
     """Broker 1 of three; brokers 1 and 2 live, 3 fenced. Faults are set as attributes."""
 
@@ -121,12 +158,15 @@ class FakeBrokerApis:
         self.max_message_bytes = 1_048_576
         self.fetching = asyncio.Event()
         self.held: HeldFetches | None = None
+        self.metadata = FakeMetadata(self)
         self.group_answers: dict[type, object] = {}
         """What `group` answers to a request of this type; an exception is raised."""
         self.groups: list[GroupDescription] = []
         self.admin_answers: dict[type, object] = {}
         """What `admin` answers to a command of this type: an exception is raised, a function is
         called with the command."""
+        self.static: dict[int, dict[str, str]] = {1: {"segment.bytes": "4096"}, 2: {}}
+        """What each broker's own config.toml says; brokers not named here can't be asked."""
         self.progress: dict[TopicIdPartition, PartitionProgress] = {}
 
     # ------------------------------------------------------------ set-up
@@ -339,6 +379,11 @@ class FakeBrokerApis:
         self, partitions: Sequence[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionProgress]:
         return {place: self.progress[place] for place in partitions if place in self.progress}
+
+    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+        if broker_id not in self.static:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is silent")
+        return self.static[broker_id]
 
     async def group(self, request: GroupRequest[A]) -> A:
         self.requests.append(request)

@@ -90,8 +90,18 @@ async def read_answer(reader: asyncio.StreamReader, *, head: bool = False) -> An
         name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
     }
     status = int(first.split(" ")[1])
+    if headers.get("transfer-encoding") == "chunked" and not head:
+        return Answer(status, headers, await _read_chunks(reader))
     length = 0 if head or status == 204 else int(headers.get("content-length", "0"))
     return Answer(status, headers, await reader.readexactly(length))
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    return body
 
 
 @asynccontextmanager

@@ -1,0 +1,278 @@
+"""Whether the cluster is well, and if not, why: a verdict over an image and the quorum. Pure.
+
+healthy: an active controller, every broker and voter up, every partition led and fully in sync.
+unhealthy: something that clients feel now: no active controller, partitions that nobody leads, or
+with too few replicas in sync to take acks=all. degraded: anything else that the next failure would
+make worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from raft_metadata.common.topic_config import MIN_INSYNC_REPLICAS
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.records.quorum_view import ControllerState
+from raft_metadata.records.records import BrokerState, DrainScope
+
+EXAMPLES_MAX = 5
+"""Partitions that a reason names."""
+
+
+class HealthStatus(Enum):
+    """From well to worst."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthReason:
+    """One thing that is not as it should be."""
+
+    code: str
+    status: HealthStatus
+    """How bad this one is."""
+    message: str
+    count: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """How many, and the first few."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, topic: str, partition: int) -> None:
+        self.count += 1
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(f"{topic}-{partition}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTallies:
+    """What the partitions of an image add up to."""
+
+    partitions: int
+    offline: _Tally
+    under_min_isr: _Tally
+    at_min_isr: _Tally
+    under_replicated: _Tally
+    reassigning: _Tally
+    not_preferred: _Tally
+    unfinished: _Tally
+    """Topics whose creation or growth is still under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterHealth:
+    """A verdict. ``controller_id`` None: no controller answers, or none is active."""
+
+    status: HealthStatus
+    reasons: tuple[HealthReason, ...]
+    counts: Mapping[str, int]
+    controller_id: int | None
+    metadata_offset: int
+
+
+def tally_partitions(image: MetadataImage, default_min_isr: int) -> PartitionTallies:
+    """Look at every partition once: a tenth of a second for 100,000."""
+    tallies = PartitionTallies(
+        partitions=sum(len(topic.partitions) for topic in image.topics.values()),
+        **{name: _Tally() for name in _TALLIED},
+    )
+    for topic in image.topics.values():
+        _tally_topic(tallies, topic, _min_isr(image, topic, default_min_isr))
+    return tallies
+
+
+_TALLIED = (
+    "offline",
+    "under_min_isr",
+    "at_min_isr",
+    "under_replicated",
+    "reassigning",
+    "not_preferred",
+    "unfinished",
+)
+
+
+def _min_isr(image: MetadataImage, topic: TopicImage, default: int) -> int:
+    """The topic's own value, the cluster's, or the default."""
+    for configs in (image.topic_configs(topic.topic_id), image.cluster_configs()):
+        if MIN_INSYNC_REPLICAS in configs:
+            return int(configs[MIN_INSYNC_REPLICAS])
+    return default
+
+
+def _tally_topic(tallies: PartitionTallies, topic: TopicImage, min_isr: int) -> None:
+    name = topic.name
+    if not topic.is_complete:
+        tallies.unfinished.add(name, len(topic.partitions))
+    for number, partition in enumerate(topic.partitions):
+        if not partition.has_leader:
+            tallies.offline.add(name, number)
+        elif partition.leader != partition.replicas[0]:
+            tallies.not_preferred.add(name, number)
+        wanted = _wanted(partition)
+        in_sync = len(partition.isr)
+        if in_sync < min(min_isr, wanted):
+            tallies.under_min_isr.add(name, number)
+        elif in_sync == min_isr and in_sync < wanted:
+            tallies.at_min_isr.add(name, number)
+        if not set(partition.replicas) - set(partition.adding) <= set(partition.isr):
+            tallies.under_replicated.add(name, number)
+        if partition.is_reassigning:
+            tallies.reassigning.add(name, number)
+
+
+def _wanted(partition: PartitionRegistration) -> int:
+    """Replicas there are to be: one that a reassignment brings in is not missing yet."""
+    return len(partition.replicas) - len(partition.adding)
+
+
+def judge(
+    image: MetadataImage,
+    tallies: PartitionTallies,
+    leader: ControllerState | None,
+    reachable: Mapping[int, bool],
+) -> ClusterHealth:
+    """``leader``: what the active controller says, None where none answers as such.
+
+    ``reachable``: which controllers answered this broker.
+    """
+    reasons = sorted(
+        (
+            *_controller_reasons(leader, reachable),
+            *_broker_reasons(image),
+            *_partition_reasons(tallies),
+        ),
+        key=lambda reason: _ORDER.index(reason.status),
+        reverse=True,
+    )
+    worst = reasons[0].status if reasons else HealthStatus.HEALTHY
+    states = [broker.state for broker in image.brokers.values()]
+    return ClusterHealth(
+        status=worst,
+        reasons=tuple(reasons),
+        controller_id=None if leader is None else leader.node_id,
+        metadata_offset=image.next_offset,
+        counts={
+            "controllers": len(reachable),
+            "controllers_unreachable": sum(not answered for answered in reachable.values()),
+            "brokers": len(states),
+            "draining_brokers": sum(
+                broker.drain is not DrainScope.NONE for broker in image.brokers.values()
+            ),
+            "fenced_brokers": sum(state is BrokerState.FENCED for state in states),
+            "topics": len(image.topics),
+            "partitions": tallies.partitions,
+            "offline_partitions": tallies.offline.count,
+            "under_replicated_partitions": tallies.under_replicated.count,
+            "under_min_isr_partitions": tallies.under_min_isr.count,
+            "at_min_isr_partitions": tallies.at_min_isr.count,
+            "reassigning_partitions": tallies.reassigning.count,
+            "preferred_leader_imbalance": tallies.not_preferred.count,
+        },
+    )
+
+
+_ORDER = list(HealthStatus)
+
+
+def _controller_reasons(
+    leader: ControllerState | None, reachable: Mapping[int, bool]
+) -> Iterator[HealthReason]:
+    silent = [str(controller) for controller, answered in reachable.items() if not answered]
+    if leader is None:
+        yield HealthReason(
+            code="NO_ACTIVE_CONTROLLER",
+            status=HealthStatus.UNHEALTHY,
+            message="no controller answers as the active one: metadata can't change",
+            count=1,
+        )
+    if silent:
+        yield _named(
+            "CONTROLLER_DOWN",
+            HealthStatus.DEGRADED,
+            "controllers do not answer this broker",
+            silent,
+        )
+    if leader is not None:
+        behind = [
+            str(voter.voter_id)
+            for voter in leader.voters
+            if not voter.is_connected and str(voter.voter_id) not in silent
+        ]
+        if behind:
+            message = "controllers are not connected to the active one"
+            yield _named("VOTER_DISCONNECTED", HealthStatus.DEGRADED, message, behind)
+
+
+def _broker_reasons(image: MetadataImage) -> Iterator[HealthReason]:
+    words = {
+        BrokerState.FENCED: ("BROKER_FENCED", "brokers are fenced: their sessions expired"),
+        BrokerState.STARTING: ("BROKER_STARTING", "brokers are starting"),
+        BrokerState.CONTROLLED_SHUTDOWN: ("BROKER_SHUTTING_DOWN", "brokers are shutting down"),
+    }
+    for state, (code, message) in words.items():
+        found = [str(each.broker_id) for each in image.brokers.values() if each.state is state]
+        if found:
+            yield _named(code, HealthStatus.DEGRADED, message, found)
+    if not image.brokers:
+        yield HealthReason(
+            code="NO_BROKER",
+            status=HealthStatus.UNHEALTHY,
+            message="no broker is registered",
+            count=0,
+        )
+
+
+def _named(code: str, status: HealthStatus, message: str, names: Iterable[str]) -> HealthReason:
+    found = list(names)
+    return HealthReason(
+        code=code,
+        status=status,
+        message=f"{len(found)} {message}: {_shown(found[:EXAMPLES_MAX], len(found))}",
+        count=len(found),
+        examples=tuple(found[:EXAMPLES_MAX]),
+    )
+
+
+_PARTITION_WORDS = {
+    "offline": ("OFFLINE_PARTITIONS", HealthStatus.UNHEALTHY, "partitions have no leader"),
+    "under_min_isr": (
+        "UNDER_MIN_ISR_PARTITIONS",
+        HealthStatus.UNHEALTHY,
+        "partitions have fewer replicas in sync than min.insync.replicas: acks=all is refused",
+    ),
+    "under_replicated": (
+        "UNDER_REPLICATED_PARTITIONS",
+        HealthStatus.DEGRADED,
+        "partitions have replicas that are not in sync",
+    ),
+    "unfinished": ("TOPIC_INCOMPLETE", HealthStatus.DEGRADED, "topics are still being created"),
+}
+
+
+def _partition_reasons(tallies: PartitionTallies) -> Iterator[HealthReason]:
+    """Reassignments and leaders that are not the preferred ones are counted, not blamed."""
+    for name, (code, status, message) in _PARTITION_WORDS.items():
+        tally: _Tally = getattr(tallies, name)
+        if tally.count:
+            yield HealthReason(
+                code=code,
+                status=status,
+                message=f"{tally.count} {message}: {_shown(tally.examples, tally.count)}",
+                count=tally.count,
+                examples=tuple(tally.examples),
+            )
+
+
+def _shown(examples: list[str], count: int) -> str:
+    return ", ".join(examples) + (", …" if count > len(examples) else "")

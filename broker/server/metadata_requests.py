@@ -1,0 +1,161 @@
+"""What operators ask of the metadata: the quorum, the log, the image, the cluster's health."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from broker.server.health import ClusterHealth, PartitionTallies, judge, tally_partitions
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import NodeId
+from raft_metadata.image.image_view import Plain, image_at
+from raft_metadata.records.commands import FetchMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from broker.config import BrokerConfig
+    from broker.ports import ControllerChannel
+    from broker.server.metadata_loader import MetadataLoader
+    from raft_metadata.common.ids import MetadataOffset
+    from raft_metadata.image.metadata_image import MetadataImage
+    from raft_metadata.records.commands import FetchMetadataAnswer
+    from raft_metadata.records.quorum_view import ControllerState
+
+CONTROLLER_TIMEOUT_MS = 1_000
+"""A controller that is slower is shown as unreachable; a page must not wait for it."""
+MAX_LOG_WAIT_MS = 30_000
+"""Longest long poll of the log through this door."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumView:
+    """The quorum, as its leader says or, where no leader answers, as some controller does."""
+
+    told_by: ControllerState
+    is_from_leader: bool
+    urls: Mapping[NodeId, str]
+    """Of every controller, for operators."""
+    reachable: Mapping[NodeId, bool]
+    """Which of them answered this broker."""
+
+
+class MetadataApis(Protocol):
+    """Part of `broker.server.requests.BrokerApis`. Reads only; every method raises `KafkaError`."""
+
+    async def quorum(self) -> QuorumView:
+        """Asks every controller. NOT_CONTROLLER when none answers."""
+        ...
+
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> FetchMetadataAnswer:
+        """A page of the log from ``offset``, which may lie within its first batch.
+
+        Waits for the next record; OFFSET_OUT_OF_RANGE beyond the end, NOT_CONTROLLER when no
+        controller answers.
+        """
+        ...
+
+    async def image_at(self, path: Sequence[str]) -> tuple[MetadataOffset, Plain]:
+        """(next offset, value at the path) of this broker's image; `UnknownPathError`."""
+        ...
+
+    async def health(self) -> ClusterHealth:
+        """Never raises for what it judges."""
+        ...
+
+
+class MetadataRequests:
+    """Implements `MetadataApis` on the broker's loop. Owns no state but the newest tallies."""
+
+    def __init__(
+        self, config: BrokerConfig, loader: MetadataLoader, controllers: ControllerChannel
+    ) -> None:
+        self._config = config
+        self._loader = loader
+        self._controllers = controllers
+        self._views = asyncio.Semaphore(1)
+        self._tallied: tuple[MetadataImage, PartitionTallies] | None = None
+
+    async def quorum(self) -> QuorumView:
+        """See `MetadataApis`."""
+        states = await self._states()
+        answered = {node: state for node, state in states.items() if state is not None}
+        if not answered:
+            message = "no controller answers: who leads, and what is committed, can't be known"
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, message)
+        leader = _leader(answered.values())
+        newest = max(answered.values(), key=lambda state: (state.term, state.commit_index))
+        return QuorumView(
+            told_by=newest if leader is None else leader,
+            is_from_leader=leader is not None,
+            urls={node: self._controllers.controller_url(node) for node in states},
+            reachable={node: state is not None for node, state in states.items()},
+        )
+
+    async def _states(self) -> dict[NodeId, ControllerState | None]:
+        """What each controller answers, all asked at once."""
+
+        async def ask(node: NodeId) -> ControllerState | None:
+            try:
+                return await self._controllers.describe_quorum(node, CONTROLLER_TIMEOUT_MS)
+            except KafkaError:
+                return None
+
+        nodes = self._controllers.controllers
+        answers = await asyncio.gather(*map(ask, nodes))
+        return dict(zip(nodes, answers, strict=True))
+
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> FetchMetadataAnswer:
+        """See `MetadataApis`. The controller that this broker's own leader is comes first."""
+        request = FetchMetadata(
+            cluster_id=self._config.cluster_id,
+            broker_id=self._config.broker_id,
+            from_offset=offset,
+            max_wait_ms=max(0, min(max_wait_ms, MAX_LOG_WAIT_MS)),
+            inside_batch=True,
+        )
+        last: KafkaError | None = None
+        for node in self._by_preference():
+            try:
+                return await self._controllers.fetch_metadata(node, request)
+            except KafkaError as error:
+                if last is None or last.code is not ErrorCode.METADATA_BEHIND:
+                    last = error
+        if last is not None and last.code is ErrorCode.METADATA_BEHIND:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, last.message)
+        message = f"no controller answers: {last.message if last else 'none is configured'}"
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, message)
+
+    def _by_preference(self) -> list[NodeId]:
+        first = self._loader.leader_id
+        return sorted(self._controllers.controllers, key=lambda node: node != first)
+
+    async def image_at(self, path: Sequence[str]) -> tuple[MetadataOffset, Plain]:
+        """See `MetadataApis`. Images are immutable, and a large one takes a while."""
+        image = self._loader.image
+        async with self._views:
+            return image.next_offset, await asyncio.to_thread(image_at, image, path)
+
+    async def health(self) -> ClusterHealth:
+        """See `MetadataApis`."""
+        states = await self._states()
+        image = self._loader.image
+        tallies = await self._tallies(image)
+        leader = _leader(state for state in states.values() if state is not None)
+        reachable = {int(node): state is not None for node, state in states.items()}
+        return judge(image, tallies, leader, reachable)
+
+    async def _tallies(self, image: MetadataImage) -> PartitionTallies:
+        async with self._views:
+            if self._tallied is None or self._tallied[0] is not image:
+                default = self._config.defaults.min_insync_replicas
+                tallies = await asyncio.to_thread(tally_partitions, image, default)
+                self._tallied = (image, tallies)
+            return self._tallied[1]
+
+
+def _leader(states: Iterable[ControllerState]) -> ControllerState | None:
+    """Who says it is active, in the highest term: one that was deposed may not know yet."""
+    active = [state for state in states if state.is_active]
+    return max(active, key=lambda state: state.term, default=None)

@@ -1,0 +1,117 @@
+"""JSON shapes of the metadata itself: the quorum (KIP-595's names) and the cluster's health."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from http_api.contract.v3 import Links
+    from raft_metadata.records.quorum_view import ControllerState, ObserverState, VoterState
+
+JsonObject = dict[str, Any]
+
+
+def quorum(
+    links: Links,
+    told_by: ControllerState,
+    *,
+    is_from_leader: bool,
+    urls: Mapping[int, str],
+    reachable: Mapping[int, bool],
+) -> JsonObject:
+    """The quorum as ``told_by`` sees it. An index counts Raft entries, an offset records."""
+    return {
+        "kind": "KafkaQuorum",
+        "metadata": links.metadata("quorum", "quorum"),
+        "cluster_id": links.cluster_id,
+        "leader_id": told_by.node_id if is_from_leader else told_by.leader_id,
+        "leader_epoch": told_by.term,
+        "high_watermark": told_by.next_offset,
+        "commit_index": told_by.commit_index,
+        "log_end_index": told_by.last_index,
+        "feature_level": told_by.feature_level,
+        "told_by": told_by.node_id,
+        "is_from_leader": is_from_leader,
+        "voters": [
+            {
+                **_voter(told_by, voter, urls.get(voter.voter_id)),
+                "is_reachable": reachable.get(voter.voter_id, False),
+            }
+            for voter in told_by.voters
+        ],
+        "observers": [_observer(told_by, observer) for observer in told_by.observers],
+    }
+
+
+def _voter(told_by: ControllerState, voter: VoterState, url: str | None) -> JsonObject:
+    return {
+        "voter_id": voter.voter_id,
+        "directory_id": voter.directory_id,
+        "url": url,
+        "is_leader": voter.voter_id == (told_by.node_id if told_by.is_leader else None),
+        "is_connected": voter.is_connected,
+        "log_end_index": voter.match_index,
+        "lag": voter.lag,
+        "feature_level_max": voter.feature_level_max,
+        **_times(told_by, voter.contact_age_ms, voter.caught_up_age_ms),
+    }
+
+
+def _observer(told_by: ControllerState, observer: ObserverState) -> JsonObject:
+    return {
+        "broker_id": observer.broker_id,
+        "broker_epoch": observer.broker_epoch,
+        "state": observer.state,
+        "log_end_offset": observer.metadata_offset,
+        "lag": observer.lag,
+        **_times(told_by, observer.contact_age_ms, observer.caught_up_age_ms),
+    }
+
+
+def _times(told_by: ControllerState, contact: int | None, caught_up: int | None) -> JsonObject:
+    """Kafka's two timestamps, and the ages they come from: those need no common clock."""
+    return {
+        "last_fetch_timestamp": None if contact is None else told_by.wall_ms - contact,
+        "last_caught_up_timestamp": None if caught_up is None else told_by.wall_ms - caught_up,
+        "contact_age_ms": contact,
+        "caught_up_age_ms": caught_up,
+    }
+
+
+def health_reason(
+    code: str, status: str, message: str, count: int, examples: Sequence[str]
+) -> JsonObject:
+    """One thing that is not as it should be."""
+    return {
+        "code": code,
+        "status": status,
+        "message": message,
+        "count": count,
+        "examples": list(examples),
+    }
+
+
+def health(
+    links: Links,
+    status: str,
+    reasons: list[JsonObject],
+    counts: Mapping[str, int],
+    controller_id: int | None,
+    metadata_offset: int,
+) -> JsonObject:
+    """A verdict: ``status`` is healthy, degraded or unhealthy."""
+    return {
+        "kind": "KafkaClusterHealth",
+        "metadata": {
+            "self": f"{links.url()}:health",
+            "resource_name": f"crn:///kafka={links.cluster_id}/health",
+        },
+        "cluster_id": links.cluster_id,
+        "status": status,
+        "reasons": reasons,
+        "counts": dict(counts),
+        "controller_id": controller_id,
+        "metadata_offset": metadata_offset,
+    }

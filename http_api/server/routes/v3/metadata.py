@@ -1,0 +1,161 @@
+"""``/v3/clusters/C/quorum``, ``…:health``, ``…/metadata/log``, ``…/metadata/image``: reads only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import orjson
+from aiohttp import web
+
+from http_api.contract import v3_metadata as shapes
+from http_api.contract.errors import RestCode, RestError
+from http_api.contract.media_types import JSON, NDJSON
+from http_api.server.context import json_reply
+from http_api.server.parameters import query_integer
+from http_api.server.routes.v3.cluster_path import ClusterPath
+from raft_metadata.common.ids import MetadataOffset
+from raft_metadata.image.facts import FactTeller
+from raft_metadata.image.image_view import UnknownPathError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+    from raft_metadata.image.facts import Fact
+    from raft_metadata.records.commands import FetchMetadataAnswer
+
+IMAGE_DEPTH_MAX = 6
+"""``topics/orders/partitions/0/isr/1`` is the deepest there is."""
+DEFAULT_FACTS = 10_000
+MAX_FACTS = 100_000
+"""Facts of the log in one answer. A snapshot, which has no middle to stop in, comes whole."""
+MAX_WAIT_MS = 30_000
+MAX_OFFSET = 10**18 - 1
+MAX_REFUSAL_CHARS = 4_096
+"""Of what a refused path's refusal lists."""
+FACTS_PER_TURN = 200
+"""Told before the loop gets its turn: about 5 ms."""
+LOG_REPLIES: Mapping[str, str] = {NDJSON: NDJSON}
+NEXT_OFFSET_HEADER = "Quorumlog-Next-Offset"
+END_OFFSET_HEADER = "Quorumlog-End-Offset"
+
+
+class ClusterMetadataRoutes:
+    """The metadata itself. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._path = ClusterPath(context)
+
+    def add_to(self, router: Router) -> None:
+        cluster = "/v3/clusters/{cluster}"
+        router.add("GET", cluster + "/quorum", self.quorum, JSON)
+        router.add("GET", cluster + ":health", self.health, JSON)
+        router.add("GET", cluster + "/metadata/log", self.log, JSON)
+        path = cluster + "/metadata/image"
+        router.add("GET", path, self.image, JSON)
+        for depth in range(IMAGE_DEPTH_MAX):
+            path += f"/{{part{depth}}}"
+            router.add("GET", path, self.image, JSON)
+
+    async def quorum(self, request: web.Request, cluster: str) -> web.Response:
+        """Leader, voters and observers; 503 when no controller answers."""
+        links = self._path.enter(request, cluster)
+        view = await self._apis.metadata.quorum()
+        body = shapes.quorum(
+            links,
+            view.told_by,
+            is_from_leader=view.is_from_leader,
+            urls={int(node): url for node, url in view.urls.items()},
+            reachable={int(node): answered for node, answered in view.reachable.items()},
+        )
+        return json_reply(body, JSON)
+
+    async def health(self, request: web.Request, cluster: str) -> web.Response:
+        """A verdict is always a 200: it is the cluster that is unwell, not this answer."""
+        links = self._path.enter(request, cluster)
+        found = await self._apis.metadata.health()
+        reasons = [
+            shapes.health_reason(
+                reason.code, reason.status.value, reason.message, reason.count, reason.examples
+            )
+            for reason in found.reasons
+        ]
+        body = shapes.health(
+            links,
+            found.status.value,
+            reasons,
+            found.counts,
+            found.controller_id,
+            found.metadata_offset,
+        )
+        return json_reply(body, JSON)
+
+    async def image(self, request: web.Request, cluster: str, *path: str) -> web.Response:
+        """Any place of this broker's image, with all that is below it."""
+        self._path.enter(request, cluster)
+        try:
+            next_offset, value = await self._apis.metadata.image_at(path)
+        except UnknownPathError as error:
+            text = str(error)[:MAX_REFUSAL_CHARS].encode(errors="replace").decode()
+            raise RestError(404, RestCode.NOT_FOUND, text) from None
+        return json_reply(value, JSON, headers={NEXT_OFFSET_HEADER: str(next_offset)})
+
+    async def log(self, request: web.Request, cluster: str) -> web.StreamResponse:
+        """The metadata log as NDJSON, one fact a line, from ``offset`` on; waits at its end."""
+        self._path.enter(request, cluster, LOG_REPLIES)
+        query = request.query
+        offset = MetadataOffset(query_integer(query, "offset", 0, 0, MAX_OFFSET))
+        timeout_ms = query_integer(query, "timeout", 0, 0, MAX_WAIT_MS)
+        facts_max = query_integer(query, "max", DEFAULT_FACTS, 1, MAX_FACTS)
+        before = self._apis.image
+        answer = await self._apis.metadata.log(offset, timeout_ms)
+        teller = FactTeller(self._apis.image, before if before.next_offset == offset else None)
+        next_offset = _next_offset(answer, offset, facts_max)
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": NDJSON,
+                NEXT_OFFSET_HEADER: str(next_offset),
+                END_OFFSET_HEADER: str(answer.end_offset),
+            }
+        )
+        await response.prepare(request)
+        lines: list[bytes] = []
+        for fact in _facts(teller, answer, offset, next_offset):
+            lines.append(orjson.dumps(fact))
+            if len(lines) >= FACTS_PER_TURN:
+                await response.write(b"\n".join(lines) + b"\n")
+                lines.clear()
+                await asyncio.sleep(0)
+        if lines:
+            await response.write(b"\n".join(lines) + b"\n")
+        await response.write_eof()
+        return response
+
+
+def _next_offset(answer: FetchMetadataAnswer, offset: int, facts_max: int) -> int:
+    """Where to read on after this answer."""
+    end = offset if answer.snapshot is None else int(answer.snapshot.next_offset)
+    limit = offset + facts_max
+    for batch in answer.batches:
+        end = batch.base_offset + len(batch.records)
+        if answer.snapshot is None and end >= limit:
+            return limit
+    return end
+
+
+def _facts(
+    teller: FactTeller, answer: FetchMetadataAnswer, offset: int, next_offset: int
+) -> Iterator[Fact]:
+    """From ``offset`` to ``next_offset``; the first batch may begin before it."""
+    if answer.snapshot is not None:
+        yield from teller.tell_snapshot(answer.snapshot)
+        return
+    for batch in answer.batches:
+        for fact in teller.tell(batch):
+            if fact["offset"] >= next_offset:
+                return
+            if fact["offset"] >= offset:
+                yield fact

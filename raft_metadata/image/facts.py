@@ -1,0 +1,160 @@
+"""The metadata log as readable facts: each record, its place, names beside ids, what was before.
+
+A fact is a plain object: ``{"offset", "epoch", "time", "type", …the record's fields}``. Offset,
+epoch and time are null in a snapshot's, which also say ``"snapshot": true``. Salts and keys of
+users are secrets and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicId
+from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.records.commands import MetadataBatch, MetadataSnapshot
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    BrokerState,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    ResourceType,
+    TopicRecord,
+)
+from raft_metadata.records.serde import encode_record
+
+Fact = dict[str, Any]
+
+SECRETS = frozenset({"salt", "stored_key", "server_key"})
+_REMEMBERED = ("leader", "leader_epoch", "isr", "elr", "replicas", "adding", "removing")
+
+
+def iso_time(time_ms: int) -> str | None:
+    """``2026-11-21T12:01:07.123Z``; None for 0, which older batches say."""
+    if time_ms <= 0:
+        return None
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time_ms % 1000:03d}Z"
+
+
+class FactTeller:
+    """Tells batches in the order of the log. Owned by one reader.
+
+    ``names`` is any later image, for the names of topics whose creation is not told here.
+    ``before`` is the image that the first batch told changes, where there is one: else what was
+    before a change is known only of what was told already.
+    """
+
+    def __init__(self, names: MetadataImage, before: MetadataImage | None = None) -> None:
+        self._names = names
+        self._image = before
+        self._topics: dict[str, str] = {}
+        self._partitions: dict[tuple[str, int], Fact] = {}
+        self._brokers: dict[int, str] = {}
+        self._configs: dict[tuple[str, str, str], str | None] = {}
+
+    def tell(self, batch: MetadataBatch) -> Iterator[Fact]:
+        """The facts of a batch."""
+        time = iso_time(batch.time_ms)
+        for at, record in enumerate(batch.records):
+            head = {"offset": batch.base_offset + at, "epoch": batch.epoch, "time": time}
+            yield head | self._fields(record)
+
+    def tell_snapshot(self, snapshot: MetadataSnapshot) -> Iterator[Fact]:
+        """What a snapshot says instead of the log below ``next_offset``; its head comes first."""
+        head: Fact = {"offset": None, "epoch": None, "time": None, "snapshot": True}
+        yield head | {
+            "type": "snapshot",
+            "next_offset": snapshot.next_offset,
+            "controller_epoch": snapshot.epoch,
+            "records": len(snapshot.records),
+        }
+        for record in snapshot.records:
+            yield head | self._fields(record)
+
+    def _fields(self, record: MetadataRecord) -> Fact:
+        said: Fact = orjson.loads(encode_record(record))
+        del said["v"]
+        fields = {name: value for name, value in said.items() if name not in SECRETS}
+        topic_id = fields.get("topic_id")
+        if isinstance(record, TopicRecord):
+            self._topics[record.topic_id] = record.name
+        elif topic_id is not None:
+            fields["topic"] = self._topic_name(topic_id)
+        self._with_before(record, fields)
+        return fields
+
+    def _with_before(self, record: MetadataRecord, fields: Fact) -> None:
+        """Remember what is so now, and say what was so before where that is known."""
+        match record:
+            case PartitionChangeRecord():
+                before = self._partition(record.topic_id, record.partition)
+                now = _partition_fact(record)
+                if not record.replicas:
+                    now["replicas"] = None if before is None else before["replicas"]
+                fields.update(now)
+                if before is not None:
+                    fields["before"] = before
+                self._partitions[record.topic_id, record.partition] = now
+            case PartitionRecord():
+                now = _partition_fact(record)
+                fields.update(now)
+                self._partitions[record.topic_id, record.partition] = now
+            case BrokerRegistrationChangeRecord():
+                state = self._broker_state(record.broker_id)
+                if state is not None:
+                    fields["before"] = {"state": state}
+                self._brokers[record.broker_id] = record.state.value
+            case RegisterBrokerRecord():
+                self._brokers[record.broker_id] = BrokerState.STARTING.value
+            case ConfigRecord():
+                self._config(record, fields)
+            case _:
+                pass
+
+    def _config(self, record: ConfigRecord, fields: Fact) -> None:
+        if record.resource_type is ResourceType.TOPIC:
+            fields["topic"] = self._topic_name(record.resource_name)
+        key = (record.resource_type.value, record.resource_name, record.name)
+        if key in self._configs:
+            fields["before"] = {"value": self._configs[key]}
+        elif self._image is not None:
+            configs = self._image.configs.get((record.resource_type, record.resource_name), {})
+            fields["before"] = {"value": configs.get(record.name)}
+        self._configs[key] = record.value
+
+    def _topic_name(self, topic_id: str) -> str | None:
+        """None: it was deleted since, and its creation was not told here."""
+        told = self._topics.get(topic_id)
+        if told is not None:
+            return told
+        for image in (self._names, self._image):
+            topic = None if image is None else image.topics.get(TopicId(topic_id))
+            if topic is not None:
+                return topic.name
+        return None
+
+    def _partition(self, topic_id: TopicId, partition: PartitionId) -> Fact | None:
+        told = self._partitions.get((topic_id, partition))
+        if told is not None or self._image is None:
+            return told
+        found = self._image.partition(topic_id, partition)
+        return None if found is None else _partition_fact(found)
+
+    def _broker_state(self, broker_id: BrokerId) -> str | None:
+        told = self._brokers.get(broker_id)
+        if told is not None or self._image is None:
+            return told
+        found = self._image.brokers.get(broker_id)
+        return None if found is None else found.state.value
+
+
+def _partition_fact(said: object) -> Fact:
+    values = ((name, getattr(said, name)) for name in _REMEMBERED)
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values}

@@ -1,0 +1,227 @@
+"""An image as a tree of plain values that people walk by path: ``topics/orders/partitions/0/isr``.
+
+Of users only names, mechanisms and iterations are shown: the stored keys are secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raft_metadata.common.ids import BrokerId, TopicId, TopicName
+from raft_metadata.image.metadata_image import (
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from raft_metadata.records.records import ResourceType
+from raft_metadata.records.security import QuotaEntity
+
+CHILDREN_SHOWN_MAX = 20
+"""Names that a refusal lists; a cluster may have thousands."""
+DEFAULT_ENTITY = "<default>"
+"""Kafka's word for the quota of everybody who has none of their own."""
+
+Plain = dict[str, Any] | list[Any] | str | int | float | bool | None
+
+
+class UnknownPathError(LookupError):
+    """No such place in the image; says where the path ends and what there is instead."""
+
+    def __init__(self, path: Sequence[str], found: int, children: Iterable[str]) -> None:
+        names = list(children)
+        shown = ", ".join(names[:CHILDREN_SHOWN_MAX])
+        if len(names) > CHILDREN_SHOWN_MAX:
+            shown += f", … ({len(names)} in all)"
+        where = "/" + "/".join(path[:found])
+        self.children = names
+        super().__init__(f"{where} has no {path[found]!r}, it has: {shown or 'nothing below it'}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A level that is made only as far as it is asked for: a topic may have 10,000 partitions."""
+
+    names: Callable[[], Iterable[str]]
+    get: Callable[[str], _Node | None]
+
+
+_Node = _Table | Plain
+
+
+def image_at(image: MetadataImage, path: Sequence[str]) -> Plain:
+    """The value at ``path``, all that is below it included; UnknownPathError."""
+    node: _Node = _root(image)
+    for depth, name in enumerate(path):
+        below = _child(node, name)
+        if below is _NOTHING:
+            raise UnknownPathError(path, depth, _names(node))
+        node = below
+    return _plain(node)
+
+
+class _Nothing:
+    """Not None: a value may be null."""
+
+
+_NOTHING: Any = _Nothing()
+
+
+def _child(node: _Node, name: str) -> Any:
+    match node:
+        case _Table():
+            found = node.get(name)
+            return _NOTHING if found is None else found
+        case dict():
+            return node.get(name, _NOTHING)
+        case list():
+            inside = name.isdecimal() and len(name) < 9 and int(name) < len(node)
+            return node[int(name)] if inside else _NOTHING
+        case _:
+            return _NOTHING
+
+
+def _names(node: _Node) -> Iterable[str]:
+    match node:
+        case _Table():
+            return node.names()
+        case dict():
+            return node
+        case list():
+            return map(str, range(len(node)))
+        case _:
+            return ()
+
+
+def _plain(node: _Node) -> Plain:
+    if isinstance(node, _Table):
+        return {name: _plain(node.get(name)) for name in node.names()}
+    if isinstance(node, dict):
+        return {name: _plain(below) for name, below in node.items()}
+    return node
+
+
+def _root(image: MetadataImage) -> dict[str, Any]:
+    return {
+        "next_offset": image.next_offset,
+        "epoch": image.epoch,
+        "features": {"metadata.version": image.feature_level},
+        "brokers": _brokers(image),
+        "topics": _topics(image),
+        "configs": _configs(image),
+        "producers": {"next_producer_id": image.next_producer_id},
+        "quotas": _quotas(image),
+        "acls": {acl_id: asdict(rule) for acl_id, rule in sorted(image.acls.items())},
+        "users": _users(image),
+    }
+
+
+def _brokers(image: MetadataImage) -> _Table:
+    def get(name: str) -> _Node | None:
+        broker = image.brokers.get(BrokerId(int(name))) if name.isdecimal() else None
+        return None if broker is None else _broker(broker)
+
+    return _Table(lambda: map(str, sorted(image.brokers)), get)
+
+
+def _broker(broker: BrokerRegistration) -> dict[str, Any]:
+    return {
+        "broker_id": broker.broker_id,
+        "broker_epoch": broker.broker_epoch,
+        "incarnation_id": broker.incarnation_id,
+        "directory_id": broker.directory_id,
+        "http": broker.http,
+        "peer": broker.peer,
+        "rack": broker.rack,
+        "state": broker.state.value,
+        "settled": broker.settled,
+        "drain": broker.drain.value,
+        "feature_level_max": broker.feature_level_max,
+        "unclean_partitions": [
+            {"topic_id": where.topic_id, "partition": where.partition}
+            for where in broker.unclean_partitions
+        ],
+    }
+
+
+def _topics(image: MetadataImage) -> _Table:
+    """By name, and by id too: a fact of the log may know nothing else."""
+
+    def get(name: str) -> _Node | None:
+        topic = image.topic(TopicName(name)) or image.topics.get(TopicId(name))
+        return None if topic is None else _topic(image, topic)
+
+    return _Table(lambda: sorted(image.topic_ids), get)
+
+
+def _topic(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "partitions_count": topic.partitions_count,
+        "configs": dict(sorted(image.topic_configs(topic.topic_id).items())),
+        "partitions": _partitions(topic),
+    }
+
+
+def _partitions(topic: TopicImage) -> _Table:
+    def get(name: str) -> _Node | None:
+        inside = name.isdecimal() and len(name) < 9 and int(name) < len(topic.partitions)
+        return _partition(topic.partitions[int(name)]) if inside else None
+
+    return _Table(lambda: map(str, range(len(topic.partitions))), get)
+
+
+def _partition(partition: PartitionRegistration) -> dict[str, Any]:
+    return {
+        "leader": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "partition_epoch": partition.partition_epoch,
+        "leader_epoch_offset": partition.leader_epoch_offset,
+        "replicas": list(partition.replicas),
+        "directories": list(partition.directories),
+        "isr": list(partition.isr),
+        "elr": list(partition.elr),
+        "adding": list(partition.adding),
+        "removing": list(partition.removing),
+        "last_known_elr": list(partition.last_known_elr),
+        "last_known_leader": partition.last_known_leader,
+    }
+
+
+def _configs(image: MetadataImage) -> dict[str, Any]:
+    """What was set; defaults are not metadata. A topic's stand under its name."""
+    found: dict[str, dict[str, dict[str, str]]] = {"topic": {}, "broker": {}}
+    for (resource, name), configs in sorted(
+        image.configs.items(), key=lambda row: (row[0][0].value, row[0][1])
+    ):
+        if resource is ResourceType.CLUSTER:
+            continue
+        topic = image.topics.get(TopicId(name)) if resource is ResourceType.TOPIC else None
+        found[resource.value][name if topic is None else topic.name] = dict(sorted(configs.items()))
+    return {**found, "cluster": dict(sorted(image.cluster_configs().items()))}
+
+
+def entity_name(entity: Sequence[QuotaEntity]) -> str:
+    """``user=alice,client-id=app``: whom a quota is for."""
+    return ",".join(
+        f"{part.type.value}={DEFAULT_ENTITY if part.name is None else part.name}" for part in entity
+    )
+
+
+def _quotas(image: MetadataImage) -> dict[str, Any]:
+    named = ((entity_name(entity), quotas) for entity, quotas in image.quotas.items())
+    return {name: dict(sorted(quotas.items())) for name, quotas in sorted(named, key=_first)}
+
+
+def _first(row: tuple[str, Mapping[str, float]]) -> str:
+    return row[0]
+
+
+def _users(image: MetadataImage) -> dict[str, Any]:
+    users: dict[str, Any] = {}
+    for (name, mechanism), credential in sorted(image.users.items()):
+        users.setdefault(name, {})[mechanism] = {"iterations": credential.iterations}
+    return users
