@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,6 @@ from raft_metadata.image.metadata_state_machine import (
 )
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
-from raft_metadata.quorum.pysyncobj_internals import voter_address
 from raft_metadata.quorum.wire import Codec
 from tests.support.metadata_witness import Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
@@ -192,6 +192,7 @@ class ControllerSim(Sim):
     def __init__(self, world: MetadataSim, voters: int, seed: int, **config: Any) -> None:
         self.world = world
         self.link_clear_at: dict[tuple[int, int], float] = {}
+        self.on_its_way: Counter[tuple[int, int]] = Counter()
         super().__init__(voters, seed, **config)
 
     def make_voter(self, node: NodeId) -> Voter:
@@ -213,10 +214,15 @@ class ControllerSim(Sim):
         when = max(CLOCK.time + world.delay(), self.link_clear_at.get(link, 0.0))
         self.link_clear_at[link] = when
         data = Codec.dumps(message)
+        self.on_its_way[link] += len(data)
         world.at(when, partial(self._arrive, life, receiver, data))
         return True
 
+    def backlog(self, sender: NodeId, to: NodeId) -> int:
+        return self.on_its_way[sender, to]
+
     def _arrive(self, sender: ControllerLife, receiver: ControllerLife, data: bytes) -> None:
+        self.on_its_way[sender.node_id, receiver.node_id] -= len(data)
         # The connection ends with either end.
         if sender.is_dead or receiver.is_dead:
             return
@@ -225,12 +231,7 @@ class ControllerSim(Sim):
     def _hear(self, sender: ControllerLife, receiver: ControllerLife, data: bytes) -> None:
         message = Codec.loads(data)
         self.world.witness.heard(receiver, sender.node_id, message)
-        transport = receiver.raft.transport
-        if hasattr(transport, "on_message"):
-            transport.on_message(sender.node_id, message)
-        else:
-            peer = transport.voter(voter_address(sender.node_id))
-            transport._onMessageReceived(peer, message)
+        receiver.raft.transport.on_message(sender.node_id, message)
         receiver.request_tick()
 
 

@@ -22,8 +22,9 @@ from raft_metadata.image.metadata_image import (
 )
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.journal import JOURNAL_FILE
-from raft_metadata.quorum.pysyncobj_internals import REGULAR, voter_address
+from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, SnapshotHeader, unframe
+from raft_metadata.quorum.voter_node import voter_address
 from raft_metadata.records.commands import AlterPartition, BrokerHeartbeat, PartitionAltered
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
@@ -304,6 +305,9 @@ class Witness:
         self.counts["snapshots installed"] += 1
 
     def activated(self, life: ControllerLife, term: int, index: int) -> None:
+        newest, reign = self.newest_committed, life.raft.raftCurrentTerm
+        if newest[1] < reign:  # what was committed before its reign is in it
+            index = max(index, newest[0])
         replayed = self.image_at_index(index)
         image = life.controller._speculation.image
         invariant.c11_a_new_controller_is_the_replayed_log(
