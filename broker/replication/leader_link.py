@@ -129,6 +129,8 @@ class LeaderLink:
                 pause_ms = min(pause_ms, REFUSED_RETRY_MS << min(role.refusals - 1, 10))
             if now_ms - role.asked_ms >= pause_ms:
                 self.open(replica)
+        if not self._unanswered:
+            self._unanswered = {}  # an emptied dict would keep its table
 
     def acknowledge(self, replica: Replica) -> None:
         """Tell the leader this replica's ends, if it has a session."""

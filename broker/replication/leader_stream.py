@@ -68,7 +68,7 @@ class PushSession:
         self.next = start
         """Next offset to take: everything below was written to the connection or is pending."""
         self.marked = False
-        self._pending: list[bytes] = []
+        self._pending: list[bytes] | None = None
         self._pending_bytes = 0
         self._pending_from = start
 
@@ -85,9 +85,10 @@ class PushSession:
         stream = self.stream
         too_much = self._pending_bytes + len(raw) > stream.host.push_bytes  # goes in quanta
         if self.next == base_offset and not stream.paused and not too_much:
-            if not self._pending:
-                self._pending_from = base_offset
-            self._pending.append(raw)
+            if self._pending is None:
+                self._pending, self._pending_from = [raw], base_offset
+            else:
+                self._pending.append(raw)
             self._pending_bytes += len(raw)
             self.next = next_offset
         stream.mark(self)
@@ -99,7 +100,7 @@ class PushSession:
     def drop_pending(self) -> None:
         """The connection is full: what was not written is read from the log later."""
         if self._pending:
-            self._pending, self._pending_bytes, self.next = [], 0, self._pending_from
+            self._pending, self._pending_bytes, self.next = None, 0, self._pending_from
 
     def ship(self) -> None:
         """Write what is pending, else one catch-up quantum."""
@@ -108,7 +109,7 @@ class PushSession:
             return
         log_end = replica.log.log_end_offset
         if self._pending:
-            pieces, self._pending, size = self._pending, [], self._pending_bytes
+            pieces, self._pending, size = self._pending, None, self._pending_bytes
             self._pending_bytes = 0
             self._write(state, self._pending_from, self.next, pieces, size)
         elif self.next < log_end:

@@ -85,7 +85,7 @@ class Partition:
     """
 
     __slots__ = (
-        "agreed_epoch", "broker_epoch", "broker_id", "early_opens", "high_watermark", "id", "log",
+        "_early_opens", "agreed_epoch", "broker_epoch", "broker_id", "high_watermark", "id", "log",
         "on_high_watermark", "parked", "role", "settings",
     )  # fmt: skip
 
@@ -110,8 +110,18 @@ class Partition:
         self.agreed_epoch = -1
         """The newest leader epoch in which this log was led, or validated by the leader."""
         self.parked = ParkedProduces()
-        self.early_opens: dict[BrokerId, Open] = {}
+        self._early_opens: dict[BrokerId, Open] | None = None
+
+    @property
+    def early_opens(self) -> dict[BrokerId, Open]:
         """Opens of an epoch or broker epoch that this image does not know yet (rule R9)."""
+        if self._early_opens is None:
+            self._early_opens = {}
+        return self._early_opens
+
+    @early_opens.setter
+    def early_opens(self, opens: dict[BrokerId, Open]) -> None:
+        self._early_opens = opens or None  # most partitions have none: 64 bytes each
 
     # metadata
 
@@ -224,7 +234,8 @@ class Partition:
             return None
         if message.broker_epoch < known.broker_epoch:
             return self._refuse(message, ErrorCode.STALE_BROKER_EPOCH)
-        self.early_opens.pop(follower, None)
+        if self._early_opens is not None:
+            self._early_opens.pop(follower, None)
         at_epoch, end = self.log.end_of_epoch(message.last_epoch)
         if message.log_end > 0 and (at_epoch < message.last_epoch or end < message.log_end):
             return Diverging(message.request, role.epoch, at_epoch, end)

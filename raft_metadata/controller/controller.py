@@ -32,18 +32,26 @@ from raft_metadata.controller.cluster_control import (
     decide_unfence,
     shutdown_progress,
 )
+from raft_metadata.controller.drain_control import DrainMoves
+from raft_metadata.controller.election_control import election_steps
 from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
-from raft_metadata.controller.partition_change import at
-from raft_metadata.controller.replication_control import decide_alter_partition, decide_consequences
+from raft_metadata.controller.leader_balance import LeaderBalance
+from raft_metadata.controller.partition_draft import at
+from raft_metadata.controller.replication_control import (
+    MinIsrHistory,
+    concerned_topics,
+    decide_alter_partition,
+    decide_consequences,
+)
+from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topics import (
-    TopicDefaults,
     decide_create_topic,
     decide_delete_topic,
     decide_growth,
 )
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
-from raft_metadata.records.admin import A, AdminCommand
+from raft_metadata.records.admin import A, AdminCommand, ElectLeaders
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -76,10 +84,15 @@ class ControllerConfig:
     """A source that has not heard of its leader for this long says so (rule M6)."""
     tick_ms: int = 50
     fetch_wait_max_ms: int = 5_000
-    fetch_bytes_max: int = 1_048_576
-    """One page of fetch-metadata, at least one batch."""
+    fetch_bytes_max: int = 262_144
+    """One page of fetch-metadata, at least one batch: a broker reads it in 20 ms."""
     fetch_waiting_max: int = 1_000
     changes_per_batch_max: int = 2_000
+    leader_returned_ms: int = 30_000
+    """See `LeaderBalance`, also for the next one."""
+    leader_moves_max: int = 500
+    drain_moves_max: int = 50
+    """See `DrainMoves`."""
     batch_bytes_max: int = 458_752
     """Below the quorum's 512 KiB per entry, with room for the batch's head."""
     bulk_in_flight_max: int = 4
@@ -125,6 +138,9 @@ class Controller:
         self._free_since: dict[BrokerEpoch, MetadataOffset] = {}
         """Next offset when nothing held a leaving broker back any more (rule R11)."""
         self._progress: dict[BrokerId, tuple[MetadataImage, ShutdownProgress]] = {}
+        self._min_isrs = MinIsrHistory()
+        self._balance = LeaderBalance(config.leader_returned_ms, config.leader_moves_max)
+        self._drains = DrainMoves(config.drain_moves_max)
 
     # ---- commands
 
@@ -144,8 +160,14 @@ class Controller:
         self, image: MetadataImage, command: AlterPartition
     ) -> tuple[Records, PartitionAltered]:
         """See `decide_alter_partition`."""
+        session = self.sessions.session(command.broker_id, command.broker_epoch)
         return decide_alter_partition(
-            image, command, default_min_isr=self.config.defaults.min_insync_replicas
+            image,
+            command,
+            defaults=self.config.defaults,
+            leader_knows_min_isr=self._min_isrs.is_known_to(
+                command.topic_id, 0 if session is None else session.metadata_offset
+            ),
         )
 
     def create_topic(
@@ -168,6 +190,10 @@ class Controller:
         """See `decide_admin`."""
         return decide_admin(image, command, AdminContext(defaults=self.config.defaults))
 
+    def election_steps(self, image: MetadataImage, command: ElectLeaders) -> list[ElectLeaders]:
+        """See `election_control.election_steps`."""
+        return list(election_steps(image, command, self.config.changes_per_batch_max))
+
     # ---- what follows from the image
 
     def activate(self, image: MetadataImage) -> None:
@@ -180,9 +206,18 @@ class Controller:
         }
         self._free_since.clear()
         self._progress.clear()
+        self._min_isrs.begin(image)
+        self._balance.begin(image, self.sessions.judge_ms)
+        self._drains.begin(image)
 
     def appended(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """``image`` is the newest image now, ``delta`` what changed: look at that again."""
+        self._min_isrs.note(delta, image)
+        self._balance.note(delta, image, self.sessions.judge_ms)
+        self._drains.note(delta, image)
+        for topic_id in concerned_topics(delta, image):
+            count = len(image.topics[topic_id].partitions)
+            self._unseen |= dict.fromkeys(at(topic_id, index) for index in range(count))
         if delta.changed_brokers:
             self._unseen |= dict.fromkeys(_partitions_of(image, delta.changed_brokers.keys()))
         for topic_id, indexes in delta.changed_partitions.items():
@@ -198,11 +233,9 @@ class Controller:
         if image.next_offset == 0:
             level = FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL)
             return Wish((level,), Urgency.CHANGE)
-        for broker in image.brokers.values():
-            if self.sessions.has_expired(broker.broker_id, broker.broker_epoch):
-                fence = decide_fence(image, broker.broker_id, broker.broker_epoch)
-                if fence:
-                    return Wish(fence, Urgency.FENCE)
+        fence = self._fence(image)
+        if fence:
+            return Wish(fence, Urgency.FENCE)
         if self._unseen and not bulk_allowed:
             return None
         consequences = self._consequences(image)
@@ -210,21 +243,40 @@ class Controller:
             return Wish(consequences, Urgency.BULK)
         for records in self._changes(image):
             return Wish(records, Urgency.CHANGE)
-        if bulk_allowed:
-            for topic_id, start in tuple(self._growing.items()):
-                if topic_id not in image.topics:
-                    del self._growing[topic_id]  # its first batch was refused
-                    continue
-                more = decide_growth(image, topic_id, defaults=self.config.defaults, start=start)
-                if more:
-                    return Wish(more, Urgency.BULK)
-        return None
+        if not bulk_allowed:
+            return None
+        bulk = self._growth(image) or self._moves(image)
+        return Wish(bulk, Urgency.BULK) if bulk else None
+
+    def _fence(self, image: MetadataImage) -> Records:
+        for broker in image.brokers.values():
+            if self.sessions.has_expired(broker.broker_id, broker.broker_epoch):
+                fence = decide_fence(image, broker.broker_id, broker.broker_epoch)
+                if fence:
+                    return fence
+        return ()
+
+    def _growth(self, image: MetadataImage) -> Records:
+        for topic_id, start in tuple(self._growing.items()):
+            if topic_id not in image.topics:
+                del self._growing[topic_id]  # its first batch was refused
+                continue
+            more = decide_growth(image, topic_id, defaults=self.config.defaults, start=start)
+            if more:
+                return more
+        return ()
+
+    def _moves(self, image: MetadataImage) -> Records:
+        """What is nobody's emergency: replicas leave drained brokers, leaders go back."""
+        now_ms, defaults = self.sessions.judge_ms, self.config.defaults
+        drained = self._drains.moves(image, now_ms, defaults)
+        return drained or self._balance.moves(image, now_ms, defaults)
 
     def _consequences(self, image: MetadataImage) -> Records:
         found = decide_consequences(
             image,
             self._unseen,
-            default_min_isr=self.config.defaults.min_insync_replicas,
+            defaults=self.config.defaults,
             changes_max=self.config.changes_per_batch_max,
         )
         # Those that owe something stay until an image shows it done: their batch may be refused.
@@ -236,10 +288,10 @@ class Controller:
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
         """Changes of brokers' states, once no partition owes anything to the present ones."""
-        min_isr = self.config.defaults.min_insync_replicas
+        defaults = self.config.defaults
         for broker_id, broker in image.brokers.items():
             if not broker.settled:
-                records = decide_settled(image, broker_id, default_min_isr=min_isr)
+                records = decide_settled(image, broker_id, defaults=defaults)
                 if records:
                     yield records
             session = self.sessions.session(broker_id, broker.broker_epoch)
@@ -252,7 +304,7 @@ class Controller:
                     image,
                     broker_id,
                     metadata_offset=session.metadata_offset,
-                    default_min_isr=min_isr,
+                    defaults=defaults,
                 )
             if records:
                 yield records
@@ -324,7 +376,7 @@ class Controller:
         known = self._progress.get(broker_id)
         if known is not None and known[0] is image:
             return known[1]
-        progress = shutdown_progress(image, broker_id, self.config.defaults.min_insync_replicas)
+        progress = shutdown_progress(image, broker_id, self.config.defaults)
         self._progress[broker_id] = (image, progress)
         return progress
 
