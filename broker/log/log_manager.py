@@ -247,20 +247,21 @@ class LogManager:
         if error is not None:
             self._refuse(f"{topic}-{partition}", TopicIdPartition(topic_id, partition), error)
 
-    def delete(self, partitions: Iterable[TopicIdPartition]) -> None:
+    def delete(self, partitions: Iterable[TopicIdPartition], *, mark: str = "") -> None:
         """Close these logs and move their directories into quarantine; durable on return.
 
-        Call this for topic-deletion facts only (rule M5); `purge` unlinks later. One sync serves
-        all of them: syncing each would stop the loop for as long as a session lasts.
+        Call this for facts only: a topic was deleted, a replica removed (rule M5); `purge` unlinks
+        later. ``mark`` ends their names there. One sync serves all of them: syncing each would stop
+        the loop for as long as a session lasts.
         """
         moved = False
         for key in partitions:
             log = self._logs.pop(key, None)
             if log is not None:
                 log.close()
-                moved |= self._quarantine(log.name, key)
+                moved |= self._quarantine(log.name, key, mark)
             elif key in self.offline:
-                moved |= self._quarantine(self._name_of(key), key)
+                moved |= self._quarantine(self._name_of(key), key, mark)
             self.offline.pop(key, None)
             self.unclean.pop(key, None)
         if moved:
@@ -272,7 +273,7 @@ class LogManager:
             self._disk.remove_tree(f"{self.root}/{QUARANTINE}/{name}")
 
     def quarantined(self) -> list[str]:
-        """What `purge` may take: ``<topic id>:<partition>`` of each deleted log."""
+        """What `purge` may take: ``<topic id>:<partition><mark>`` of each deleted log."""
         path = f"{self.root}/{QUARANTINE}"
         return self._disk.names(path) if self._disk.exists(path) else []
 
@@ -374,12 +375,12 @@ class LogManager:
     def _name_of(self, key: TopicIdPartition) -> str:
         return next(name for name, other in self._keys.items() if other == key)
 
-    def _quarantine(self, name: str, key: TopicIdPartition) -> bool:
+    def _quarantine(self, name: str, key: TopicIdPartition, mark: str = "") -> bool:
         """Move the directory aside, not yet durable; whether there was one."""
         self._keys.pop(name, None)
         exists = self._disk.exists(f"{self.root}/{name}")
         if exists:
-            self._move(name, _text(key))
+            self._move(name, _text(key) + mark)
         return exists
 
     def _move(self, name: str, quarantined: str) -> None:

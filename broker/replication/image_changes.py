@@ -19,8 +19,11 @@ def concerns_all(before: MetadataImage, after: MetadataImage, broker_id: BrokerI
 
     So after a registration: roles hang on this broker's own one (rule R3) and on what of it is
     recorded (rule R6), streams on everybody's broker epoch (rule R4). A fence or an unfence of
-    another broker means nothing here: what follows from it comes as changes of partitions.
+    another broker means nothing here: what follows from it comes as changes of partitions. So too
+    after a change of configs that every topic may fall back to.
     """
+    if _defaults_changed(before, after, broker_id):
+        return True
     if before.brokers is after.brokers:
         return False
     if before.brokers.get(broker_id) != after.brokers.get(broker_id):
@@ -42,14 +45,30 @@ def partitions_to_apply(
     before: MetadataImage, after: MetadataImage, *, everything: bool
 ) -> Iterator[tuple[TopicImage, list[PartitionId]]]:
     """The partitions to look at, topic by topic, in the order of the image."""
-    if before.topics is after.topics and not everything:
+    if before.topics is after.topics and before.configs is after.configs and not everything:
         return
     for topic_id, topic in after.topics.items():
         old = before.topics.get(topic_id)
-        if everything or old is None:
+        if everything or old is None or _configs_changed(before, after, topic):
             yield topic, [PartitionId(number) for number in range(len(topic.partitions))]
         elif old is not topic:
             numbers = compress(count(), map(is_not, topic.partitions, old.partitions))
             changed = [PartitionId(number) for number in numbers]
             changed += map(PartitionId, range(len(old.partitions), len(topic.partitions)))
             yield topic, changed
+
+
+def _configs_changed(before: MetadataImage, after: MetadataImage, topic: TopicImage) -> bool:
+    """Whether a topic's own configs changed: they hold for all its partitions."""
+    if before.configs is after.configs:
+        return False
+    return before.topic_configs(topic.topic_id) != after.topic_configs(topic.topic_id)
+
+
+def _defaults_changed(before: MetadataImage, after: MetadataImage, broker_id: BrokerId) -> bool:
+    """Whether configs changed that every topic of this broker may fall back to."""
+    if before.configs is after.configs:
+        return False
+    if before.cluster_configs() != after.cluster_configs():
+        return True
+    return before.broker_configs(broker_id) != after.broker_configs(broker_id)

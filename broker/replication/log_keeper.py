@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from broker.log.log_directory import LogConfig
-from broker.replication.partition_state import Settings
-from raft_metadata.common.ids import IncarnationId, PartitionId, TopicId, TopicIdPartition
-from raft_metadata.common.topic_config import (
-    FLUSH,
-    MESSAGE_TIMESTAMP_TYPE,
-    SEGMENT_BYTES,
-    SEGMENT_MS,
-    choice_value,
-    effective_min_isr,
-    integer_value,
-)
+from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
+    from broker.log.log_directory import LogConfig
     from broker.log.log_manager import LogManager
     from broker.log.partition_log import PartitionLog
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 QUARANTINED_AT_ONCE = 50
 """Logs moved with one tick: more would hold the loop longer than a heartbeat."""
+PURGE_CHECK_MS = 10_000
+"""How often deleted logs are looked at."""
+REMOVED_MARK = ":removed"
+"""In quarantine: the replica was given to another broker; its topic lives on there."""
 
 _log = logging.getLogger("broker.replication")
-
-
-class _TopicViews(NamedTuple):
-    """What a topic's configs mean here."""
-
-    topic_id: TopicId
-    replication_factor: int
-    configs: Mapping[str, str]
-    settings: Settings
-    log_config: LogConfig
 
 
 class LogKeeper:
@@ -52,17 +35,23 @@ class LogKeeper:
         self._config = config
         self._incarnation_id = incarnation_id
         self._logs = logs
-        self._deleted: deque[TopicIdPartition] = deque()
-        """Logs of deleted topics that are still to be moved into quarantine."""
-        self._last_views: _TopicViews | None = None
+        self._aside: dict[TopicIdPartition, bool] = {}
+        """Logs that are still to be moved into quarantine; whether their topic lives on."""
+        self._looked_ms = 0
         self._quarantined: dict[str, int] = {}
         """Deleted logs on disk, and since when this process has known of each."""
 
     def open(
-        self, image: MetadataImage, topic: TopicImage, number: PartitionId
+        self, image: MetadataImage, topic: TopicImage, number: PartitionId, config: LogConfig
     ) -> PartitionLog | None:
-        """The log of an assigned partition; None while it is offline (rule Q5)."""
+        """The log of an assigned partition; None while it is offline (rule Q5).
+
+        A replica that was removed from this broker and comes back starts empty: what it had is set
+        aside first, and never counts as in sync.
+        """
         partition_id = TopicIdPartition(topic.topic_id, number)
+        if partition_id in self._aside:
+            self._quarantine([partition_id])
         self._logs.identify(topic.name, number, topic.topic_id)
         if partition_id in self._logs.offline and not self._set_damaged_aside(image, partition_id):
             return None
@@ -70,7 +59,6 @@ class LogKeeper:
         if holder is not None and holder != topic.topic_id:
             # A name has one topic id at a time: this one says that the other was deleted (M5).
             self._logs.delete([TopicIdPartition(holder, number)])
-        config = self._views(image, topic).log_config
         return self._logs.get_or_create(topic.name, number, topic.topic_id, config)
 
     def _set_damaged_aside(self, image: MetadataImage, partition_id: TopicIdPartition) -> bool:
@@ -102,72 +90,54 @@ class LogKeeper:
             if partition_id in self._logs.unclean and partition_id not in self._logs.offline:
                 self._logs.forget_unclean(*partition_id)
 
-    def settings(self, image: MetadataImage, topic: TopicImage) -> Settings:
-        """What the topic's configs say about replication."""
-        return self._views(image, topic).settings
-
-    def _views(self, image: MetadataImage, topic: TopicImage) -> _TopicViews:
-        """Made once for all partitions of a topic, which come one after the other."""
-        configs = image.topic_configs(topic.topic_id)
-        replication_factor = len(topic.partitions[0].replicas) if topic.partitions else 1
-        last = self._last_views
-        if last is None or (last.topic_id, last.replication_factor, last.configs) != (
-            topic.topic_id,
-            replication_factor,
-            configs,
-        ):
-            last = self._last_views = self._made_views(topic.topic_id, replication_factor, configs)
-        return last
-
-    def _made_views(
-        self, topic_id: TopicId, replication_factor: int, configs: Mapping[str, str]
-    ) -> _TopicViews:
-        defaults = self._config.defaults
-        settings = Settings(
-            min_isr=effective_min_isr(configs, defaults.min_insync_replicas, replication_factor),
-            by_durable=choice_value(configs, FLUSH, defaults.flush) == "ack",
-        )
-        times = choice_value(configs, MESSAGE_TIMESTAMP_TYPE, defaults.message_timestamp_type)
-        log_config = LogConfig(
-            segment_bytes=integer_value(configs, SEGMENT_BYTES, defaults.segment_bytes),
-            segment_ms=integer_value(configs, SEGMENT_MS, defaults.segment_ms),
-            flush_before_ack=settings.by_durable,
-            append_time=times == "append",
-        )
-        return _TopicViews(topic_id, replication_factor, configs, settings, log_config)
-
     def set_aside_strays(self, image: MetadataImage) -> None:
-        """Topics that were deleted while this broker was down.
+        """Replicas that were deleted, or given to other brokers, while this broker was down.
 
         The first image with the own registration is behind all that this disk has lived through:
-        what it lacks was deleted (rule M5).
+        a topic that it lacks was deleted, a partition without this broker was reassigned (rule M5).
         """
         here = [TopicIdPartition(log.topic_id, log.partition) for log in self._logs.logs()]
-        here += self._logs.offline
-        self._deleted.extend(where for where in here if where.topic_id not in image.topics)
+        for where in [*here, *self._logs.offline]:
+            registration = image.partition(*where)
+            if where.topic_id not in image.topics:
+                self.set_aside(where, topic_lives=False)
+            elif registration and self._config.broker_id not in registration.replicas:
+                self.set_aside(where, topic_lives=True)
 
-    def set_aside(self, partition_id: TopicIdPartition) -> None:
-        """The topic of this log was deleted."""
-        self._deleted.append(partition_id)
+    def set_aside(self, partition_id: TopicIdPartition, *, topic_lives: bool) -> None:
+        """Its topic was deleted, or the replica was removed from this broker."""
+        self._aside[partition_id] = topic_lives
 
     def quarantine_some(self) -> None:
         """Move the next of what was set aside; with every tick."""
-        if self._deleted:
-            steps = min(len(self._deleted), QUARANTINED_AT_ONCE)
-            self._logs.delete([self._deleted.popleft() for _ in range(steps)])
+        if self._aside:
+            self._quarantine(list(islice(self._aside, QUARANTINED_AT_ONCE)))
+
+    def _quarantine(self, partitions: list[TopicIdPartition]) -> None:
+        lives = [self._aside.pop(where) for where in partitions]
+        for topic_lives in (False, True):
+            some = [
+                each for each, live in zip(partitions, lives, strict=True) if live is topic_lives
+            ]
+            if some:
+                self._logs.delete(some, mark=REMOVED_MARK if topic_lives else "")
 
     def due_for_purge(self, image: MetadataImage, now_ms: int) -> list[str]:
-        """Deleted logs whose grace period is over (rule M5).
+        """Deleted and removed logs whose grace period is over (rule M5); none between two looks.
 
-        A set-aside log of a topic that still exists is no deletion: it stays for its operator.
+        A damaged log that was set aside is neither: it stays for its operator while its topic does.
         """
+        if now_ms - self._looked_ms < PURGE_CHECK_MS:
+            return []
+        self._looked_ms = now_ms
         grace_ms = self._config.limits.topic_delete_grace_ms
         names = self._logs.quarantined()
         self._quarantined = {name: self._quarantined.get(name, now_ms) for name in names}
         return [
             name
             for name, since_ms in self._quarantined.items()
-            if now_ms - since_ms >= grace_ms and name.split(":")[0] not in image.topics
+            if now_ms - since_ms >= grace_ms
+            and (name.endswith(REMOVED_MARK) or name.split(":")[0] not in image.topics)
         ]
 
     async def purge(self, names: list[str]) -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
     from broker.replication.frames import Key
     from broker.replication.partition import Partition
+    from broker.replication.topic_views import TopicView
     from raft_metadata.common.ids import BrokerId, TopicName
 
 WAKE_SLICE = 200
@@ -75,6 +76,11 @@ class Replica:
 
     def _durable_end_moved(self) -> None:
         self.host.durable_end_moved(self)
+
+    def configure(self, view: TopicView) -> None:
+        """The topic's configs as they are now, in force from the next append on."""
+        self.log.config = view.log_config
+        self.partition.configure(view.settings)
 
     def wake_fetches(self) -> None:
         """Let parked fetches look again, a slice per loop turn."""

@@ -33,6 +33,7 @@ from broker.replication.log_keeper import LogKeeper
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
+from broker.replication.topic_views import TopicViews
 from broker.replication.upkeep import Rounds, keep_streams
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -64,8 +65,6 @@ PARTITIONS_PER_STEP = 64
 """Of one image, given their roles before the loop gets a turn: about 5 ms."""
 ROLE_LINES_PER_IMAGE = 20
 """Changes of roles told one by one; of a greater number of them, how many there are."""
-PURGE_CHECK_MS = 10_000
-"""How often deleted logs are looked at."""
 STALL_MS = 4 * TICK_MS
 """A tick this late means that this process stood still: nobody else is blamed (rule M7)."""
 
@@ -90,6 +89,7 @@ class ReplicaManager:
         self._incarnation_id = incarnation_id
         self._logs = logs
         self._keeper = LogKeeper(config, incarnation_id, logs)
+        self._views = TopicViews(config)
         self._peers = peers
         self._clock = clock
         self._faults = faults
@@ -107,7 +107,7 @@ class ReplicaManager:
         self._roles_changed = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
-        self._pinged_ms = self._purged_ms = self._ticked_ms
+        self._pinged_ms = self._ticked_ms
 
     # what others ask
 
@@ -194,11 +194,14 @@ class ReplicaManager:
         if self._config.broker_id not in registration.replicas:
             if replica is not None:
                 self._drop(replica)
+                self._keeper.set_aside(replica.partition.id, topic_lives=True)
             return
         if replica is None:
             replica = self._open(topic, key)
             if replica is None:
                 return
+        else:
+            replica.configure(self._views.of(self.image, topic.topic_id, registration))
         partition = replica.partition
         role_before = partition.role
         partition.apply_image(
@@ -216,14 +219,15 @@ class ReplicaManager:
         if self.broker_epoch is None:
             return None
         number = PartitionId(key.partition)
-        log = self._keeper.open(self.image, topic, number)
+        view = self._views.of(self.image, topic.topic_id, topic.partitions[number])
+        log = self._keeper.open(self.image, topic, number, view.log_config)
         if log is None:
             return None
         partition = Partition(
             self._logs.key_of(log),
             self._config.broker_id,
             log,
-            self._keeper.settings(self.image, topic),
+            view.settings,
             high_watermark=log.high_watermark,
         )
         replica = Replica(topic.name, partition, log, key, self)
@@ -278,7 +282,7 @@ class ReplicaManager:
             replica = self._replicas.get(Key(raw_id, number))
             if replica is not None:
                 self._drop(replica)
-                self._keeper.set_aside(replica.partition.id)
+                self._keeper.set_aside(replica.partition.id, topic_lives=False)
             if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
                 yield
 
@@ -449,11 +453,9 @@ class ReplicaManager:
             link.open_again(now_ms)
         self._keep_streams(now_ms, stalled_ms)
         self._keeper.quarantine_some()
-        if now_ms - self._purged_ms >= PURGE_CHECK_MS:
-            self._purged_ms = now_ms
-            due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
-            if due and self._tasks is not None:
-                self._tasks.create_task(self._keeper.purge(due), name="purge")
+        due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
+        if due and self._tasks is not None:
+            self._tasks.create_task(self._keeper.purge(due), name="purge")
         for replica in self._isr_rounds.next_part(self._led):
             if isinstance(replica.partition.role, LeaderState):
                 self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
 from broker.log.disk import Disk
+from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
-from raft_metadata.common.topic_config import FLUSH, choice_value
+from raft_metadata.image.config_layers import topic_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -71,8 +72,9 @@ def unclean_partitions(
     """Everything this broker has to report unclean at registration."""
     cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
     for_cache = set()
+    static = config.static()
     for topic_id, topic in image.topics.items():
-        flush = choice_value(image.topic_configs(topic_id), FLUSH, config.defaults.flush)
+        flush = topic_layers(image, topic_id, static, config.broker_id).word(FLUSH)
         for number, partition in enumerate(topic.partitions):
             if config.broker_id not in partition.replicas:
                 continue

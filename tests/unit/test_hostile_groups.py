@@ -455,8 +455,8 @@ async def test_rule_g3_a_controller_without_its_majority_proves_nobody(tmp_path:
     assert answer.is_active
     assert not answer.majority_answers
 
-    controllers = OneController(lambda: None)
-    subject = lifecycle(tmp_path, ManualClock(), controllers)
+    clock = ManualClock()
+    subject = lifecycle(tmp_path, clock, OneController(clock, lambda: None))
     unfenced = replace(answer, state=BrokerState.UNFENCED, committed_offset=MetadataOffset(0))
     assert not subject._proves(unfenced)
     assert subject._proves(replace(unfenced, majority_answers=True))

@@ -1,0 +1,63 @@
+"""What a topic's configs mean for its replicas on this broker, from one image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.log.log_directory import LogConfig
+from broker.replication.partition_state import Settings
+from raft_metadata.common.configs.table import (
+    FLUSH,
+    MESSAGE_TIMESTAMP_TYPE,
+    SEGMENT_BYTES,
+    SEGMENT_MS,
+)
+from raft_metadata.image.config_layers import topic_layers
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from raft_metadata.common.ids import TopicId
+    from raft_metadata.image.metadata_image import ConfigKey, MetadataImage, PartitionRegistration
+
+
+class TopicView(NamedTuple):
+    """The values in force: one object for all replicas of a topic."""
+
+    settings: Settings
+    log_config: LogConfig
+
+
+class TopicViews:
+    """Owned by the `ReplicaManager`. Remembers one topic: partitions come topic by topic."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._broker_id = config.broker_id
+        self._static = config.static()
+        self._made_of: tuple[TopicId, Mapping[ConfigKey, Mapping[str, str]]] | None = None
+        self._views: dict[int, TopicView] = {}
+        """By replication factor, which caps a default min ISR; it may differ for a while."""
+
+    def of(
+        self, image: MetadataImage, topic_id: TopicId, partition: PartitionRegistration
+    ) -> TopicView:
+        """The topic's own configs over this broker's, the cluster's, and config.toml's."""
+        made_of = self._made_of
+        if made_of is None or made_of[0] != topic_id or made_of[1] is not image.configs:
+            self._made_of, self._views = (topic_id, image.configs), {}
+        factor = partition.replication_factor
+        view = self._views.get(factor)
+        if view is None:
+            view = self._views[factor] = self._make(image, topic_id, factor)
+        return view
+
+    def _make(self, image: MetadataImage, topic_id: TopicId, factor: int) -> TopicView:
+        layers = topic_layers(image, topic_id, self._static, self._broker_id)
+        by_durable = layers.word(FLUSH) == "ack"
+        log_config = LogConfig(
+            segment_bytes=layers.number(SEGMENT_BYTES),
+            segment_ms=layers.number(SEGMENT_MS),
+            flush_before_ack=by_durable,
+            append_time=layers.word(MESSAGE_TIMESTAMP_TYPE) == "append",
+        )
+        return TopicView(Settings(layers.min_isr(factor), by_durable), log_config)
