@@ -70,7 +70,9 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scan:
+class JournalScan:
+    """What a journal's bytes hold, up to ``end``; they were durable up to ``proven``."""
+
     entries: list[Entry]
     end: int
     proven: int
@@ -139,24 +141,7 @@ class DurableJournal:
 
     def _load(self) -> None:
         data = self._files.read(self._path)
-        head_ok = len(data) >= _HEAD.size and (
-            zlib.crc32(data[: _HEAD.size - 4]) == _HEAD.unpack_from(data)[3]
-        )
-        if not head_ok or data[:8] != _MAGIC:
-            msg = f"corrupt head file={self._path} offset=0"
-            raise CorruptionError(msg)
-        _, mark, proven, _ = _HEAD.unpack_from(data)
-        scan = scan_records(data, mark, proven)
-        if scan.end < scan.proven:
-            msg = (
-                f"corrupt record file={self._path} offset={scan.end}: "
-                f"it was durable up to {scan.proven}"
-            )
-            raise CorruptionError(msg)
-        for before, after in zip(scan.entries, scan.entries[1:], strict=False):
-            if after[1] != before[1] + 1:
-                msg = f"index gap file={self._path} {before[1]} then {after[1]}"
-                raise CorruptionError(msg)
+        scan = parse_journal(data, self._path)
         if scan.end < len(data):
             cut = len(data) - scan.end
             _log.warning("torn tail cut file=%s offset=%d bytes=%d", self._path, scan.end, cut)
@@ -370,7 +355,30 @@ def _good_records(data: bytes, mark: bytes, offset: int) -> Iterator[_Record]:
         offset = record.end
 
 
-def scan_records(data: bytes, mark: bytes, proven: int) -> _Scan:
+def parse_journal(data: bytes, path: Path) -> JournalScan:
+    """The whole file: torn behind ``end``, or CorruptionError where that was proven durable.
+
+    ``path`` is for the error only.
+    """
+    head_ok = len(data) >= _HEAD.size and (
+        zlib.crc32(data[: _HEAD.size - 4]) == _HEAD.unpack_from(data)[3]
+    )
+    if not head_ok or data[:8] != _MAGIC:
+        msg = f"corrupt head file={path} offset=0"
+        raise CorruptionError(msg)
+    _, mark, proven, _ = _HEAD.unpack_from(data)
+    scan = scan_records(data, mark, proven)
+    if scan.end < scan.proven:
+        msg = f"corrupt record file={path} offset={scan.end}: it was durable up to {scan.proven}"
+        raise CorruptionError(msg)
+    for before, after in zip(scan.entries, scan.entries[1:], strict=False):
+        if after[1] != before[1] + 1:
+            msg = f"index gap file={path} {before[1]} then {after[1]}"
+            raise CorruptionError(msg)
+    return scan
+
+
+def scan_records(data: bytes, mark: bytes, proven: int) -> JournalScan:
     """Read records from behind the head up to the first bad one.
 
     The good records behind it are used for one thing: what they prove about the durable end
@@ -387,4 +395,4 @@ def scan_records(data: bytes, mark: bytes, proven: int) -> _Scan:
         if later is not None:
             proven = max(proven, later.durable_end)
         found = data.find(mark, found + 1)
-    return _Scan(entries, end, proven)
+    return JournalScan(entries, end, proven)

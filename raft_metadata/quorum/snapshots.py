@@ -141,16 +141,11 @@ class SnapshotStore:
         return header
 
     def _parse(self, data: bytes) -> tuple[SnapshotHeader, list[bytes]]:
-        try:
-            frames = list(unframe(data))
-            header = msgspec.json.decode(frames[0], type=SnapshotHeader)
-        except (ValueError, IndexError, msgspec.MsgspecError) as error:
-            msg = f"corrupt snapshot file={self._path} error={error}"
-            raise CorruptionError(msg) from error
+        header, chunks = parse_snapshot(data, self._path)
         if header.cluster_id != self._cluster_id:
             msg = f"snapshot of cluster {header.cluster_id} file={self._path}"
             raise CorruptionError(msg)
-        return header, frames[1:]
+        return header, chunks
 
     # -- writing our own
 
@@ -296,6 +291,17 @@ def frame(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
 def _chain(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield header
     yield from chunks
+
+
+def parse_snapshot(data: bytes, path: Path) -> tuple[SnapshotHeader, list[bytes]]:
+    """Header and chunks of a whole file; CorruptionError names ``path``."""
+    try:
+        frames = list(unframe(data))
+        header = msgspec.json.decode(frames[0], type=SnapshotHeader)
+    except (ValueError, IndexError, msgspec.MsgspecError) as error:
+        msg = f"corrupt snapshot file={path} error={error}"
+        raise CorruptionError(msg) from error
+    return header, frames[1:]
 
 
 def unframe(data: bytes) -> Iterator[bytes]:

@@ -75,8 +75,8 @@ MUTANTS = (
     Mutant(
         "q5 any good record behind is corruption",
         "journal.py",
-        "        if scan.end < scan.proven:",
-        "        if scan.end < scan.proven or data.find(mark, scan.end + 1) >= 0:",
+        "    if scan.end < scan.proven:",
+        "    if scan.end < scan.proven or data.find(mark, scan.end + 1) >= 0:",
         ("journal",),
     ),
     Mutant(

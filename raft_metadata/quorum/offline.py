@@ -1,0 +1,131 @@
+"""The metadata log of a controller that is stopped, from its directory. Reads, and never writes.
+
+Rules Q1 and Q5 do not apply: nothing is promised by what is found here, so a torn tail is left out
+and said. Entries behind the snapshot may include some that were never committed: only a running
+quorum knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from raft_metadata.common.errors import StorageError
+from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
+from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
+from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
+from raft_metadata.quorum.files import DiskFiles, Files, storage_errors
+from raft_metadata.quorum.journal import JOURNAL_FILE, Entry, parse_journal
+from raft_metadata.quorum.pysyncobj_internals import REGULAR
+from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, parse_snapshot
+from raft_metadata.records.commands import MetadataBatch, MetadataSnapshot
+from raft_metadata.records.records import MetadataRecord
+from raft_metadata.records.serde import decode_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineLog:
+    """What a directory holds, folded as the controller would fold it."""
+
+    node_id: int
+    cluster_id: str
+    snapshot: MetadataSnapshot | None
+    snapshot_index: int
+    batches: tuple[MetadataBatch, ...]
+    """Accepted ones, from the snapshot's ``next_offset`` on."""
+    last_index: int
+    last_term: int
+    torn_bytes: int
+    """At the journal's end, not counted: a write that was cut short."""
+    before: MetadataImage
+    """What the first batch changes."""
+    image: MetadataImage
+    """What all of it leads to."""
+
+
+def read_offline_log(
+    raft_dir: Path, *, even_if_locked: bool = False, files: Files | None = None
+) -> OfflineLog:
+    """Raises StorageError (not a controller's directory, or in use) and CorruptionError.
+
+    ``even_if_locked``: a running controller's files change while they are read; what comes out may
+    be torn, and is never used for anything but looking.
+    """
+    files = files or DiskFiles()
+    meta = read_raft_meta(raft_dir, files=files) if files.exists(raft_dir) else None
+    if meta is None:
+        msg = f"no controller's directory, {META_FILE} is missing directory={raft_dir}"
+        raise StorageError(msg)
+    if not even_if_locked:
+        _refuse_locked(files, raft_dir)
+    snapshot_path, journal_path = raft_dir / SNAPSHOT_FILE, raft_dir / JOURNAL_FILE
+    with storage_errors("read", raft_dir):
+        found = files.read(snapshot_path) if files.exists(snapshot_path) else None
+        journal = files.read(journal_path) if files.exists(journal_path) else None
+    machine = MetadataStateMachine()
+    snapshot, index = None, 0
+    if found is not None:
+        snapshot, index = _thawed(found, snapshot_path, machine)
+    entries: Sequence[Entry] = ()
+    torn = 0
+    if journal is not None:
+        scan = parse_journal(journal, journal_path)
+        entries, torn = scan.entries, len(journal) - scan.end
+    before = machine.image
+    batches = _applied(machine, entries, index)
+    last = entries[-1] if entries else (b"", machine.index, machine.term)
+    return OfflineLog(
+        node_id=meta.node_id,
+        cluster_id=meta.cluster_id,
+        snapshot=snapshot,
+        snapshot_index=index,
+        batches=batches,
+        last_index=last[1],
+        last_term=last[2],
+        torn_bytes=torn,
+        before=before,
+        image=machine.image,
+    )
+
+
+def _refuse_locked(files: Files, raft_dir: Path) -> None:
+    """Held for a moment only: a controller must be able to start while somebody looks."""
+    try:
+        files.lock(raft_dir).close()
+    except BlockingIOError as error:
+        msg = f"in use by a running controller directory={raft_dir}"
+        raise StorageError(msg) from error
+
+
+def _thawed(data: bytes, path: Path, machine: MetadataStateMachine) -> tuple[MetadataSnapshot, int]:
+    header, chunks = parse_snapshot(data, path)
+    index, term = header.last[1], header.last[2]
+    machine.thaw(chunks, index, term)
+    head = orjson.loads(chunks[0])
+    records: list[MetadataRecord] = []
+    for chunk in chunks[1:]:
+        records.extend(decode_batch(chunk).records)
+    snapshot = MetadataSnapshot(
+        next_offset=MetadataOffset(head["next_offset"]),
+        epoch=ControllerEpoch(head["epoch"]),
+        records=tuple(records),
+    )
+    return snapshot, index
+
+
+def _applied(
+    machine: MetadataStateMachine, entries: Sequence[Entry], snapshot_index: int
+) -> tuple[MetadataBatch, ...]:
+    batches = []
+    for command, index, term in entries:
+        if index <= snapshot_index or command[:1] != bytes((REGULAR,)):
+            continue
+        payload = command[1:]
+        accepted = machine.apply(index, term, payload)
+        if isinstance(accepted, Accepted) and accepted.next_offset > accepted.base_offset:
+            batches.append(decode_batch(payload))
+    return tuple(batches)
