@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker.server import forwarding
@@ -39,8 +39,8 @@ _log = logging.getLogger("broker.admin")
 
 COMMAND_TIMEOUT_MS = 5_000
 """How long an active controller is looked for: an election takes about one second."""
-PROGRESS_TIMEOUT_MS = 2_000
-"""A leader that does not tell how far its followers are in this time is left out."""
+PEER_TIMEOUT_MS = 2_000
+"""Another broker tells what it knows in this time, or is not waited for."""
 PROGRESS_PARTITIONS_MAX = 10_000
 """Partitions whose progress one request tells: a page of 2 MB."""
 
@@ -57,6 +57,7 @@ class AdminRequests:
         loader: MetadataLoader,
         controllers: ControllerChannel,
         peers: PeerChannel,
+        static_configs: Mapping[str, str],
         until_ready: Ready,
     ) -> None:
         """``until_ready``: every partition of the topic has a leader that knows of it."""
@@ -65,6 +66,7 @@ class AdminRequests:
         self._loader = loader
         self._controllers = controllers
         self._peers = peers
+        self._static_configs = static_configs
         self._until_ready = until_ready
 
     async def ask(self, command: AdminCommand[A]) -> A:
@@ -92,7 +94,28 @@ class AdminRequests:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
 
-    # progress
+    # facts that only one broker knows
+
+    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+        """See `BrokerApis`."""
+        if broker_id == self._config.broker_id:
+            return self._static_configs
+        registration = self._loader.image.brokers.get(broker_id)
+        if registration is None:
+            text = f"broker {broker_id} is not registered"
+            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, text)
+        try:
+            answer = await self._peers.call(
+                broker_id,
+                registration.peer,
+                forwarding.STATIC_CONFIGS,
+                forwarding.encode_static_configs(),
+                PEER_TIMEOUT_MS,
+            )
+        except KafkaError as error:
+            text = f"broker {broker_id} can't be asked what its config.toml says: {error.message}"
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text) from error
+        return forwarding.decode_static_configs(answer)
 
     async def progress(
         self, partitions: Sequence[TopicIdPartition]
@@ -128,7 +151,7 @@ class AdminRequests:
         body = forwarding.encode_progress(places)
         try:
             answer = await self._peers.call(
-                leader, registration.peer, forwarding.PROGRESS, body, PROGRESS_TIMEOUT_MS
+                leader, registration.peer, forwarding.PROGRESS, body, PEER_TIMEOUT_MS
             )
         except KafkaError as error:
             _log.debug("no progress told broker=%d error=%s", leader, error.code.name)

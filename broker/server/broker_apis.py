@@ -30,6 +30,7 @@ from broker.server.requests import (
     RecordResult,
 )
 from broker.server.topic_requests import TopicRequests
+from raft_metadata.common.configs.table import TOPIC_CONFIGS
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerId,
@@ -39,11 +40,8 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.common.topic_config import (
-    MAX_MESSAGE_BYTES,
-    TOPIC_CONFIGS,
-    integer_value,
-)
+from raft_metadata.common.topic_config import MAX_MESSAGE_BYTES, integer_value
+from raft_metadata.image.config_layers import broker_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
 if TYPE_CHECKING:
@@ -115,9 +113,10 @@ class RoutedBrokerApis:
         self._lifecycle = lifecycle
         self._peers = peers
         self._clock = clock
+        static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(
-            config, local, loader, controllers, peers, self._topics.until_ready
+            config, local, loader, controllers, peers, static_configs, self._topics.until_ready
         )
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
@@ -165,10 +164,8 @@ class RoutedBrokerApis:
 
     def topic_defaults(self) -> dict[str, str]:
         """See `BrokerApis`."""
-        defaults = self._config.defaults
-        return {
-            name: str(getattr(defaults, row.default_key)) for name, row in TOPIC_CONFIGS.items()
-        }
+        layers = broker_layers(self.image, self._config.broker_id, self._config.static())
+        return {name: layers.describe(row).value for name, row in TOPIC_CONFIGS.items()}
 
     # topics
 
@@ -195,6 +192,10 @@ class RoutedBrokerApis:
     ) -> Mapping[TopicIdPartition, PartitionProgress]:
         """See `BrokerApis`."""
         return await self._admin.progress(partitions)
+
+    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+        """See `BrokerApis`."""
+        return await self._admin.static_configs(broker_id)
 
     # groups
 

@@ -93,7 +93,9 @@ class BrokerServer:
             random_bytes,
         )
         self._coordinator.attach(OwnDoor(self.apis))
-        self.peer_services = PeerRequests(local, self.manager, self._loader, self._coordinator)
+        self.peer_services = PeerRequests(
+            local, self.manager, self._loader, self._coordinator, config.static()
+        )
 
     def _unclean_partitions(self) -> tuple[TopicIdPartition, ...]:
         return unclean_partitions(

@@ -30,7 +30,7 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.replication.leader_stream import LeaderStream
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
-APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS, PROGRESS = 1, 2, 3, 4, 5, 6, 7
+APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
+PROGRESS, STATIC_CONFIGS = 7, 8
 _LENGTH = struct.Struct("<I")
 
 
@@ -132,6 +133,17 @@ def decode_progress(body: bytes) -> dict[TopicIdPartition, PartitionProgress]:
     }
 
 
+def encode_static_configs() -> bytes:
+    """A STATIC_CONFIGS body: what do your own file and environment say?"""
+    return _join({})
+
+
+def decode_static_configs(body: bytes) -> dict[str, str]:
+    """The answer to STATIC_CONFIGS."""
+    found: dict[str, str] = _split(body)[0]["configs"]
+    return found
+
+
 def decode_base_offset(body: bytes) -> int:
     """The answer to APPEND."""
     return int(_split(body)[0]["base_offset"])
@@ -165,7 +177,9 @@ class PeerRequests:
         manager: ReplicaManager,
         loader: MetadataLoader,
         coordinator: GroupCoordinator,
+        static_configs: Mapping[str, str],
     ) -> None:
+        self._static_configs = static_configs
         self._coordinator = coordinator
         self._local = local
         self._manager = manager
@@ -200,6 +214,8 @@ class PeerRequests:
                     return group_wire.encode_answer(tuple(groups))
                 case 7:  # PROGRESS
                     return self._progress(head)
+                case 8:  # STATIC_CONFIGS
+                    return _join({"configs": dict(self._static_configs)})
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         except KeyError as error:

@@ -168,6 +168,13 @@ class BrokerApis(Protocol):
         """How far replicas are, asked of the leaders; what is not known just now is left out."""
         ...
 
+    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+        """What a broker's own config.toml, environment and ``--set`` say, by config name.
+
+        BROKER_NOT_AVAILABLE when it can't be asked.
+        """
+        ...
+
     async def group(self, request: GroupRequest[A]) -> A:
         """Ask the group's coordinator, wherever it is; see `broker.coordinator.requests`.
 

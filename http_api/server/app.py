@@ -22,6 +22,7 @@ from http_api.server.routes.v2.metadata import MetadataRoutes
 from http_api.server.routes.v2.produce import ProduceRoutes
 from http_api.server.routes.v3.brokers import BrokerRoutes
 from http_api.server.routes.v3.clusters import ClusterRoutes
+from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.elections import ElectionRoutes
 from http_api.server.routes.v3.metadata import ClusterMetadataRoutes
@@ -60,6 +61,7 @@ def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> we
         ConsumerRoutes(context),
         ClusterRoutes(context),
         BrokerRoutes(context),
+        ConfigRoutes(context),
         TopicRoutes(context),
         PartitionRoutes(context),
         ReassignmentRoutes(context),

@@ -1,0 +1,302 @@
+"""Configs of topics, brokers and the cluster: list, describe, set, reset, many at once.
+
+``…/topics/{T|-}/configs``, ``…/brokers/{B|-}/configs`` and ``…/broker-configs``, each with a name
+behind it, and ``:alter``. The active controller decides what may be set, by the table shown here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from http_api.contract import v3_configs as shapes
+from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.media_types import JSON
+from http_api.server.bodies import read_json_object
+from http_api.server.body_fields import (
+    check_fields,
+    config_text,
+    flag,
+    rows,
+    topic_in,
+    word,
+    wrong_kind,
+)
+from http_api.server.context import json_reply, reply
+from http_api.server.parameters import broker_id, topic_name
+from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.server.topics import NOT_HOSTED, live_brokers, topic_or_404
+from raft_metadata.common.configs.rows import Scope
+from raft_metadata.common.configs.table import CONFIGS, TOPIC_CONFIGS
+from raft_metadata.common.ids import BrokerId
+from raft_metadata.image.config_layers import broker_layers, cluster_layers, topic_layers
+from raft_metadata.records.admin import AlterConfigs, ConfigChange
+from raft_metadata.records.records import ResourceType
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aiohttp import web
+
+    from http_api.contract.v3 import JsonObject, Links
+    from http_api.server.context import ApiContext
+    from http_api.server.routing import Router
+    from raft_metadata.common.configs.layers import ConfigLayers
+    from raft_metadata.common.configs.rows import ConfigRow
+    from raft_metadata.image.metadata_image import TopicImage
+
+ALL = "-"
+CHANGES_MAX = 1_000
+"""Changes of one request: they are one batch of the metadata log, all or none."""
+OPERATIONS = ("SET", "DELETE")
+_ENTRY = ("name", "value", "operation")
+_EXPECTED = '{"name", "value", "operation"}'
+
+_TOPIC_ROWS = tuple(TOPIC_CONFIGS.values())
+_CLUSTER_ROWS = tuple(row for row in CONFIGS.values() if Scope.CLUSTER in row.scopes)
+_BROKER_ROWS = tuple(CONFIGS.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A topic, a broker or the cluster, and which configs it has."""
+
+    type: ResourceType
+    name: str
+    """As in `ConfigChange.resource_name`."""
+    scope: Scope
+    owner: shapes.ConfigOwner
+    rows: Collection[ConfigRow]
+    topic: TopicImage | None = None
+
+
+class ConfigRoutes:
+    """Configs of the v3 door. Owner: the app; holds no state of its own.
+
+    The three kinds of paths share their handlers: what stands between cluster and config's name is
+    one segment, or none for the cluster itself.
+    """
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._limits = context.limits
+        self._path = ClusterPath(context)
+
+    def add_to(self, router: Router) -> None:
+        cluster = "/v3/clusters/{cluster}"
+        for kind, path in (
+            (ResourceType.TOPIC, cluster + "/topics/{topic}/configs"),
+            (ResourceType.BROKER, cluster + "/brokers/{broker}/configs"),
+            (ResourceType.CLUSTER, cluster + "/broker-configs"),
+        ):
+            router.add("GET", path, partial(self.list_configs, kind), JSON)
+            router.add("GET", path + "/{name}", partial(self.describe, kind), JSON)
+            router.add("PUT", path + "/{name}", partial(self.set_value, kind), JSON)
+            router.add("DELETE", path + "/{name}", partial(self.reset, kind), JSON)
+            router.add("POST", path + ":alter", partial(self.alter, kind), JSON)
+
+    # reading
+
+    async def list_configs(
+        self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
+    ) -> web.Response:
+        """All that is in force for one, or (``-``) for every topic or every live broker."""
+        links = self._path.enter(request, cluster)
+        if whose != ALL:
+            target = await self._target(kind, whose)
+            data = await self._resources(links, target)
+            return json_reply(links.collection(target.owner.kind, data, *target.owner.path), JSON)
+        data = []
+        for target in self._every(kind):
+            data += await self._resources(links, target)
+            await asyncio.sleep(0)  # there may be thousands
+        topics = kind is ResourceType.TOPIC
+        path = ("topics" if topics else "brokers", ALL, "configs")
+        name = "KafkaTopicConfig" if topics else "KafkaBrokerConfig"
+        return json_reply(links.collection(name, data, *path), JSON)
+
+    async def describe(
+        self, kind: ResourceType, request: web.Request, cluster: str, *path: str
+    ) -> web.Response:
+        """One config."""
+        links = self._path.enter(request, cluster)
+        target = await self._target(kind, *path[:-1])
+        row = self._row(target, path[-1])
+        facts = _facts(await self._layers(target), target, row)
+        return json_reply(shapes.config(links, target.owner, facts), JSON)
+
+    # writing
+
+    async def set_value(
+        self, kind: ResourceType, request: web.Request, cluster: str, *path: str
+    ) -> web.Response:
+        """204 once it is set."""
+        self._path.enter(request, cluster)
+        target = await self._target(kind, *path[:-1])
+        row = self._row(target, path[-1])
+        fields = await read_json_object(request, self._limits.max_body_bytes)
+        check_fields(fields, ("value",))
+        value = config_text("value", fields.get("value"))
+        if value is None:
+            raise wrong_kind("value", None, f"{row.expected}; DELETE resets a config")
+        return await self._alter([_change(target, row.name, value)])
+
+    async def reset(
+        self, kind: ResourceType, request: web.Request, cluster: str, *path: str
+    ) -> web.Response:
+        """204 once nothing is said here: what is said elsewhere, or the default, is in force."""
+        self._path.enter(request, cluster)
+        target = await self._target(kind, *path[:-1])
+        return await self._alter([_change(target, self._row(target, path[-1]).name, None)])
+
+    async def alter(
+        self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
+    ) -> web.Response:
+        """Set and reset many, of one or of several topics: all, or none where one is refused."""
+        self._path.enter(request, cluster)
+        target = None
+        if kind is not ResourceType.TOPIC or whose != ALL:
+            target = await self._target(kind, whose)
+        fields = await read_json_object(request, self._limits.max_body_bytes)
+        check_fields(fields, ("data", "validate_only"))
+        if target is not None:
+            changes = self._changes(fields, target)
+        else:
+            changes = []
+            for row in rows(fields, CHANGES_MAX, '{"topic_name", "configs"}'):
+                check_fields(row, ("topic_name", "configs"), "data.")
+                one = await self._target(kind, topic_in(row))
+                changes += self._changes({"data": row.get("configs")}, one)
+        return await self._alter(changes, validate_only=flag(fields, "validate_only"))
+
+    def _changes(self, fields: dict[str, Any], target: Target) -> list[ConfigChange]:
+        """An entry without ``operation`` sets (interfaces, section 4)."""
+        changes = []
+        for entry in rows(fields, CHANGES_MAX, _EXPECTED):
+            check_fields(entry, _ENTRY, "data.")
+            name = entry.get("name")
+            if not isinstance(name, str):
+                raise wrong_kind("data.name", name, "a string")
+            row = self._row(target, name)
+            value = None
+            if word(entry, "operation", OPERATIONS, "SET") == "SET":
+                value = config_text(f"data.{name}", entry.get("value"))
+                if value is None:
+                    expected = f'{row.expected}; "operation": "DELETE" resets a config'
+                    raise wrong_kind(f"data.{name}", None, expected)
+            changes.append(_change(target, row.name, value))
+        return changes
+
+    async def _alter(
+        self, changes: list[ConfigChange], *, validate_only: bool = False
+    ) -> web.Response:
+        command = AlterConfigs(changes=tuple(changes), validate_only=validate_only)
+        await self._apis.admin(command)
+        return reply(b"", JSON, 204)
+
+    # what a path means
+
+    async def _target(self, kind: ResourceType, whose: str = "") -> Target:
+        """The topic, broker or cluster of a path, or 404."""
+        if kind is ResourceType.TOPIC:
+            name = topic_name(whose)
+            code = RestCode.UNKNOWN_TOPIC_OR_PARTITION
+            return _topic_target(await topic_or_404(self._apis, name, code, NOT_HOSTED))
+        if kind is ResourceType.CLUSTER:
+            return Target(
+                type=kind,
+                name="",
+                scope=Scope.CLUSTER,
+                owner=shapes.CLUSTER_OWNER,
+                rows=_CLUSTER_ROWS,
+            )
+        wanted = broker_id(whose)
+        if wanted not in self._apis.image.brokers:
+            raise RestError(404, RestCode.NOT_FOUND, f"Broker {wanted} cannot be found.")
+        return _broker_target(wanted)
+
+    def _every(self, kind: ResourceType) -> list[Target]:
+        image = self._apis.image
+        if kind is ResourceType.TOPIC:
+            ids = [image.topic_ids[name] for name in sorted(image.topic_ids)]
+            return [_topic_target(image.topics[topic_id]) for topic_id in ids]
+        return [_broker_target(one.broker_id) for one in live_brokers(image)]
+
+    def _row(self, target: Target, name: str) -> ConfigRow:
+        """A config of this name, or 404 in Confluent's words."""
+        for row in target.rows:
+            if row.name == name:
+                return row
+        text = (
+            f"Config {shown(name)} cannot be found for {target.owner.shown} "
+            f"in cluster {self._apis.cluster_id}."
+        )
+        near = difflib.get_close_matches(name[:100], [row.name for row in target.rows], n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise RestError(404, RestCode.NOT_FOUND, text + hint)
+
+    async def _resources(self, links: Links, target: Target) -> list[JsonObject]:
+        layers = await self._layers(target)
+        return [
+            shapes.config(links, target.owner, _facts(layers, target, row))
+            for row in sorted(target.rows, key=lambda row: row.name)
+        ]
+
+    async def _layers(self, target: Target) -> ConfigLayers:
+        """What everybody says; of a broker, its own file too, which only it can tell."""
+        image = self._apis.image
+        asked = self._apis.broker_id
+        if target.type is ResourceType.BROKER:
+            asked = BrokerId(int(target.name))
+        static = await self._apis.static_configs(asked)
+        if target.topic is not None:
+            return topic_layers(image, target.topic.topic_id, static)
+        if target.type is ResourceType.BROKER:
+            return broker_layers(image, asked, static)
+        return cluster_layers(image, static)
+
+
+def _topic_target(topic: TopicImage) -> Target:
+    return Target(
+        type=ResourceType.TOPIC,
+        name=topic.name,
+        scope=Scope.TOPIC,
+        owner=shapes.topic_owner(topic.name),
+        rows=_TOPIC_ROWS,
+        topic=topic,
+    )
+
+
+def _broker_target(broker: BrokerId) -> Target:
+    return Target(
+        type=ResourceType.BROKER,
+        name=str(broker),
+        scope=Scope.BROKER,
+        owner=shapes.broker_owner(broker),
+        rows=_BROKER_ROWS,
+    )
+
+
+def _facts(layers: ConfigLayers, target: Target, row: ConfigRow) -> shapes.ConfigFacts:
+    factor = None if target.topic is None else target.topic.replication_factor
+    found = layers.describe(row, replication_factor=factor)
+    return shapes.ConfigFacts(
+        name=found.name,
+        value=found.value,
+        source=found.source.value,
+        is_default=found.is_default,
+        is_read_only=target.scope not in row.scopes,
+        synonyms=[(one.value, one.source.value) for one in found.synonyms],
+        meaning=row.meaning,
+        expected=row.expected,
+        update=row.update.value,
+    )
+
+
+def _change(target: Target, name: str, value: str | None) -> ConfigChange:
+    return ConfigChange(
+        resource_type=target.type, resource_name=target.name, name=name, value=value
+    )
