@@ -152,7 +152,7 @@ class Cluster:
         """
         cluster_id = self.cluster_id()
         try:
-            found = self.run(admin.partitions(cluster_id, self.run(admin.topic_layout(name))))
+            found = self.run(admin.partitions(cluster_id, name))
             urls = {one.broker_id: one.url for one in self.run(admin.brokers(cluster_id))}
         except ApiError as error:
             raise UnknownTopicError(str(error)) from error

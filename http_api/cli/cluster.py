@@ -67,8 +67,7 @@ def _all_partitions(
     found: list[admin.PartitionInfo] = []
     for topic in topics:
         try:
-            layout = client.run(admin.topic_layout(topic.name))
-            rows = client.run(admin.partitions(cluster_id, layout))
+            rows = client.run(admin.partitions(cluster_id, topic.name))
             found.extend(rows)
         except ApiError as error:
             if error.status != 404:  # deleted since it was listed

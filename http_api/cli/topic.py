@@ -159,7 +159,7 @@ Description = tuple[admin.TopicLayout, list[admin.PartitionInfo]]
 
 def _describe(client: Client, cluster_id: str, name: str) -> Description:
     layout = client.run(admin.topic_layout(name))
-    return layout, client.run(admin.partitions(cluster_id, layout))
+    return layout, client.run(admin.partitions(cluster_id, name))
 
 
 def _description_json(

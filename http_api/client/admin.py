@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,18 @@ class ClusterInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerInfo:
-    """A registered broker and the URL clients use."""
+    """A registered broker, the URL clients use, and its share of the partitions."""
 
     broker_id: int
     url: str
     rack: str | None
+    state: str
+    """starting | unfenced | controlled_shutdown | fenced."""
+    broker_epoch: int
+    drain: str
+    """none | leaders | replicas."""
+    leader_count: int
+    replica_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +57,15 @@ class PartitionInfo:
     partition: int
     leader: int | None
     leader_epoch: int
+    partition_epoch: int
     replicas: tuple[int, ...]
+    """In order of preference: the first is the preferred leader."""
     isr: tuple[int, ...]
     elr: tuple[int, ...]
+    """Not in sync, but known to hold as much (KIP-966)."""
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    last_known_leader: int | None
 
     @property
     def out_of_sync(self) -> tuple[int, ...]:
@@ -83,20 +96,12 @@ def cluster() -> Call[ClusterInfo]:
     return Call(Request(method="GET", path="/v3/clusters"), parse)
 
 
-def brokers(cluster_id: str) -> Call[list[BrokerInfo]]:
-    """The brokers, with the URLs clients use."""
-
-    def parse(answer: Answer) -> list[BrokerInfo]:
-        return [
-            BrokerInfo(
-                broker_id=row["broker_id"],
-                url=f"http://{_in_brackets(row['host'])}:{row['port']}",
-                rack=row.get("rack"),
-            )
-            for row in answer.resources()
-        ]
-
-    return Call(Request(method="GET", path=_v3(cluster_id, "brokers")), parse)
+def brokers(cluster_id: str, *, include_all: bool = False) -> Call[list[BrokerInfo]]:
+    """The brokers that live, or all that are registered, with the URLs clients use."""
+    query = {"include": "all"} if include_all else None
+    path = v3_path(cluster_id, "brokers", query=query)
+    request = Request(method="GET", path=path)
+    return Call(request, lambda answer: [broker_of(row) for row in answer.resources()])
 
 
 def topics(cluster_id: str) -> Call[list[TopicInfo]]:
@@ -105,12 +110,12 @@ def topics(cluster_id: str) -> Call[list[TopicInfo]]:
     def parse(answer: Answer) -> list[TopicInfo]:
         return [_topic(row) for row in answer.resources()]
 
-    return Call(Request(method="GET", path=_v3(cluster_id, "topics")), parse)
+    return Call(Request(method="GET", path=v3_path(cluster_id, "topics")), parse)
 
 
 def topic(cluster_id: str, name: str) -> Call[TopicInfo]:
     """One topic; `ApiError` 40403 if there is none."""
-    path = _v3(cluster_id, "topics", name)
+    path = v3_path(cluster_id, "topics", name)
     return Call(Request(method="GET", path=path), lambda answer: _topic(answer.json()))
 
 
@@ -121,8 +126,13 @@ def create_topic(
     partitions: int | None = None,
     replication_factor: int | None = None,
     configs: Mapping[str, str] | None = None,
+    assignments: Sequence[Sequence[int]] | None = None,
+    validate_only: bool = False,
 ) -> Call[TopicInfo]:
-    """Answers once every partition has a ready leader. None = the cluster's default."""
+    """Answers once every partition has a ready leader. None = the cluster's default.
+
+    ``assignments``: the replicas of each partition, instead of the two numbers.
+    """
     body: dict[str, Any] = {"topic_name": name}
     if partitions is not None:
         body["partitions_count"] = partitions
@@ -130,9 +140,34 @@ def create_topic(
         body["replication_factor"] = replication_factor
     if configs:
         body["configs"] = [{"name": key, "value": value} for key, value in configs.items()]
+    if assignments:
+        body["replicas_assignments"] = {str(at): list(ids) for at, ids in enumerate(assignments)}
+    if validate_only:
+        body["validate_only"] = True
     request = Request(
         method="POST",
-        path=_v3(cluster_id, "topics"),
+        path=v3_path(cluster_id, "topics"),
+        body=orjson.dumps(body),
+        timeout_s=CREATE_TIMEOUT_S,
+    )
+    return Call(request, lambda answer: _topic(answer.json()))
+
+
+def add_partitions(
+    cluster_id: str,
+    name: str,
+    count: int,
+    *,
+    assignments: Mapping[int, Sequence[int]] | None = None,
+    validate_only: bool = False,
+) -> Call[TopicInfo]:
+    """``count`` in all. Answers once each has a ready leader; ``assignments`` of the new ones."""
+    body: dict[str, Any] = {"partitions_count": count, "validate_only": validate_only}
+    if assignments:
+        body["replicas_assignments"] = {str(at): list(ids) for at, ids in assignments.items()}
+    request = Request(
+        method="PATCH",
+        path=v3_path(cluster_id, "topics", name),
         body=orjson.dumps(body),
         timeout_s=CREATE_TIMEOUT_S,
     )
@@ -142,7 +177,7 @@ def create_topic(
 def delete_topic(cluster_id: str, name: str) -> Call[None]:
     """Answers once the answering broker has lost the topic."""
     request = Request(
-        method="DELETE", path=_v3(cluster_id, "topics", name), timeout_s=CREATE_TIMEOUT_S
+        method="DELETE", path=v3_path(cluster_id, "topics", name), timeout_s=CREATE_TIMEOUT_S
     )
     return Call(request, lambda _: None)
 
@@ -158,26 +193,17 @@ def topic_layout(name: str) -> Call[TopicLayout]:
     return Call(Request(method="GET", path=path_of("topics", name)), parse)
 
 
-def partitions(cluster_id: str, layout: TopicLayout) -> Call[list[PartitionInfo]]:
-    """Leaders, epochs and ISR of a topic, beside the replicas of ``layout``."""
+def partitions(cluster_id: str, topic: str) -> Call[list[PartitionInfo]]:
+    """Leaders, epochs, replicas and ISR of a topic."""
+    path = v3_path(cluster_id, "topics", topic, "partitions")
+    request = Request(method="GET", path=path)
+    return Call(request, lambda answer: [partition_of(row) for row in answer.resources()])
 
-    def parse(answer: Answer) -> list[PartitionInfo]:
-        return [
-            PartitionInfo(
-                topic=layout.name,
-                partition=row["partition_id"],
-                leader=_leader(row["leader"]),
-                leader_epoch=row["leader_epoch"],
-                replicas=layout.replicas[row["partition_id"]],
-                isr=tuple(row["isr"]),
-                elr=tuple(row["elr"]),
-            )
-            for row in answer.resources()
-            if row["partition_id"] < len(layout.replicas)
-        ]
 
-    path = _v3(cluster_id, "topics", layout.name, "partitions")
-    return Call(Request(method="GET", path=path), parse)
+def partition(cluster_id: str, topic: str, number: int) -> Call[PartitionInfo]:
+    """One partition; `ApiError` 40401 or 40402 if there is none."""
+    path = v3_path(cluster_id, "topics", topic, "partitions", number)
+    return Call(Request(method="GET", path=path), lambda answer: partition_of(answer.json()))
 
 
 def partition_ids(topic: str) -> Call[list[int]]:
@@ -189,8 +215,40 @@ def partition_ids(topic: str) -> Call[list[int]]:
     return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
 
 
-def _v3(cluster_id: str, *parts: object) -> str:
-    return path_of("v3", "clusters", cluster_id, *parts)
+def v3_path(cluster_id: str, *parts: object, query: Mapping[str, object] | None = None) -> str:
+    """A path below the cluster."""
+    return path_of("v3", "clusters", cluster_id, *parts, query=query)
+
+
+def broker_of(row: Mapping[str, Any]) -> BrokerInfo:
+    """What an answer says of a broker."""
+    return BrokerInfo(
+        broker_id=row["broker_id"],
+        url=f"http://{_in_brackets(row['host'])}:{row['port']}",
+        rack=row.get("rack"),
+        state=row["state"],
+        broker_epoch=row["broker_epoch"],
+        drain=row["drain"],
+        leader_count=row["leader_count"],
+        replica_count=row["replica_count"],
+    )
+
+
+def partition_of(row: Mapping[str, Any]) -> PartitionInfo:
+    """What an answer says of a partition."""
+    return PartitionInfo(
+        topic=row["topic_name"],
+        partition=row["partition_id"],
+        leader=_leader(row["leader"]),
+        leader_epoch=row["leader_epoch"],
+        partition_epoch=row["partition_epoch"],
+        replicas=tuple(row["replica_ids"]),
+        isr=tuple(row["isr"]),
+        elr=tuple(row["elr"]),
+        adding=tuple(row["adding_replicas"]),
+        removing=tuple(row["removing_replicas"]),
+        last_known_leader=row["last_known_leader"],
+    )
 
 
 def _topic(row: Mapping[str, Any]) -> TopicInfo:
