@@ -17,8 +17,11 @@ from raft_metadata.common.ids import (
     ClusterId,
     MetadataOffset,
 )
-from raft_metadata.controller.partition_change import BrokerViews, at, heal, may_be_relieved
-from raft_metadata.controller.topics import min_isr_of
+from raft_metadata.controller.broker_views import BrokerViews
+from raft_metadata.controller.partition_change import heal, may_be_relieved
+from raft_metadata.controller.partition_draft import at
+from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
 from raft_metadata.records.records import (
@@ -128,7 +131,7 @@ def decide_unfence(
     broker_id: BrokerId,
     *,
     metadata_offset: MetadataOffset,
-    default_min_isr: int,
+    defaults: TopicDefaults,
 ) -> Change:
     """A broker that lives may lead and join, once all it owes is recorded (rule M4).
 
@@ -140,15 +143,15 @@ def decide_unfence(
         return ()
     if metadata_offset <= broker.broker_epoch:
         return ()
-    if owes_changes(image, broker_id, default_min_isr):
+    if owes_changes(image, broker_id, defaults):
         return ()
     return (_change(broker, state=BrokerState.UNFENCED),)
 
 
-def decide_settled(image: MetadataImage, broker_id: BrokerId, *, default_min_isr: int) -> Change:
+def decide_settled(image: MetadataImage, broker_id: BrokerId, *, defaults: TopicDefaults) -> Change:
     """The consequences of the broker's registration are all recorded (rule M4)."""
     broker = image.brokers[broker_id]
-    if broker.settled or owes_changes(image, broker_id, default_min_isr):
+    if broker.settled or owes_changes(image, broker_id, defaults):
         return ()
     return (_change(broker, settled=True),)
 
@@ -172,14 +175,14 @@ def _change(
     )
 
 
-def owes_changes(image: MetadataImage, broker_id: BrokerId, default_min_isr: int) -> bool:
+def owes_changes(image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults) -> bool:
     """Whether a partition of this broker still owes a change to the brokers' present state."""
-    views = BrokerViews.of(image.brokers)
+    views = BrokerViews.of(image.brokers, image.feature_level)
     for topic in image.topics.values():
-        min_isr = min_isr_of(image, topic, default_min_isr)
+        rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):
             if broker_id in partition.replicas and heal(
-                views, at(topic.topic_id, index), partition, min_isr
+                views, at(topic.topic_id, index), partition, rules
             ):
                 return True
     return False
@@ -201,12 +204,12 @@ class ShutdownProgress:
 
 
 def shutdown_progress(
-    image: MetadataImage, broker_id: BrokerId, default_min_isr: int
+    image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults
 ) -> ShutdownProgress:
     """What still holds a broker in controlled shutdown (rule R11)."""
     led = waiting = 0
     example = ""
-    for where, leads, min_isr in _holding(image, broker_id, default_min_isr):
+    for where, leads, min_isr in _holding(image, broker_id, defaults):
         led += int(leads)
         waiting += int(not leads)
         if not example:
@@ -216,11 +219,12 @@ def shutdown_progress(
 
 
 def _holding(
-    image: MetadataImage, broker_id: BrokerId, default_min_isr: int
+    image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults
 ) -> Iterator[tuple[str, bool, int]]:
     for topic in image.topics.values():
-        min_isr = min_isr_of(image, topic, default_min_isr)
+        rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):
+            min_isr = rules.min_isr(partition.replication_factor)
             where = f"{topic.name}-{index}"
             if partition.leader == broker_id:
                 yield where, True, min_isr

@@ -110,6 +110,11 @@ class HeartbeatTracker:
         """Judge time: see the class. Keeps rule M7."""
         return self._judge_ms + min(max(0, now_ms - self._ran_ms), self._stall_ms)
 
+    @property
+    def judge_ms(self) -> int:
+        """Judge time when the judge last ran."""
+        return self._judge_ms
+
     def has_expired(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
         """Whether, when the judge last ran, the registration's session was over."""
         session = self._sessions.get(broker_id)

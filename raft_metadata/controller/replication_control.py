@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     LeaderEpoch,
+    MetadataOffset,
     PartitionEpoch,
     TopicId,
     TopicIdPartition,
 )
+from raft_metadata.controller.broker_views import BrokerViews, is_electable
 from raft_metadata.controller.cluster_control import check_broker_epoch
-from raft_metadata.controller.partition_change import (
-    BrokerViews,
-    at,
-    change_record,
-    heal,
-    is_electable,
-    next_elr,
-)
-from raft_metadata.controller.topics import min_isr_of
+from raft_metadata.controller.partition_change import heal
+from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     MetadataImage,
     PartitionRegistration,
     TopicImage,
 )
 from raft_metadata.records.commands import AlterPartition, PartitionAltered
-from raft_metadata.records.records import BrokerState, PartitionChangeRecord
+from raft_metadata.records.records import BrokerState, PartitionChangeRecord, ResourceType
 
 
 def decide_alter_partition(
-    image: MetadataImage, command: AlterPartition, *, default_min_isr: int
+    image: MetadataImage,
+    command: AlterPartition,
+    *,
+    defaults: TopicDefaults,
+    leader_knows_min_isr: bool = True,
 ) -> tuple[tuple[PartitionChangeRecord, ...], PartitionAltered]:
     """Accept an ISR proposed by the leader iff nothing it was judged on has changed.
 
     The partition epoch grows even if the ISR is the same: with that, a leader makes sure that no
-    earlier attempt of its own can still enter (rule M3).
+    earlier attempt of its own can still enter (rule M3). ``leader_knows_min_isr``: whether it has
+    seen the last change of the topic's min ISR; see `MinIsrHistory`.
     """
     sender = check_broker_epoch(image, command.broker_id, command.broker_epoch)
     topic, partition = _find(image, command)
@@ -48,18 +52,18 @@ def decide_alter_partition(
         raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, message)
     _check_new_isr(image, command, partition)
     proposed = {member.broker_id for member in command.new_isr}
-    isr = tuple(replica for replica in partition.replicas if replica in proposed)
-    min_isr = min_isr_of(image, topic, default_min_isr)
-    record = change_record(
-        at(command.topic_id, command.partition),
-        partition,
-        isr=isr,
-        elr=next_elr(partition, isr, (), min_isr),
-    )
+    draft = PartitionDraft.of(partition)
+    draft.isr = tuple(replica for replica in partition.replicas if replica in proposed)
+    min_isr = TopicRules(image, topic, defaults).min_isr(partition.replication_factor)
+    if len(draft.isr) < min(min_isr, len(partition.isr)) and not leader_knows_min_isr:
+        message = f"leader {sender.broker_id} has not seen that min ISR is {min_isr}"
+        raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, message)
+    draft.keep_eligible(min_isr)
+    record = draft.record(at(command.topic_id, command.partition), image.feature_level)
     answer = PartitionAltered(
         leader_epoch=LeaderEpoch(partition.leader_epoch),
         partition_epoch=PartitionEpoch(record.partition_epoch),
-        isr=isr,
+        isr=draft.isr,
     )
     return (record,), answer
 
@@ -140,7 +144,51 @@ def _check_may_join(
         raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, f"broker {joiner} {problem}")
 
 
+@dataclass(slots=True)
+class MinIsrHistory:
+    """Soft state of an active controller: since which offset topics have their present min ISR.
+
+    A leader that does not know yet of a *higher* min ISR acknowledges what it alone holds. As long
+    as it may be so it must not shrink its ISR below the new one: those that left would count as
+    eligible, and one of them, elected, lacks what was acknowledged.
+    """
+
+    _since: dict[TopicId, MetadataOffset] = field(default_factory=dict)
+    _all_since: MetadataOffset = MetadataOffset(0)
+
+    def begin(self, image: MetadataImage) -> None:
+        """From a committed image, whose history is not known."""
+        self._since.clear()
+        self._all_since = image.next_offset
+
+    def note(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """What changed."""
+        for key, configs in delta.changed_configs.items():
+            before = delta.image.configs.get(key, {}).get(MIN_INSYNC_REPLICAS)
+            if configs.get(MIN_INSYNC_REPLICAS) == before:
+                continue
+            if key[0] is ResourceType.TOPIC:
+                self._since[TopicId(key[1])] = image.next_offset
+            else:
+                self._all_since = image.next_offset
+        for topic_id in delta.deleted_topics:
+            self._since.pop(topic_id, None)
+
+    def is_known_to(self, topic_id: TopicId, metadata_offset: int) -> bool:
+        """Whether who has applied everything below ``metadata_offset`` has seen the min ISR."""
+        return metadata_offset >= max(self._all_since, self._since.get(topic_id, 0))
+
+
 # ---- consequences
+
+
+def concerned_topics(delta: MetadataDelta, image: MetadataImage) -> Iterable[TopicId]:
+    """Topics whose partitions may owe a change because a config changed."""
+    kinds = {key[0] for key in delta.changed_configs}
+    if ResourceType.CLUSTER in kinds:
+        return tuple(image.topics)
+    named = (key[1] for key in delta.changed_configs if key[0] is ResourceType.TOPIC)
+    return tuple(TopicId(name) for name in named if name in image.topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +204,7 @@ def decide_consequences(
     image: MetadataImage,
     partitions: Iterable[TopicIdPartition],
     *,
-    default_min_isr: int,
+    defaults: TopicDefaults,
     changes_max: int,
 ) -> Consequences:
     """What these partitions owe to the present state of the brokers (rule M4).
@@ -164,8 +212,8 @@ def decide_consequences(
     At most ``changes_max`` records: go on behind those that were seen, with the image these lead
     to. A partition that is gone owes nothing.
     """
-    views = BrokerViews.of(image.brokers)
-    min_isrs: dict[TopicId, int] = {}
+    views = BrokerViews.of(image.brokers, image.feature_level)
+    all_rules: dict[TopicId, TopicRules] = {}
     records: list[PartitionChangeRecord] = []
     seen = 0
     for where in partitions:
@@ -173,11 +221,11 @@ def decide_consequences(
         partition = image.partition(where.topic_id, where.partition)
         if partition is None:
             continue
-        min_isr = min_isrs.get(where.topic_id)
-        if min_isr is None:
-            topic = image.topics[where.topic_id]
-            min_isr = min_isrs[where.topic_id] = min_isr_of(image, topic, default_min_isr)
-        record = heal(views, where, partition, min_isr)
+        rules = all_rules.get(where.topic_id)
+        if rules is None:
+            rules = TopicRules(image, image.topics[where.topic_id], defaults)
+            all_rules[where.topic_id] = rules
+        record = heal(views, where, partition, rules)
         if record is not None:
             records.append(record)
             if len(records) == changes_max:

@@ -38,11 +38,12 @@ from raft_metadata.controller.cluster_control import (
     decide_settled,
     decide_unfence,
 )
-from raft_metadata.controller.partition_change import change_record
+from raft_metadata.controller.partition_draft import PartitionDraft
 from raft_metadata.controller.replication_control import (
     decide_alter_partition,
     decide_consequences,
 )
+from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 from raft_metadata.records.commands import AlterPartition, IsrMember, RegisterBroker
@@ -58,6 +59,7 @@ from tests.support.memory_log import Entry, MemoryLog, encode
 REPLICAS = (BrokerId(0), BrokerId(1), BrokerId(2))
 ALL = frozenset(REPLICAS)
 MIN_ISR = 2
+DEFAULTS = TopicDefaults(default_replication_factor=3, min_insync_replicas=MIN_ISR)
 CONTROLLER = -2
 CLUSTER = ClusterId("simulated")
 TOPIC = TopicId("A" * 22)
@@ -156,14 +158,14 @@ class Controller:
                     self.image,
                     b,
                     metadata_offset=MetadataOffset(metadata_offset),
-                    default_min_isr=MIN_ISR,
+                    defaults=DEFAULTS,
                 )
             )
         )
 
     def alter_partition(self, b: BrokerId, command: AlterPartition, proposal: Proposal) -> None:
         try:
-            records, answer = decide_alter_partition(self.image, command, default_min_isr=MIN_ISR)
+            records, answer = decide_alter_partition(self.image, command, defaults=DEFAULTS)
         except KafkaError:
             self.world.send(b, "on_alter_refused", proposal)
             return
@@ -175,13 +177,13 @@ class Controller:
 
     def settle(self, b: BrokerId) -> None:
         """What the image owes, as one bounded batch; then the registration may count as settled."""
-        found = decide_consequences(self.image, [HERE], default_min_isr=MIN_ISR, changes_max=1)
+        found = decide_consequences(self.image, [HERE], defaults=DEFAULTS, changes_max=1)
         self.commit(list(found.records))
         self.record_settled(b)
 
     def record_settled(self, b: BrokerId) -> None:
         """Rule R6: the mark of damage goes once the registration that reported it is settled."""
-        records = list(decide_settled(self.image, b, default_min_isr=MIN_ISR))
+        records = list(decide_settled(self.image, b, defaults=DEFAULTS))
         self.commit(records)
         if records and self.image.brokers[b].unclean_partitions:
             self.world.brokers[b].damaged = False
@@ -191,9 +193,9 @@ class Controller:
         p = self.partition
         unfenced = self.image.brokers[to].state is BrokerState.UNFENCED
         if to in p.isr and to != p.leader and unfenced:
-            self.commit(
-                [change_record(HERE, p, isr=p.isr, elr=p.elr, leader=to, new_leader_epoch=True)]
-            )
+            draft = PartitionDraft.of(p)
+            draft.lead(to)
+            self.commit([draft.record(HERE, self.image.feature_level)])
 
 
 class Broker:

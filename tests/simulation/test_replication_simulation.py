@@ -21,7 +21,12 @@ from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
-from raft_metadata.controller import partition_change, replication_control
+from raft_metadata.controller import (
+    broker_views,
+    partition_change,
+    partition_draft,
+    replication_control,
+)
 from tests.simulation.replication_world import FAR, MIN_ISR, Violation, run
 
 MUTANT_SEEDS = 2_500
@@ -93,10 +98,7 @@ def _lead_in_old_epoch(patch: pytest.MonkeyPatch) -> None:
         real(self, newer, *args)
 
     patch.setattr(Partition, "apply_image", apply_image)
-    real_deposed = partition_change._is_deposed
-    patch.setattr(
-        partition_change, "_is_deposed", lambda b, p, isr: p.leader not in isr and real_deposed
-    )
+    patch.setattr(partition_change, "_is_deposed", lambda _, draft: draft.leader not in draft.isr)
 
 
 @mutant("R4: answers to earlier requests count")
@@ -184,7 +186,8 @@ def _empty_reign_stays(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R6: a replaced or damaged disk keeps its place")
 def _ignore_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(partition_change, "_lost_replicas", lambda *_: frozenset())
+    nothing = partition_change._Lost(frozenset(), frozenset())
+    patch.setattr(partition_change, "_lost_replicas", lambda *_: nothing)
 
 
 @mutant("M3: an unanswered attempt is rolled back")
@@ -244,18 +247,20 @@ def _elr_never_emptied(patch: pytest.MonkeyPatch) -> None:
         members = [r for r in partition.replicas if r in partition.isr or r in partition.elr]
         return tuple(r for r in members if r not in isr and r not in lost)
 
-    patch.setattr(partition_change, "next_elr", next_elr)
-    patch.setattr(replication_control, "next_elr", next_elr)
+    def keep_eligible(draft: Any, min_isr: int, unclean: Any = (), moved: Any = ()) -> None:
+        draft.elr = next_elr(draft.before, draft.isr, {*unclean, *moved}, min_isr)
+
+    patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep_eligible)
 
 
 @mutant("unclean election: any unfenced replica may lead")
 def _unclean_election(patch: pytest.MonkeyPatch) -> None:
-    real = partition_change._first_electable
+    real = broker_views.first_electable
 
     def first(brokers: Any, replicas: Any, _among: Any) -> Any:
         return real(brokers, replicas, replicas)
 
-    patch.setattr(partition_change, "_first_electable", first)
+    patch.setattr(partition_change, "first_electable", first)
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

@@ -129,9 +129,10 @@ def test_rule_m4_nobody_is_unfenced_before_it_is_settled() -> None:
     world.register(registration(B1))
     assert not world.image.topics, "no partition owes anything, and yet that is not recorded"
     seen = MetadataOffset(world.image.next_offset)
-    assert decide_unfence(world.image, B1, metadata_offset=seen, default_min_isr=2) == ()
+    defaults = world.config.defaults
+    assert decide_unfence(world.image, B1, metadata_offset=seen, defaults=defaults) == ()
     world.decide_all()
-    assert decide_unfence(world.image, B1, metadata_offset=seen, default_min_isr=2)
+    assert decide_unfence(world.image, B1, metadata_offset=seen, defaults=defaults)
 
 
 def test_a_broker_is_unfenced_only_after_it_has_seen_its_registration() -> None:

@@ -1,0 +1,86 @@
+"""What deciders about partitions ask of brokers' registrations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from raft_metadata.common.ids import BrokerId, TopicIdPartition
+from raft_metadata.image.metadata_image import BrokerRegistration
+from raft_metadata.records.records import BrokerState, DrainScope
+
+Brokers = Mapping[BrokerId, BrokerRegistration]
+
+
+def is_electable(brokers: Brokers, broker_id: BrokerId) -> bool:
+    """Whether the broker may be elected or join an ISR: it is UNFENCED (rule M4)."""
+    registration = brokers.get(broker_id)
+    return registration is not None and registration.state is BrokerState.UNFENCED
+
+
+def is_starting(brokers: Brokers, broker_id: BrokerId) -> bool:
+    """Whether it is registered and will be electable soon: it keeps its places (rule M4)."""
+    registration = brokers.get(broker_id)
+    return registration is not None and registration.state is BrokerState.STARTING
+
+
+def is_fenced(brokers: Brokers, broker_id: BrokerId) -> bool:
+    """Whether its session is over, or it is not registered at all."""
+    registration = brokers.get(broker_id)
+    return registration is None or registration.state is BrokerState.FENCED
+
+
+def is_drained(brokers: Brokers, broker_id: BrokerId) -> bool:
+    """Whether an operator wants it to lead nothing."""
+    registration = brokers.get(broker_id)
+    return registration is not None and registration.drain is not DrainScope.NONE
+
+
+def first_electable(
+    brokers: Brokers, replicas: Iterable[BrokerId], among: Collection[BrokerId]
+) -> BrokerId | None:
+    """The most preferred of ``among`` that may lead; a drained one only if there is no other."""
+    drained = None
+    for replica in replicas:
+        if replica in among and is_electable(brokers, replica):
+            if not is_drained(brokers, replica):
+                return replica
+            if drained is None:
+                drained = replica
+    return drained
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerViews:
+    """What ``partition_change.heal`` asks, computed once for many partitions of one image."""
+
+    brokers: Brokers
+    level: int
+    """The feature level: below 2 nothing is said that an older node would misread."""
+    unsettled: frozenset[BrokerId]
+    """Brokers whose registration may mean a change to any of their replicas."""
+    leaving: frozenset[BrokerId]
+    """Brokers that leave ISRs: fenced, or in controlled shutdown."""
+    unclean: Mapping[BrokerId, frozenset[TopicIdPartition]]
+    """Unclean partitions of registrations that are not settled yet (rule R6)."""
+
+    @classmethod
+    def of(cls, brokers: Brokers, level: int) -> BrokerViews:
+        """The views of these registrations."""
+        return cls(
+            brokers=brokers,
+            level=level,
+            unsettled=frozenset(
+                broker_id for broker_id, broker in brokers.items() if not broker.settled
+            ),
+            leaving=frozenset(
+                broker_id
+                for broker_id, broker in brokers.items()
+                if broker.state in (BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN)
+            ),
+            unclean={
+                broker_id: frozenset(broker.unclean_partitions)
+                for broker_id, broker in brokers.items()
+                if not broker.settled and broker.unclean_partitions
+            },
+        )

@@ -1,0 +1,205 @@
+"""Drains: brokers that an operator wants to be rid of leaderships, or of everything.
+
+Leaderships leave by themselves: ``partition_change.heal`` moves them where another in-sync replica
+can lead, and elections pass a drained broker over unless there is nobody else. Replicas leave by
+reassignments that the controller starts in the background, a bounded number at a time. A drain that
+is ended starts no more of them; those under way are carried through: they are few, harmless, and an
+operator can cancel each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
+from raft_metadata.controller.broker_views import Brokers
+from raft_metadata.controller.partition_draft import at
+from raft_metadata.controller.reassignment_control import reassign
+from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.image.metadata_delta import MetadataDelta
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+from raft_metadata.records.admin import Altered, DrainBroker
+from raft_metadata.records.records import (
+    BrokerDrainRecord,
+    BrokerState,
+    DrainScope,
+    PartitionChangeRecord,
+)
+
+LOOKED_AT_MAX = 500
+"""Partitions per look for where replicas could go: those that nobody can take wait in a ring."""
+PAUSE_MS = 500
+"""Until the next look, after one that found nothing to start."""
+
+
+def decide_drain_broker(
+    image: MetadataImage, command: DrainBroker
+) -> tuple[tuple[BrokerDrainRecord, ...], Altered]:
+    """Note what a broker is to be rid of; what is so already changes nothing."""
+    broker = image.brokers.get(command.broker_id)
+    if broker is None:
+        message = f"broker {command.broker_id} is not registered"
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    if broker.drain is command.scope:
+        return (), Altered(next_offset=image.next_offset)
+    record = BrokerDrainRecord(broker_id=command.broker_id, scope=command.scope)
+    return (record,), Altered(next_offset=MetadataOffset(image.next_offset + 1))
+
+
+def drained_target(
+    brokers: Brokers, replicas: tuple[BrokerId, ...], loads: Counter[BrokerId]
+) -> tuple[BrokerId, ...]:
+    """Where the replicas of a partition are to be, without brokers that give all of theirs away.
+
+    Each goes to a live broker that is not drained: in the rack that has the fewest replicas of
+    this partition, there to the one with the fewest replicas of all. One that nobody can take
+    stays; ``loads`` are the replicas of each broker.
+    """
+    target = list(replicas)
+    free = {
+        broker_id: broker.rack
+        for broker_id, broker in brokers.items()
+        if broker_id not in replicas
+        and broker.state is BrokerState.UNFENCED
+        and broker.drain is DrainScope.NONE
+    }
+    for index, replica in enumerate(replicas):
+        broker = brokers.get(replica)
+        if broker is None or broker.drain is not DrainScope.REPLICAS or not free:
+            continue
+        racks = Counter(
+            brokers[each].rack for each in target if each in brokers and each != replica
+        )
+        taker = min(free, key=lambda each: (racks[free[each]], loads[each], each))
+        target[index] = taker
+        del free[taker]
+    return tuple(target)
+
+
+@dataclass(slots=True)
+class DrainMoves:
+    """Soft state of an active controller: which partitions still have to leave drained brokers.
+
+    Kept up with every change while a drain of replicas is on, and free of cost else.
+    """
+
+    under_way_max: int
+    """Partitions under reassignment at once because of drains: they share disks and network with
+    what clients write."""
+    _emptied: frozenset[BrokerId] = frozenset()
+    _waiting: dict[TopicIdPartition, None] = field(default_factory=dict)
+    _moving: set[TopicIdPartition] = field(default_factory=set)
+    _loads: Counter[BrokerId] = field(default_factory=Counter)
+    _paused_until_ms: int = 0
+
+    def begin(self, image: MetadataImage) -> None:
+        """From any image, anew."""
+        self._emptied = _emptied(image.brokers)
+        self._waiting.clear()
+        self._moving.clear()
+        self._loads.clear()
+        self._paused_until_ms = 0
+        if self._emptied:
+            for topic_id, topic in image.topics.items():
+                for index, partition in enumerate(topic.partitions):
+                    self._loads.update(partition.replicas)
+                    self._sort(at(topic_id, index), partition)
+
+    def note(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """What changed."""
+        if delta.changed_brokers or delta.removed_brokers:
+            self._paused_until_ms = 0
+            if _emptied(image.brokers) != self._emptied:
+                self.begin(image)
+                return
+        if not self._emptied:
+            return
+        for topic in delta.deleted_topics.values():
+            for partition in topic.partitions:
+                self._loads.subtract(partition.replicas)
+        for topic_id, changed in delta.changed_topics.items():
+            self._note_topic(delta.image, topic_id, changed.partitions, changed.changed)
+
+    def _note_topic(
+        self,
+        before: MetadataImage,
+        topic_id: TopicId,
+        partitions: list[PartitionRegistration],
+        changed: Iterable[int],
+    ) -> None:
+        old = before.topics.get(topic_id)
+        known = () if old is None else old.partitions
+        for index in changed:
+            if index < len(known):
+                self._loads.subtract(known[index].replicas)
+            self._loads.update(partitions[index].replicas)
+            self._sort(at(topic_id, index), partitions[index])
+
+    def _sort(self, where: TopicIdPartition, partition: PartitionRegistration) -> None:
+        held = not self._emptied.isdisjoint(partition.replicas)
+        if held and partition.is_reassigning:
+            self._moving.add(where)
+            self._waiting.pop(where, None)
+            return
+        if where in self._moving:
+            self._moving.remove(where)
+            self._paused_until_ms = 0
+        if held:
+            self._waiting[where] = None
+        else:
+            self._waiting.pop(where, None)
+
+    # ---- decision
+
+    def moves(
+        self, image: MetadataImage, now_ms: int, defaults: TopicDefaults
+    ) -> tuple[PartitionChangeRecord, ...]:
+        """The next reassignments, as far as there is room; nothing while it pauses."""
+        room = self.under_way_max - len(self._moving)
+        if not self._waiting or now_ms < self._paused_until_ms or room <= 0:
+            self._moving = {where for where in self._moving if image.partition(*where)}
+            return ()
+        loads = self._loads.copy()
+        records: list[PartitionChangeRecord] = []
+        for where in tuple(islice(self._waiting, LOOKED_AT_MAX)):
+            if len(records) == room:
+                break
+            del self._waiting[where]
+            partition = image.partition(*where)
+            if partition is None:
+                continue
+            self._waiting[where] = None  # behind the others, until an image shows it under way
+            record = _move(image, where, partition, loads, defaults)
+            if record is not None:
+                records.append(record)
+                loads.update(record.adding)
+        if not records:
+            self._paused_until_ms = now_ms + PAUSE_MS
+        return tuple(records)
+
+
+def _emptied(brokers: Brokers) -> frozenset[BrokerId]:
+    return frozenset(
+        broker_id for broker_id, broker in brokers.items() if broker.drain is DrainScope.REPLICAS
+    )
+
+
+def _move(
+    image: MetadataImage,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    loads: Counter[BrokerId],
+    defaults: TopicDefaults,
+) -> PartitionChangeRecord | None:
+    topic = image.topics[where.topic_id]
+    target = drained_target(image.brokers, partition.replicas, loads)
+    if target == partition.replicas or not topic.is_complete:
+        return None
+    name = f"{topic.name}-{where.partition}"
+    rules = TopicRules(image, topic, defaults)
+    return reassign(image, where, name, partition, target, rules)

@@ -1,0 +1,221 @@
+"""Reassignment of partitions (KIP-455): grow, wait for the ISR, shrink; or cancel. Pure deciders.
+
+The new replicas are added beside the old ones, catch up, and join the ISR as their leader proposes
+it: nothing here ever adds to an ISR (invariant P8). Once all of them are in, ``heal`` calls
+`complete_reassignment`, whoever the active controller is by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
+from raft_metadata.controller.broker_views import Brokers, first_electable, is_electable
+from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+from raft_metadata.records.admin import Altered, AlterReassignments, Reassignment
+from raft_metadata.records.records import DrainScope, PartitionChangeRecord
+
+REASSIGNMENTS_MAX = 1_000
+"""Partitions per command: 300 KB of records, all or none of them."""
+
+
+# ---- commands
+
+
+def decide_alter_reassignments(
+    image: MetadataImage, command: AlterReassignments, *, defaults: TopicDefaults
+) -> tuple[tuple[PartitionChangeRecord, ...], Altered]:
+    """Start, change or cancel reassignments: all of them, or none where one is refused.
+
+    What is so already changes nothing: a repeat is answered alike. A target is refused while a
+    broker it adds is not live or gives its replicas away; a cancellation, and a target that drops a
+    replica that was being added, while that one is needed: what it holds may be on nobody else.
+    """
+    _check_count(command.changes)
+    records = []
+    for change in command.changes:
+        record = _decide_one(image, change, defaults)
+        if record is not None:
+            records.append(record)
+    if command.validate_only:
+        records = []
+    answer = Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return tuple(records), answer
+
+
+def _check_count(changes: Sequence[Reassignment]) -> None:
+    if not 1 <= len(changes) <= REASSIGNMENTS_MAX:
+        message = f"{len(changes)} reassignments: a request has 1 to {REASSIGNMENTS_MAX} of them"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    seen = set()
+    for change in changes:
+        place = (change.topic, change.partition)
+        if place in seen:
+            message = f"{change.topic}-{change.partition} is named twice"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        seen.add(place)
+
+
+def _decide_one(
+    image: MetadataImage, change: Reassignment, defaults: TopicDefaults
+) -> PartitionChangeRecord | None:
+    name = f"{change.topic}-{change.partition}"
+    topic = image.topic(change.topic)
+    partition = None if topic is None else image.partition(topic.topic_id, change.partition)
+    if topic is None or partition is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} does not exist")
+    if not topic.is_complete:
+        message = f"topic {topic.name} is still being created; try again when it is there"
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    if change.replicas is None and not partition.is_reassigning:
+        message = f"{name} is not being reassigned"
+        raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, message)
+    target = original_replicas(partition) if change.replicas is None else change.replicas
+    rules = TopicRules(image, topic, defaults)
+    if change.replicas is not None:
+        _check_target(image, name, partition, target, rules)
+    where = at(topic.topic_id, change.partition)
+    return reassign(image, where, name, partition, target, rules)
+
+
+def _check_target(
+    image: MetadataImage,
+    name: str,
+    partition: PartitionRegistration,
+    target: tuple[BrokerId, ...],
+    rules: TopicRules,
+) -> None:
+    """Distinct, registered, and live where a replica is to come (rule M8).
+
+    A replica that stays may be down: with one broker dead the others can still be rearranged.
+    """
+    if not target or len(set(target)) != len(target):
+        message = f"{name}: {list(target)} are not distinct replicas, at least one"
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    coming = [broker_id for broker_id in target if broker_id not in partition.replicas]
+    unknown = [broker_id for broker_id in target if broker_id not in image.brokers]
+    down = [broker_id for broker_id in coming if not is_electable(image.brokers, broker_id)]
+    emptied = [
+        broker_id
+        for broker_id in coming
+        if broker_id in image.brokers and image.brokers[broker_id].drain is DrainScope.REPLICAS
+    ]
+    for brokers, problem in (
+        (unknown, "not registered"),
+        (down, "not live"),
+        (emptied, "being drained of their replicas"),
+    ):
+        if brokers:
+            message = f"{name}: brokers {brokers} are {problem}"
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    if rules.min_isr(len(target)) > len(target):
+        message = (
+            f"{name}: {len(target)} replicas could never reach "
+            f"{MIN_INSYNC_REPLICAS} {rules.min_isr(len(target))}"
+        )
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+# ---- steps
+
+
+def reassign(
+    image: MetadataImage,
+    where: TopicIdPartition,
+    name: str,
+    partition: PartitionRegistration,
+    target: tuple[BrokerId, ...],
+    rules: TopicRules,
+) -> PartitionChangeRecord | None:
+    """Set where the replicas are to be; None if that is so already. ``name`` is for messages.
+
+    The old replicas stay until the new ones are in sync. Only replicas that an earlier target was
+    bringing in go at once, and only when they are not needed: NOT_ENOUGH_REPLICAS.
+    """
+    original = original_replicas(partition)
+    if target == partition.target:
+        return None
+    draft = PartitionDraft.of(partition)
+    draft.keep_replicas({*original, *target})
+    directories = dict(zip(draft.replicas, draft.directories, strict=True))
+    draft.replicas = merged(original, target)
+    draft.directories = tuple(
+        directories.get(broker_id) or image.brokers[broker_id].directory_id
+        for broker_id in draft.replicas
+    )
+    draft.adding = tuple(broker_id for broker_id in target if broker_id not in original)
+    draft.removing = tuple(broker_id for broker_id in original if broker_id not in target)
+    min_isr = rules.min_isr(draft.replication_factor)
+    _check_not_needed(name, partition, draft, min_isr)
+    draft.remember_last_leader(())
+    draft.keep_eligible(min_isr)
+    if draft.leader not in draft.isr and partition.has_leader:
+        leader = first_electable(image.brokers, draft.replicas, draft.isr)
+        if leader is None:
+            message = f"{name}: nobody of the ISR {list(draft.isr)} that stays could lead now"
+            raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
+        draft.lead(leader)
+    return draft.changed_record(where, image.feature_level)
+
+
+def _check_not_needed(
+    name: str, partition: PartitionRegistration, draft: PartitionDraft, min_isr: int
+) -> None:
+    """Invariant P8: who goes must not be needed for what was acknowledged to stay."""
+    eligible = (*partition.isr, *partition.elr)
+    going = [replica for replica in eligible if replica not in draft.replicas]
+    if going and len(draft.isr) < min_isr:
+        message = (
+            f"{name}: in-sync replicas {going} would go and only {list(draft.isr)} stay in sync, "
+            f"{MIN_INSYNC_REPLICAS} is {min_isr}; wait until others have caught up"
+        )
+        raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
+
+
+def complete_reassignment(brokers: Brokers, draft: PartitionDraft, rules: TopicRules) -> None:
+    """Take the replicas out that are to go, once all that were to come are in the ISR.
+
+    Only where enough stay in sync and one of them can lead (invariant P8); else it goes on. A new
+    leader epoch fences off who was taken out; the caller elects where that was the leader.
+    """
+    if not all(replica in draft.isr for replica in draft.adding):
+        return
+    stay = [replica for replica in draft.isr if replica not in draft.removing]
+    target = [replica for replica in draft.replicas if replica not in draft.removing]
+    if not stay or len(stay) < rules.min_isr(len(target)):
+        return
+    if not any(is_electable(brokers, replica) for replica in stay):
+        return
+    draft.keep_replicas(target)
+    draft.adding = draft.removing = ()
+
+
+def original_replicas(partition: PartitionRegistration) -> tuple[BrokerId, ...]:
+    """The replicas before the reassignment under way; without one, the replicas."""
+    return tuple(replica for replica in partition.replicas if replica not in partition.adding)
+
+
+def merged(original: Sequence[BrokerId], target: Sequence[BrokerId]) -> tuple[BrokerId, ...]:
+    """Both lists in one, so that ``target`` and, if it can be, ``original`` keep their order.
+
+    The order is what a cancellation restores. Where the target reorders replicas that stay, its own
+    order goes first, and those to be removed stand behind.
+    """
+    stay = [broker_id for broker_id in target if broker_id in original]
+    leaving = [broker_id for broker_id in original if broker_id not in target]
+    if stay != [broker_id for broker_id in original if broker_id in target]:
+        return (*target, *leaving)
+    both: list[BrokerId] = []
+    rest = list(original)
+    for broker_id in target:
+        if broker_id in original:
+            at_original = rest.index(broker_id)
+            both += rest[:at_original]
+            rest = rest[at_original + 1 :]
+        both.append(broker_id)
+    return (*both, *rest)
