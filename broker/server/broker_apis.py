@@ -19,6 +19,7 @@ from broker.record.values import partition_for_key
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
 from broker.server.group_requests import GroupRequests
+from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append, LocalPartitions, Read
 from broker.server.metadata_requests import MetadataRequests
 from broker.server.requests import (
@@ -40,7 +41,6 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.common.topic_config import MAX_MESSAGE_BYTES, integer_value
 from raft_metadata.image.config_layers import broker_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
@@ -113,6 +113,7 @@ class RoutedBrokerApis:
         self._lifecycle = lifecycle
         self._peers = peers
         self._clock = clock
+        self._configs = LiveConfigs(config)
         static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(
@@ -234,8 +235,7 @@ class RoutedBrokerApis:
     ) -> dict[PartitionId, Sequence[int]]:
         """Indexes of the records of each partition, in request order; refusals go to results."""
         count = topic.partitions_count
-        configs, defaults = self.image.topic_configs(topic.topic_id), self._config.defaults
-        limit = integer_value(configs, MAX_MESSAGE_BYTES, defaults.max_message_bytes)
+        limit = self._configs.max_message_bytes(self.image, topic.topic_id)
         too_large = set(oversized(request.records, limit))
         for index in too_large:
             error = KafkaError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.coordinator.records import OFFSETS_TOPIC
 from broker.server import forwarding
+from broker.server.live_configs import LiveConfigs
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -48,6 +49,7 @@ class TopicRequests:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._config = config
+        self._configs = LiveConfigs(config)
         self._loader = loader
         self._controllers = controllers
         self._peers = peers
@@ -129,7 +131,7 @@ class TopicRequests:
             await self.catch_up_with(name)
             topic = self._loader.image.topic(name)
         if topic is None:
-            if not self._config.defaults.auto_create_topics_enable:
+            if not self._configs.auto_create(self._loader.image):
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
             await self._auto_create(name)
             topic = self._loader.image.topic(name)

@@ -10,6 +10,7 @@ from broker.log.log_directory import LogConfig
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState, Settings
+from broker.server.live_configs import LiveConfigs
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import DirectoryId, LeaderEpoch, PartitionEpoch, TopicIdPartition
 from raft_metadata.records.records import (
@@ -204,3 +205,21 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
     assert fates == [], "what was appended before waits as well"
     host.learn(of_topic("min.insync.replicas", None))
     assert fates == [Fate.OK]
+
+
+def test_what_requests_ask_for_is_the_newest_images(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    configs = LiveConfigs(host.manager._config)
+
+    def limit() -> int:
+        return configs.max_message_bytes(host.manager.image, FIRST_ID)
+
+    assert (limit(), configs.auto_create(host.manager.image)) == (1_048_576, True)
+    host.learn(of_cluster("max.message.bytes", "1000"))
+    host.learn(of_cluster("auto.create.topics.enable", "false"))
+    assert (limit(), configs.auto_create(host.manager.image)) == (1000, False)
+    host.learn(of_topic("max.message.bytes", "2000"))
+    assert limit() == 2000
+    host.learn(of_topic("max.message.bytes", None))
+    host.learn(of_cluster("max.message.bytes", None))
+    assert limit() == 1_048_576

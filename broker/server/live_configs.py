@@ -1,0 +1,38 @@
+"""The configs that requests ask for, as the newest image has them; replicas' own: `TopicViews`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from raft_metadata.common.configs.table import AUTO_CREATE_TOPICS_ENABLE, MAX_MESSAGE_BYTES
+from raft_metadata.image.config_layers import cluster_layers, topic_layers
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from raft_metadata.common.ids import TopicId
+    from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
+
+
+class LiveConfigs:
+    """Owned by whoever asks. Keeps what it worked out until any config changes: produces ask."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._broker_id = config.broker_id
+        self._static = config.static()
+        self._configs: Mapping[ConfigKey, Mapping[str, str]] = {}
+        self._max_message_bytes: dict[TopicId, int] = {}
+
+    def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
+        """The largest record the topic takes."""
+        if self._configs is not image.configs:
+            self._configs, self._max_message_bytes = image.configs, {}
+        limit = self._max_message_bytes.get(topic_id)
+        if limit is None:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            limit = self._max_message_bytes[topic_id] = layers.number(MAX_MESSAGE_BYTES)
+        return limit
+
+    def auto_create(self, image: MetadataImage) -> bool:
+        """Whether a produce to an unknown topic creates it."""
+        return cluster_layers(image, self._static).flag(AUTO_CREATE_TOPICS_ENABLE)
