@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from raft_metadata.common.errors import ErrorCode
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId
 from raft_metadata.controller.broker_views import (
     Brokers,
@@ -29,6 +29,9 @@ from raft_metadata.records.admin import (
 )
 from raft_metadata.records.records import PartitionChangeRecord
 
+ELECTIONS_MAX = 20_000
+"""Partitions that a command may name, and an answer does: 3 MB of results."""
+
 _Refusal = tuple[ErrorCode, str]
 
 
@@ -40,9 +43,21 @@ def election_steps(
     With all partitions of the cluster, those where an election could change something.
     """
     named = command.partitions
+    if named is not None and len(named) > ELECTIONS_MAX:
+        message = f"{len(named)} partitions, at most {ELECTIONS_MAX} can be named"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
     places = _open_places(image, command.election) if named is None else iter(dict.fromkeys(named))
     while part := tuple(islice(places, changes_max)):
         yield replace(command, partitions=part)
+
+
+def joined_elections(parts: Sequence[LeadersElected]) -> LeadersElected:
+    """One answer of those of all parts; of too many results those that failed go first."""
+    results = [result for part in parts for result in part.results]
+    if len(results) > ELECTIONS_MAX:
+        results.sort(key=lambda result: result.error is None)
+    last = max(part.next_offset for part in parts)
+    return LeadersElected(results=tuple(results[:ELECTIONS_MAX]), next_offset=last)
 
 
 def _open_places(image: MetadataImage, election: Election) -> Iterator[PartitionPlace]:
@@ -62,7 +77,9 @@ def decide_elect_leaders(
     """One part of an election, partition by partition: one that fails stops no other."""
     records: list[PartitionChangeRecord] = []
     results: list[ElectionResult] = []
-    for place in dict.fromkeys(command.partitions or ()):
+    named = command.partitions
+    places = _open_places(image, command.election) if named is None else iter(dict.fromkeys(named))
+    for place in places:
         topic = image.topic(place.topic)
         partition = None if topic is None else image.partition(topic.topic_id, place.partition)
         if topic is None or partition is None:

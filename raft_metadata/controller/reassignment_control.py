@@ -42,8 +42,6 @@ def decide_alter_reassignments(
         record = _decide_one(image, change, defaults)
         if record is not None:
             records.append(record)
-    if command.validate_only:
-        records = []
     answer = Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
     return tuple(records), answer
 

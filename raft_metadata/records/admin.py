@@ -142,7 +142,8 @@ class ElectionResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadersElected:
     results: tuple[ElectionResult, ...]
-    """Of the partitions that were named; with all of them, of those that changed or could not."""
+    """Of the partitions that were named; with all of them, of those that changed or could not, at
+    most 20,000."""
     next_offset: MetadataOffset
 
 
