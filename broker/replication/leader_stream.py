@@ -2,13 +2,15 @@
 
 Appended batches are pushed as the bytes that were written, coalesced once per loop turn. A session
 that falls behind, or whose connection is full, holds no bytes in memory: it catches up by reading
-the log in quanta, one per loop turn, so that the others keep their turn (rule R9).
+the log in quanta. One connection reads one quantum in a loop turn, and only while little is unsent:
+what is in sync goes first, and never waits behind more than that (rule R9).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from typing_extensions import override
@@ -30,6 +32,10 @@ MAX_CONTROL_FRAME_BYTES = 1024
 FRAMES_PER_TURN = 256
 """Of one connection, before the loop gets its turn: a follower that opens thousands of sessions
 after a reconnect would else hold this leader's heartbeats."""
+
+
+DRAIN_CHECK_S = 0.002
+"""How soon a session that catches up looks again whether the connection has room for it."""
 
 
 def end_of_batches(raw: bytes) -> int:
@@ -72,6 +78,11 @@ class PushSession:
         self._pending_bytes = 0
         self._pending_from = start
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next bytes must be read from the log: others are nearer to its end."""
+        return not self._pending and self.next < self.replica.log.log_end_offset
+
     def state(self) -> FollowerState | None:
         """This session's follower state while it is the present one (rule R4)."""
         role = self.replica.partition.role
@@ -102,11 +113,12 @@ class PushSession:
         if self._pending:
             self._pending, self._pending_bytes, self.next = None, 0, self._pending_from
 
-    def ship(self) -> None:
-        """Write what is pending, else one catch-up quantum."""
+    def ship(self) -> int:
+        """Write what is pending, else one catch-up quantum; how many bytes."""
         state, replica = self.state(), self.replica
         if state is None:
-            return
+            return 0
+        size = 0
         log_end = replica.log.log_end_offset
         if self._pending:
             pieces, self._pending, size = self._pending, None, self._pending_bytes
@@ -115,9 +127,11 @@ class PushSession:
         elif self.next < log_end:
             raw = replica.log.read_raw(self.next, self.stream.host.push_bytes, log_end)
             start, self.next = self.next, end_of_batches(raw)
-            self._write(state, start, self.next, [raw], len(raw))
+            size = len(raw)
+            self._write(state, start, self.next, [raw], size)
         if self.next < log_end:
             self.stream.mark(self)
+        return size
 
     def announce(self) -> None:
         """Tell an idle follower the high watermark."""
@@ -147,7 +161,10 @@ class LeaderStream(asyncio.Protocol):
         self.heard_ms = 0
         self.sessions: dict[Key, PushSession] = {}
         self._marked: list[PushSession] = []
+        self._behind: deque[PushSession] = deque()
+        """Marked too, but each takes a quantum in its turn."""
         self._scheduled = False
+        self._drain_check: asyncio.TimerHandle | None = None
         self._received = b""
         self._resting = False
         """Whole frames are left for the next turn; nothing more is read meanwhile."""
@@ -166,6 +183,9 @@ class LeaderStream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._marked.clear()
+        self._behind.clear()
+        if self._drain_check is not None:
+            self._drain_check.cancel()
         self.host.stream_detached(self)
 
     @override
@@ -267,7 +287,7 @@ class LeaderStream(asyncio.Protocol):
             self._schedule()
 
     def _schedule(self) -> None:
-        if self._marked and not self._scheduled and not self.paused:
+        if (self._marked or self._behind) and not self._scheduled and not self.paused:
             self._scheduled = True
             self._loop.call_soon(self._ship)
 
@@ -277,16 +297,37 @@ class LeaderStream(asyncio.Protocol):
         try:
             while waiting and not self.paused:
                 session = waiting.pop()
-                session.marked = False
-                self._ship_one(session)
+                if session.is_behind:
+                    self._behind.append(session)
+                else:
+                    session.marked = False
+                    self._ship_one(session)
         finally:  # the connection is full: what waits keeps its place
             self._marked = waiting[::-1] + self._marked
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """A quantum for those that have waited longest, where the connection takes it (rule R9)."""
+        budget = self.host.push_bytes
+        while self._behind and budget > 0 and not self.paused and self._transport is not None:
+            if self._transport.get_write_buffer_size() >= self.host.push_bytes:
+                if self._drain_check is None:
+                    self._drain_check = self._loop.call_later(DRAIN_CHECK_S, self._look_again)
+                break
+            session = self._behind.popleft()
+            session.marked = False
+            budget -= self._ship_one(session)  # it marks itself again, behind the others
+        if self._marked or self._drain_check is None:
             self._schedule()
 
-    def _ship_one(self, session: PushSession) -> None:
+    def _look_again(self) -> None:
+        self._drain_check = None
+        self._schedule()
+
+    def _ship_one(self, session: PushSession) -> int:
         """One log that can't be read does not keep the others from their turn."""
         try:
-            session.ship()
+            return session.ship()
         except (KafkaError, StorageError, OSError) as error:
             # A log that failed is its owner's business (see `ReplicaManager`). One that could not
             # be read just now (no descriptor was free) is asked for again by a new connection.
@@ -296,6 +337,7 @@ class LeaderStream(asyncio.Protocol):
                 self.close()
         except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
             self.host.broken("push", error)
+        return 0
 
     def write(self, head: bytes, pieces: list[bytes]) -> None:
         """Hand bytes to the connection; gone connections swallow them."""

@@ -59,10 +59,16 @@ class StreamTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[bytes] = []
+        self.unsent = 0
+        """Bytes that the other end has not taken yet, as a test says."""
 
     @override
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """No limit."""
+
+    @override
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:

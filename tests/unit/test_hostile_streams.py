@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 from typing_extensions import override
 
 from broker.replication.follower_stream import FollowerStream
-from broker.replication.frames import Push, Valid, encode, encode_push_head, key_of
+from broker.replication.frames import (
+    PREFIX,
+    PUSH,
+    Open,
+    Push,
+    Valid,
+    decode,
+    encode,
+    encode_push_head,
+    key_of,
+)
 from broker.replication.leader_link import LeaderLink
 from broker.replication.leader_stream import LeaderStream, PushSession
 from broker.replication.partition import Following
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from broker.replication.replica_manager import ReplicaManager
 
 ROUND_TRIP_MS = 1_600
+THIRD_ID = TopicId("C" * 22)
 
 
 class SetClock:
@@ -147,3 +159,56 @@ async def test_rule_r9_a_way_slower_than_the_retry_still_ends_in_a_session(tmp_p
             if due_ms <= clock.now_ms and partition.on_valid(Valid(request, 0, 7, 0)):
                 return
     raise AssertionError("no session within 10 s")
+
+
+def pushed(transport: StreamTransport, topic_id: TopicId) -> list[bytes]:
+    """The pushes of one partition that hold batches, in order."""
+    key, found = key_of(topic_id, ZERO), []
+    for data in transport.sent:
+        length, kind = PREFIX.unpack_from(data)
+        if kind != PUSH:
+            continue
+        at, frame = decode(kind, memoryview(data)[PREFIX.size : PREFIX.size + length])
+        if at == key and isinstance(frame, Push) and len(frame.batches):
+            found.append(bytes(frame.batches))
+    return found
+
+
+async def test_rule_r9_who_catches_up_does_not_hold_back_who_is_in_sync(tmp_path: Path) -> None:
+    """One connection carries both: a new replica of a large log, and one that gets each append."""
+    _, manager = hosted(tmp_path, "first")
+    names = {FIRST_ID: TopicName("old"), SECOND_ID: TopicName("new"), THIRD_ID: TopicName("old-2")}
+    for image in images(
+        (registered(ME, 0, "first"),),
+        (registered(OTHER, 1, "other"),),
+        *(created(topic_id, (ME, OTHER), name=name) for topic_id, name in names.items()),
+    ):
+        manager.on_metadata_update(image)
+    manager.push_bytes = 4_000
+    stream, transport = LeaderStream(OTHER, manager), StreamTransport()
+    stream.connection_made(transport)
+    replicas = {topic_id: manager._replicas[key_of(topic_id, ZERO)] for topic_id in names}
+    for topic_id in (FIRST_ID, THIRD_ID):
+        for _ in range(8):
+            append(replicas[topic_id].log, ["x" * 3_500], epoch=0)
+    for replica in replicas.values():
+        open_ = Open(1, 0, 1, -1, 0, 0)
+        manager.follower_opens(stream, replica.key, open_)
+    transport.unsent = manager.push_bytes  # the follower is slow to take what it was sent
+
+    in_sync = replicas[SECOND_ID]
+    for number in range(5):
+        raw = append(in_sync.log, ["in sync"], epoch=0)
+        manager.appended(in_sync, number, number + 1, raw)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(pushed(transport, SECOND_ID)) == number + 1, "it goes at once"
+    assert pushed(transport, FIRST_ID) == []
+    transport.unsent = 0
+    async with asyncio.timeout(5):
+        while len(pushed(transport, THIRD_ID)) < 8:
+            before = len(pushed(transport, FIRST_ID)), len(pushed(transport, THIRD_ID))
+            await asyncio.sleep(0.001 if before == (0, 0) else 0)
+            first, third = len(pushed(transport, FIRST_ID)), len(pushed(transport, THIRD_ID))
+            assert abs(first - third) <= 1, "they take turns"
+    assert len(pushed(transport, FIRST_ID)) >= 7
