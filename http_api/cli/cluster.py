@@ -1,4 +1,4 @@
-"""``quorumlog cluster info``."""
+"""``quorumlog cluster info|health``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from dataclasses import asdict
 
 import click
 
+from http_api.cli.health import health
 from http_api.cli.options import (
     client_of,
+    dry_run_option,
     format_option,
     print_json,
     print_table,
     says_errors,
     url_option,
 )
-from http_api.client import admin
+from http_api.client import admin, admin_brokers
 from http_api.client.calls import ApiError
 from http_api.client.transport import Client
 
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster."""
+    """Look at the cluster, raise its metadata.version."""
+
+
+cluster.add_command(health)
 
 
 @cluster.command()
@@ -81,3 +86,41 @@ def _counts(broker_id: int, partitions: list[admin.PartitionInfo]) -> dict[str, 
         "replicas": sum(broker_id in item.replicas for item in partitions),
         "out_of_sync": sum(broker_id in item.out_of_sync for item in partitions),
     }
+
+
+@cluster.command()
+@url_option
+@format_option
+@says_errors
+def features(url: str, form: str) -> None:
+    """Show metadata.version, and how far each broker could follow."""
+    with client_of(url) as client:
+        cluster_id = client.run(admin.cluster()).cluster_id
+        found = client.run(admin_brokers.features(cluster_id))
+    if form == "json":
+        print_json(asdict(found))
+        return
+    click.echo(f"metadata.version {found.metadata_version}")
+    rows: list[tuple[object, ...]] = [
+        (broker, found.supported_min, highest) for broker, highest in sorted(found.brokers.items())
+    ]
+    print_table(("BROKER", "MIN", "MAX"), rows)
+
+
+@cluster.command()
+@click.option("--level", type=int, help="[default: the highest that every node can follow]")
+@dry_run_option
+@url_option
+@format_option
+@says_errors
+def upgrade(level: int | None, dry_run: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+    """Raise metadata.version once every node runs the newer release. It is never lowered."""
+    with client_of(url) as client:
+        cluster_id = client.run(admin.cluster()).cluster_id
+        found = client.run(admin_brokers.upgrade(cluster_id, level, validate_only=dry_run))
+    if form == "json":
+        print_json(asdict(found) | {"dry_run": dry_run})
+        return
+    could = "could go" if dry_run else "went"
+    before = found.metadata_version_before
+    click.echo(f"metadata.version {could} from {before} to {found.metadata_version}")

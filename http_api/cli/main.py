@@ -24,7 +24,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
     "group": ("http_api.cli.group:group", "List and describe consumer groups, move offsets."),
-    "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster."),
+    "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster, judge its health."),
+    "quorum": ("http_api.cli.quorum:quorum", "Look at the controllers."),
+    "metadata": ("http_api.cli.metadata:metadata", "Read the metadata log and its image."),
     "broker": ("http_api.cli.node:broker", "Run one broker."),
     "controller": ("http_api.cli.node:controller", "Run one controller, or have it rejoin."),
 }

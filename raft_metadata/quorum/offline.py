@@ -19,12 +19,17 @@ from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
 from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
 from raft_metadata.quorum.files import DiskFiles, Files, storage_errors
-from raft_metadata.quorum.journal import JOURNAL_FILE, Entry, parse_journal
+from raft_metadata.quorum.journal import JOURNAL_FILE
+from raft_metadata.quorum.journal_format import Entry, parse_journal
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, parse_snapshot
 from raft_metadata.records.commands import MetadataBatch, MetadataSnapshot
 from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import decode_batch
+
+
+class InUseError(StorageError):
+    """A running controller holds the directory's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,7 @@ class OfflineLog:
 def read_offline_log(
     raft_dir: Path, *, even_if_locked: bool = False, files: Files | None = None
 ) -> OfflineLog:
-    """Raises StorageError (not a controller's directory, or in use) and CorruptionError.
+    """Raises StorageError (not a controller's directory), InUseError and CorruptionError.
 
     ``even_if_locked``: a running controller's files change while they are read; what comes out may
     be torn, and is never used for anything but looking.
@@ -98,7 +103,7 @@ def _refuse_locked(files: Files, raft_dir: Path) -> None:
         files.lock(raft_dir).close()
     except BlockingIOError as error:
         msg = f"in use by a running controller directory={raft_dir}"
-        raise StorageError(msg) from error
+        raise InUseError(msg) from error
 
 
 def _thawed(data: bytes, path: Path, machine: MetadataStateMachine) -> tuple[MetadataSnapshot, int]:

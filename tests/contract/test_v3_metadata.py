@@ -6,11 +6,9 @@ import json
 from dataclasses import replace
 from types import MappingProxyType
 
-from broker.server.metadata_requests import QuorumView
 from http_api.contract.media_types import JSON, NDJSON
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
-    BrokerEpoch,
     BrokerId,
     ControllerEpoch,
     DirectoryId,
@@ -25,80 +23,14 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import snapshot_of
 from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch
-from raft_metadata.records.quorum_view import ControllerState, ObserverState, VoterState
 from raft_metadata.records.records import MetadataRecord, PartitionChangeRecord, TopicRecord
 from raft_metadata.records.security import UserScramRecord
-from tests.support.fake_broker_apis import CLUSTER_ID
+from tests.support.fake_broker_apis import CLUSTER_ID, NOW_MS
 from tests.support.http_door import V3, V3_URL, Door
+from tests.support.quorum_views import quorum_view
 
-NOW_MS = 1_700_000_000_000
 LOG = f"{V3}/metadata/log"
 IMAGE = f"{V3}/metadata/image"
-
-
-def voter(number: int, **changes: int | bool | None) -> VoterState:
-    said = VoterState(
-        voter_id=NodeId(number),
-        directory_id=DirectoryId(f"{number:d>22}"),
-        is_connected=True,
-        match_index=70,
-        lag=0,
-        contact_age_ms=40,
-        caught_up_age_ms=100,
-        feature_level_max=2,
-    )
-    return replace(said, **changes)
-
-
-def state(**changes: object) -> ControllerState:
-    said = ControllerState(
-        node_id=NodeId(102),
-        cluster_id=CLUSTER_ID,
-        directory_id=DirectoryId(f"{102:d>22}"),
-        monotonic_ms=5_000,
-        wall_ms=NOW_MS,
-        role="leader",
-        is_leader=True,
-        is_active=True,
-        leader_id=NodeId(102),
-        leader_contact_age_ms=0,
-        term=3,
-        vote="102",
-        fence="none",
-        first_index=1,
-        snapshot_index=0,
-        commit_index=69,
-        applied_index=69,
-        last_index=70,
-        durable_index=70,
-        next_offset=MetadataOffset(42),
-        controller_epoch=ControllerEpoch(3),
-        feature_level=2,
-        feature_level_max=2,
-        voters=(voter(101, lag=5, match_index=65), voter(102, contact_age_ms=0)),
-        observers=(
-            ObserverState(
-                broker_id=BrokerId(1),
-                broker_epoch=BrokerEpoch(9),
-                state="unfenced",
-                metadata_offset=MetadataOffset(40),
-                lag=2,
-                contact_age_ms=120,
-                caught_up_age_ms=None,
-            ),
-        ),
-        state_hash=None,
-    )
-    return replace(said, **changes)  # type: ignore[arg-type] # a test's shorthand
-
-
-def view(**changes: object) -> QuorumView:
-    return QuorumView(
-        told_by=state(**changes),
-        is_from_leader=bool(changes.get("is_active", True)),
-        urls={NodeId(101): "http://127.0.0.1:10082", NodeId(102): "http://127.0.0.1:10083"},
-        reachable={NodeId(101): False, NodeId(102): True},
-    )
 
 
 def page(*records: MetadataRecord, base: int = 4, end: int = 9) -> FetchMetadataAnswer:
@@ -134,7 +66,7 @@ def moved(leader: int, epoch: int, *isr: int) -> PartitionChangeRecord:
 
 
 async def test_the_quorum_as_its_leader_says(door: Door) -> None:
-    door.apis.metadata.view = view()
+    door.apis.metadata.view = quorum_view()
     assert (await door.get(f"{V3}/quorum")).golden == (
         200,
         JSON,
@@ -203,7 +135,7 @@ async def test_the_quorum_as_its_leader_says(door: Door) -> None:
 
 
 async def test_the_quorum_as_a_follower_tells_it_says_so(door: Door) -> None:
-    door.apis.metadata.view = view(is_active=False, is_leader=False, leader_id=None)
+    door.apis.metadata.view = quorum_view(is_active=False, is_leader=False, leader_id=None)
     said = (await door.get(f"{V3}/quorum")).json
     assert (said["told_by"], said["is_from_leader"], said["leader_id"]) == (102, False, None)
     assert [voter["is_leader"] for voter in said["voters"]] == [False, False]
@@ -221,7 +153,7 @@ async def test_without_any_controller_the_quorum_is_a_503(door: Door) -> None:
 
 async def test_a_degraded_cluster_says_why_with_a_200(door: Door) -> None:
     door.apis.add_topic("orders", 5)
-    door.apis.metadata.view = view()
+    door.apis.metadata.view = quorum_view()
     status, kind, said = (await door.get(f"{V3}:health")).golden
     assert (status, kind) == (200, JSON)
     assert said["kind"] == "KafkaClusterHealth"

@@ -1,0 +1,36 @@
+"""What `quorumlog metadata dump --dir` reads: a controller's folder, or its ``raft`` inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
+from http_api.node.formatting import RAFT_FOLDER
+from raft_metadata.common.errors import CorruptionError, StorageError
+from raft_metadata.image.facts import Fact, FactTeller
+from raft_metadata.quorum.offline import InUseError, OfflineLog, read_offline_log
+from raft_metadata.records.serde import UnreadableRecordError
+
+
+def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
+    """Exit 74 for what can't be read, 75 while a controller uses it."""
+    raft_dir = directory / RAFT_FOLDER
+    try:
+        return read_offline_log(
+            raft_dir if raft_dir.exists() else directory, even_if_locked=even_if_locked
+        )
+    except InUseError as error:
+        text = f"{error}: stop it, ask a broker instead, or say --force"
+        raise NodeExit(EXIT_LOCKED, text) from error
+    except (StorageError, CorruptionError, UnreadableRecordError) as error:
+        raise NodeExit(EXIT_STORAGE, str(error)) from error
+
+
+def facts_of(log: OfflineLog) -> Iterator[Fact]:
+    """The snapshot's facts, then the journal's."""
+    teller = FactTeller(log.image, log.before)
+    if log.snapshot is not None:
+        yield from teller.tell_snapshot(log.snapshot)
+    for batch in log.batches:
+        yield from teller.tell(batch)
