@@ -68,7 +68,7 @@ def _decide_one(
     if topic is None or partition is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} does not exist")
     if not topic.is_complete:
-        message = f"topic {topic.name} is still being created; try again when it is there"
+        message = f"partitions of topic {topic.name} are still being created; try again then"
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
     if change.replicas is None and not partition.is_reassigning:
         message = f"{name} is not being reassigned"

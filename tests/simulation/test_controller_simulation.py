@@ -59,7 +59,7 @@ class Simulation:
         self.rng = random.Random(seed)
         self.group = group
         self.clock = ManualClock()
-        self.invariants = Invariants(2)
+        self.invariants = Invariants(config().defaults)
         self.images: dict[int, MetadataImage] = {}
         self.ever: set[TopicId] = set()
         self.raft = UnkindRaft(
@@ -83,7 +83,7 @@ class Simulation:
             if not any(
                 delta.image.next_offset < offset < image.next_offset for offset in self.images
             ):
-                self.invariants.check(before, image)
+                self.invariants.check(before, image, joins=True)
         self.ever |= delta.created_topics
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """The deciding core of one controller on a clock of the test, and the invariants it must keep.
 
 Nothing is replicated here: what is decided is folded at once. Every fold is checked against the
-invariants P1 to P5 and C1 to C4 of guarantees.md §3.2, §3.3; a broken one is an AssertionError.
+invariants P1 to P5, P8, P11 and C1 to C4 of guarantees.md §3.2, §3.3; a broken one is an
+AssertionError.
 """
 
 from __future__ import annotations
@@ -28,13 +29,25 @@ from raft_metadata.common.ids import (
     id_from_bytes,
 )
 from raft_metadata.controller.controller import Controller, ControllerConfig
-from raft_metadata.controller.topics import TopicDefaults, min_isr_of
+from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
     MetadataImage,
     PartitionRegistration,
     TopicImage,
+)
+from raft_metadata.records.admin import (
+    A,
+    AdminCommand,
+    AlterReassignments,
+    DrainBroker,
+    Election,
+    ElectionResult,
+    ElectLeaders,
+    PartitionPlace,
+    Reassignment,
 )
 from raft_metadata.records.commands import (
     AlterPartition,
@@ -47,7 +60,8 @@ from raft_metadata.records.commands import (
     RegisterBroker,
     TopicCreated,
 )
-from raft_metadata.records.records import BrokerState, MetadataRecord
+from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.records import BrokerState, DrainScope, MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch
 
 CLUSTER = ClusterId("QuorumlogTestCluster01")
@@ -83,6 +97,7 @@ def registration(
     last: int = UNKNOWN_BROKER_EPOCH,
     unclean: Iterable[TopicIdPartition] = (),
     rack: str | None = None,
+    level: int = SUPPORTED_FEATURE_LEVEL,
 ) -> RegisterBroker:
     """A broker's announcement: ``life`` is its process, ``disk`` its directory id."""
     return RegisterBroker(
@@ -95,6 +110,7 @@ def registration(
         rack=rack,
         unclean_partitions=tuple(unclean),
         last_broker_epoch=BrokerEpoch(last),
+        feature_level_max=level,
     )
 
 
@@ -110,14 +126,14 @@ class World:
         self.now_ms = 0
         self.alive: dict[BrokerId, BrokerEpoch] = {}
         self.log: list[tuple[MetadataRecord, ...]] = []
-        self.invariants = Invariants(self.config.defaults.min_insync_replicas)
+        self.invariants = Invariants(self.config.defaults)
         self.core = Controller(self.config, random.Random(self.seed).randbytes, self.now_ms)
         self.core.activate(self.image)
 
     # ---- appending
 
-    def append(self, records: Iterable[MetadataRecord]) -> None:
-        """Fold one decision, after a round trip through JSON."""
+    def append(self, records: Iterable[MetadataRecord], *, joins: bool = False) -> None:
+        """Fold one decision, after a round trip through JSON; `joins`: a leader's proposal."""
         base = self.image.next_offset
         decided = tuple(records)
         batch = decode_batch(encode_batch(base, 1, decided)).records
@@ -125,7 +141,7 @@ class World:
         delta = MetadataDelta(self.image)
         count = delta.replay_all(batch, base)
         after = delta.apply(MetadataOffset(base + count), ControllerEpoch(1))
-        self.invariants.check(self.image, after)
+        self.invariants.check(self.image, after, joins=joins)
         self.image = after
         self.log.append(batch)
         self.core.appended(delta, after)
@@ -253,8 +269,43 @@ class World:
         }
         command = AlterPartition(**(fields | other))  # type: ignore[arg-type]
         records, answer = self.core.alter_partition(self.image, command)
-        self.append(records)
+        self.append(records, joins=True)
         return answer
+
+    # ---- what operators ask
+
+    def ask(self, command: AdminCommand[A]) -> A:
+        """Decide, append, and nothing else yet."""
+        records, answer = self.core.admin(self.image, command)
+        if records:
+            self.append(records)
+        return answer
+
+    def reassign(self, target: Iterable[int] | None, name: str = "t", index: int = 0) -> None:
+        """Where a partition's replicas are to be; None cancels."""
+        replicas = None if target is None else tuple(map(BrokerId, target))
+        change = Reassignment(
+            topic=TopicName(name), partition=PartitionId(index), replicas=replicas
+        )
+        self.ask(AlterReassignments(changes=(change,)))
+
+    def elect(
+        self, election: Election, *indexes: int, name: str = "t"
+    ) -> tuple[ElectionResult, ...]:
+        """Leaders of these partitions; without any, of the whole cluster."""
+        places = tuple(
+            PartitionPlace(topic=TopicName(name), partition=PartitionId(index)) for index in indexes
+        )
+        return self.ask(ElectLeaders(election=election, partitions=places or None)).results
+
+    def drain(self, broker: BrokerId, scope: DrainScope) -> None:
+        """What a broker is to be rid of."""
+        self.ask(DrainBroker(broker_id=broker, scope=scope))
+
+    def catch_up(self, *brokers: BrokerId, number: int = 1, index: int = 0) -> None:
+        """These join the ISR, as their leader sees them caught up."""
+        isr = {*self.partition(number, index).isr, *brokers}
+        self.alter(sorted(isr), number, index)
 
     def member(self, broker: BrokerId) -> IsrMember:
         """The broker with its present epoch."""
@@ -276,24 +327,23 @@ class World:
 
 
 class Invariants:
-    """P1 to P5, C1 to C4 over every step; each step is from one image to the next."""
+    """P1 to P5, P8, P11, C1 to C4 over every step; each step is from one image to the next."""
 
-    def __init__(self, default_min_isr: int) -> None:
-        self._default_min_isr = default_min_isr
-        self._full: set[TopicIdPartition] = set()
-        """Partitions whose ISR has reached min ISR, and lost no disk since (invariant P3)."""
+    def __init__(self, defaults: TopicDefaults) -> None:
+        self._defaults = defaults
+        self._full: dict[TopicIdPartition, int] = {}
+        """Partitions whose ISR has reached this min ISR, and lost no disk since (invariant P3)."""
         self.checked = 0
 
-    def check(self, before: MetadataImage, after: MetadataImage) -> None:
-        """One batch was folded."""
+    def check(self, before: MetadataImage, after: MetadataImage, *, joins: bool = False) -> None:
+        """One batch was folded; `joins`: a leader proposed an ISR."""
         self.checked += 1
         for broker_id, broker in after.brokers.items():
             if before.brokers.get(broker_id) != broker:
                 self._check_broker(before, before.brokers.get(broker_id), broker)
-        assert before.brokers.keys() <= after.brokers.keys()
         for topic in after.topics.values():
             if before.topics.get(topic.topic_id) != topic:
-                self._check_topic(before, after, topic)
+                self._check_topic(before, after, topic, joins=joins)
 
     def check_settled(self, image: MetadataImage) -> None:
         """Nothing more is wished for: no debts of fenced or newly registered brokers are left."""
@@ -303,8 +353,9 @@ class Invariants:
         live = sum(b.state is BrokerState.UNFENCED for b in image.brokers.values())
         for topic in image.topics.values():
             assert topic.is_complete or live < len(topic.partitions[0].replicas)
+            rules = TopicRules(image, topic, self._defaults)
             for index, partition in enumerate(topic.partitions):
-                self._check_at_rest(image, f"{topic.name}-{index}", partition)
+                self._check_at_rest(image, f"{topic.name}-{index}", partition, rules)
 
     def _check_broker(
         self, image: MetadataImage, before: BrokerRegistration | None, after: BrokerRegistration
@@ -319,20 +370,27 @@ class Invariants:
             assert before.settled, "M4 unfenced before it was settled"
             assert before.state in (BrokerState.STARTING, BrokerState.FENCED, after.state)
 
-    def _check_topic(self, before: MetadataImage, after: MetadataImage, topic: TopicImage) -> None:
+    def _check_topic(
+        self, before: MetadataImage, after: MetadataImage, topic: TopicImage, *, joins: bool
+    ) -> None:
         old = before.topics.get(topic.topic_id)
         known = () if old is None else old.partitions
-        assert old is None or old.partitions_count == topic.partitions_count, "C13"
+        assert old is None or old.partitions_count <= topic.partitions_count, "C13"
         assert len(topic.partitions) >= len(known), "C13 partitions never go"
-        min_isr = min_isr_of(after, topic, self._default_min_isr)
+        rules = TopicRules(after, topic, self._defaults)
         for index, partition in enumerate(topic.partitions):
-            self._check_shape(partition, min_isr)
-            if index < len(known):
-                self._check_change(after, known[index], partition, f"{topic.name}-{index}")
+            min_isr = rules.min_isr(partition.replication_factor)
             where = TopicIdPartition(topic.topic_id, PartitionId(index))
-            self._check_eligible(after, where, partition, known[index:])
+            self._check_shape(after, partition, min_isr)
+            was = known[index] if index < len(known) else None
+            if was is not None and was != partition:
+                self._check_change(after, was, partition, f"{topic.name}-{index}")
+                self._check_members(after, was, partition, min_isr, joins=joins)
+            self._check_eligible(after, where, partition, was, min_isr)
 
-    def _check_shape(self, partition: PartitionRegistration, min_isr: int) -> None:
+    def _check_shape(
+        self, image: MetadataImage, partition: PartitionRegistration, min_isr: int
+    ) -> None:
         replicas, isr, elr = set(partition.replicas), set(partition.isr), set(partition.elr)
         assert len(replicas) == len(partition.replicas) == len(partition.directories), "C13"
         assert partition.leader == NO_LEADER or partition.leader in isr, f"P1 {partition}"
@@ -340,6 +398,18 @@ class Invariants:
         assert isr | elr <= replicas, f"P2 {partition}"
         assert not isr & elr, f"P2 {partition}"
         assert len(isr) < min_isr or not elr, f"P2 {partition}"
+        last = set(partition.last_known_elr)
+        assert last <= replicas - isr - elr, f"P11 {partition}"
+        assert len(isr) < min_isr or not last, f"P11 {partition}"
+        if partition.last_known_leader != NO_LEADER:
+            assert partition.last_known_leader in replicas, f"P11 {partition}"
+            assert not partition.has_leader, f"P11 {partition}"
+        assert not set(partition.adding) & set(partition.removing), f"P8 {partition}"
+        assert {*partition.adding, *partition.removing} <= replicas, f"P8 {partition}"
+        if image.feature_level < OPERATIONS_LEVEL:
+            assert not last, "KIP-584"
+            assert partition.last_known_leader == NO_LEADER, "KIP-584"
+            assert partition.unclean_epoch < 0, "KIP-584"
 
     def _check_change(
         self,
@@ -348,62 +418,117 @@ class Invariants:
         after: PartitionRegistration,
         where: str,
     ) -> None:
-        if before == after:
-            return
         assert after.partition_epoch == before.partition_epoch + 1, f"P4 {where}"
-        assert after.replicas == before.replicas, f"C13 {where}"
         step = after.leader_epoch - before.leader_epoch
         assert step in (0, 1), f"P4 {where}"
         assert step or after.leader == before.leader, f"P4 {where}"
         assert after.leader_epoch_offset >= before.leader_epoch_offset, f"P4 {where}"
+        unclean = step == 1 and after.unclean_epoch == after.leader_epoch
+        assert unclean or after.unclean_epoch == before.unclean_epoch, f"P5 {where}"
         if step and after.has_leader:
             leader = image.brokers[after.leader]
             at = after.replicas.index(after.leader)
-            assert after.leader in before.isr + before.elr, f"P5 {where}"
-            assert leader.state is BrokerState.UNFENCED, f"C3 {where} elected {leader}"
+            clean = after.leader in before.isr + before.elr
+            assert clean is not unclean, f"P5 {where}"
+            assert leader.state is BrokerState.UNFENCED or after.leader == before.leader, (
+                f"C3 {where} elected {leader}"
+            )
             assert after.leader_epoch_offset > leader.broker_epoch, f"R3 {where}"
-            assert before.directories[at] == leader.directory_id, f"R6 {where}"
-        for joiner in set(after.isr) - set(before.isr):
-            assert image.brokers[joiner].state is BrokerState.UNFENCED, f"C3 {where}"
+            assert after.directories[at] == leader.directory_id, f"R6 {where}"
+            if clean:
+                was_at = before.replicas.index(after.leader)
+                assert before.directories[was_at] == leader.directory_id, f"R6 {where}"
+        if unclean:
+            assert after.isr == (after.leader,), f"P5 {where}"
+            assert after.elr == after.last_known_elr == (), f"P5 {where}"
+
+    def _check_members(
+        self,
+        image: MetadataImage,
+        before: PartitionRegistration,
+        after: PartitionRegistration,
+        min_isr: int,
+        *,
+        joins: bool,
+    ) -> None:
+        """P8: who joins, who goes, and when a reassignment is through."""
+        joined = set(after.isr) - set(before.isr)
+        elected = after.leader_epoch > before.leader_epoch and joined == {after.leader}
+        assert joins or elected or not joined, f"P8 {before} {after}"
+        for joiner in joined:
+            assert image.brokers[joiner].state is BrokerState.UNFENCED, f"C3 {after}"
+        gone = set(before.replicas) - set(after.replicas)
+        if not gone:
+            return
+        assert after.leader_epoch == before.leader_epoch + 1, "P8 the old replicas are fenced off"
+        assert gone <= {*before.removing, *before.adding}, f"P8 {before} {after}"
+        if gone & set(before.removing):
+            assert gone == set(before.removing), f"P8 {before} {after}"
+            assert set(before.adding) <= set(before.isr), f"P8 {before} {after}"
+            assert after.replicas == before.target, f"P8 {before} {after}"
+            assert not after.is_reassigning, f"P8 {after}"
+            assert len(after.isr) >= min_isr, f"P8 {before} {after}"
+        if gone & {*before.isr, *before.elr}:
+            assert len(after.isr) >= min_isr, f"P8 {before} {after}"
+        assert after.isr or not before.isr, f"P8 {before} {after}"
 
     def _check_eligible(
         self,
         image: MetadataImage,
         where: TopicIdPartition,
         partition: PartitionRegistration,
-        old: tuple[PartitionRegistration, ...],
+        old: PartitionRegistration | None,
+        min_isr: int,
     ) -> None:
-        """P3: below min ISR, nobody who held what was acknowledged is forgotten, unless lost."""
-        topic = image.topics[where.topic_id]
-        min_isr = min_isr_of(image, topic, self._default_min_isr)
+        """P3, P11: nobody who held what was acknowledged is forgotten, unless his disk is gone."""
         if len(partition.isr) >= min_isr:
-            self._full.add(where)
+            self._full[where] = min_isr
+            return
+        if self._full.get(where, min_isr) != min_isr:
+            del self._full[where]
+        if old is None or (partition.unclean_epoch > old.unclean_epoch):
+            self._full.pop(where, None)
             return
         members = {*partition.isr, *partition.elr}
-        forgotten = {*old[0].isr, *old[0].elr} - members if old else set()
-        for replica in forgotten:
+        for replica in {*old.isr, *old.elr} - members:
             broker = image.brokers[replica]
-            moved = old[0].directories[old[0].replicas.index(replica)] != broker.directory_id
+            moved = old.directories[old.replicas.index(replica)] != broker.directory_id
             unclean = where in broker.unclean_partitions and not broker.settled
             assert moved or unclean, f"P3 {where} forgot {replica}"
-        if forgotten:
-            self._full.discard(where)
+            self._full.pop(where, None)
+            if image.feature_level >= OPERATIONS_LEVEL:
+                assert moved is not (replica in partition.last_known_elr), f"P11 {where} {replica}"
+        for replica in {*old.last_known_elr} - {*members, *partition.last_known_elr}:
+            recorded = old.directories[old.replicas.index(replica)]
+            assert recorded != image.brokers[replica].directory_id, f"P11 {where} forgot {replica}"
         if where in self._full:
             assert len(members) >= min_isr, f"P3 {partition}"
 
     def _check_at_rest(
-        self, image: MetadataImage, where: str, partition: PartitionRegistration
+        self,
+        image: MetadataImage,
+        where: str,
+        partition: PartitionRegistration,
+        rules: TopicRules,
     ) -> None:
         for member in partition.isr:
             assert image.brokers[member].state is not BrokerState.FENCED, f"C3 {where}"
+        live = [m for m in partition.isr if image.brokers[m].state is BrokerState.UNFENCED]
         if partition.has_leader:
             leader = image.brokers[partition.leader]
             allowed = (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
             assert leader.state in allowed, f"C3 {where} led by {leader}"
             assert partition.leader_epoch_offset > leader.broker_epoch, f"R3 {where}"
+            if leader.drain is not DrainScope.NONE and leader.state is BrokerState.UNFENCED:
+                others = [m for m in live if image.brokers[m].drain is DrainScope.NONE]
+                assert not others, f"{where}: led by {leader}, which is drained"
         else:
             for member in partition.isr + partition.elr:
                 state = image.brokers[member].state
                 assert state is not BrokerState.UNFENCED, f"{where}: {member} could lead"
+        if partition.is_reassigning and set(partition.adding) <= set(partition.isr):
+            stay = [m for m in partition.isr if m not in partition.removing]
+            enough = len(stay) >= rules.min_isr(len(partition.target))
+            assert not (enough and set(stay) & set(live)), f"P12 {where} is through"
         for replica, directory in zip(partition.replicas, partition.directories, strict=True):
             assert image.brokers[replica].directory_id == directory, f"R6 {where}"
