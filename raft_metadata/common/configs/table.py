@@ -144,7 +144,7 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
     NumberConfig(
         name=LEADER_IMBALANCE_CHECK_INTERVAL_MS,
         scopes=_CLUSTER,
-        default=300_000,
+        default=10_000,
         minimum=100,
         maximum=MAX_MS,
         meaning="how often preferred leaders are looked for",
