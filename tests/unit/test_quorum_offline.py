@@ -1,0 +1,128 @@
+"""The metadata log of a stopped controller, read from its directory and left as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from http_api.cli.main import run
+from raft_metadata.common.errors import CorruptionError, StorageError
+from raft_metadata.common.ids import TopicName
+from raft_metadata.image.metadata_state_machine import MetadataStateMachine
+from raft_metadata.quorum.metadata_quorum import Leadership, MetadataQuorum
+from raft_metadata.quorum.offline import InUseError, read_offline_log
+from raft_metadata.records.records import TopicRecord
+from raft_metadata.records.serde import encode_batch
+from tests.support.metadata_world import topic_id
+from tests.support.power_loss_disk import RaisingFaults
+from tests.support.quorum_process import config, format_all, free_addresses
+from tests.support.waiting import until
+
+
+def content(directory: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
+
+
+async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> MetadataQuorum:
+    """A lone voter, running, whose log has so many topics; the last batch is refused by all."""
+    format_all(root, [1])
+    machine, reigns = MetadataStateMachine(), list[Leadership]()
+    settings = dataclasses.replace(
+        config(1, root, free_addresses([1])), snapshot_min_entries=snapshot_every
+    )
+    quorum = MetadataQuorum(
+        settings,
+        machine,
+        RaisingFaults(),
+        on_activated=reigns.append,
+        on_deactivated=lambda: None,
+        on_applied=lambda: None,
+    )
+    await quorum.start()
+    await until(lambda: bool(reigns))
+    term = reigns[0].term
+    for number in range(topics):
+        record = TopicRecord(
+            name=TopicName(f"t{number}"), topic_id=topic_id(number), partitions_count=1
+        )
+        await quorum.submit(encode_batch(number, term, [record], time_ms=1_700_000_000_000), term)
+    await quorum.submit(encode_batch(0, term, [record]), term)
+    return quorum
+
+
+async def test_what_a_stopped_controller_holds_is_read_and_left_alone(tmp_path: Path) -> None:
+    await (await written(tmp_path, 3)).stop()
+    before = content(tmp_path / "raft-1")
+    log = read_offline_log(tmp_path / "raft-1")
+    assert log.snapshot is None
+    assert [batch.base_offset for batch in log.batches] == [0, 1, 2], "the refused one is no fact"
+    assert sorted(log.image.topic_ids) == ["t0", "t1", "t2"]
+    assert (log.node_id, log.torn_bytes) == (1, 0)
+    assert content(tmp_path / "raft-1") == before
+
+
+async def test_a_snapshot_comes_first_and_the_journal_goes_on_behind_it(tmp_path: Path) -> None:
+    quorum = await written(tmp_path, 40, snapshot_every=10)
+    raft_dir = tmp_path / "raft-1"
+    await until((raft_dir / "snapshot").exists)
+    await quorum.stop()
+    log = read_offline_log(raft_dir)
+    assert log.snapshot is not None
+    end = log.snapshot.next_offset
+    assert [batch.base_offset for batch in log.batches] == list(range(end, 40))
+    assert log.before.next_offset == end
+    assert len(log.image.topics) == 40
+
+
+async def test_a_running_controllers_directory_is_refused_unless_forced(tmp_path: Path) -> None:
+    quorum = await written(tmp_path, 2)
+    try:
+        with pytest.raises(InUseError, match="in use by a running controller"):
+            read_offline_log(tmp_path / "raft-1")
+        log = read_offline_log(tmp_path / "raft-1", even_if_locked=True)
+        assert len(log.batches) == 2
+    finally:
+        await quorum.stop()
+
+
+async def test_a_torn_tail_is_left_out_and_damage_is_refused(tmp_path: Path) -> None:
+    await (await written(tmp_path, 3)).stop()
+    journal = tmp_path / "raft-1" / "journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b"torn")
+    log = read_offline_log(tmp_path / "raft-1")
+    assert (len(log.batches), log.torn_bytes) == (3, 4)
+    journal.write_bytes(whole[:60] + b"X" + whole[61:])
+    with pytest.raises(CorruptionError, match="journal"):
+        read_offline_log(tmp_path / "raft-1")
+
+
+def test_a_folder_that_is_no_controllers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no controller's directory"):
+        read_offline_log(tmp_path)
+
+
+async def test_the_command_reads_a_folder_and_has_its_exit_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quorum = await written(tmp_path, 2)
+    arguments = ["metadata", "dump", "--dir", str(tmp_path / "raft-1")]
+    assert run(arguments) == 75
+    assert "--force" in capsys.readouterr().err
+    assert run([*arguments, "--force"]) == 0
+    await quorum.stop()
+    capsys.readouterr()
+    assert run([*arguments, "--from", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        f"1 e{quorum_term(err)} 2023-11-14T22:13:20.000Z topic t1: created, 1 partitions"
+    ]
+    assert "controller 1 of cluster integration" in err
+    assert run(["metadata", "dump", "--dir", str(tmp_path)]) == 74
+    assert run([*arguments, "--follow"]) == 2
+
+
+def quorum_term(said: str) -> str:
+    return said.partition(" of term ")[2].partition(";")[0]
