@@ -44,6 +44,7 @@ class ErrorCode(Enum):
     INVALID_GROUP_ID = (24, False, "the group or instance name is invalid")
     UNKNOWN_MEMBER_ID = (25, False, "the consumer instance does not exist")
     CLUSTER_AUTHORIZATION_FAILED = (31, False, "not authorized")
+    UNSUPPORTED_VERSION = (35, False, "this version can't follow the cluster's metadata.version")
     TOPIC_ALREADY_EXISTS = (36, False, "the topic already exists")
     INVALID_PARTITIONS = (37, False, "the number of partitions is invalid")
     INVALID_REPLICATION_FACTOR = (38, False, "the replication factor is invalid")
@@ -134,6 +135,13 @@ class StorageError(Exception):
     """A file could not be written, synced or trusted. Names the file and, if known, the offset.
 
     A node that can't go on without the file exits 74 with this message (interfaces, exits).
+    """
+
+
+class NewerVersionError(StorageError):
+    """The metadata log was raised to a level above what this version can follow.
+
+    Nothing is wrong with it: start a newer version. A node exits 74, as for any log it can't read.
     """
 
 

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.controller.configuration_control import decide_alter_configs
 from raft_metadata.controller.drain_control import decide_drain_broker
 from raft_metadata.controller.election_control import decide_elect_leaders
+from raft_metadata.controller.feature_control import (
+    NO_VOTER_LEVELS,
+    VoterLevels,
+    decide_upgrade_metadata,
+)
 from raft_metadata.controller.producer_id_control import decide_producer_ids
+from raft_metadata.controller.quota_control import decide_alter_client_quotas
 from raft_metadata.controller.reassignment_control import decide_alter_reassignments
+from raft_metadata.controller.security_control import decide_alter_acls, decide_alter_users
 from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topics import decide_add_partitions
+from raft_metadata.controller.unregistration import decide_unregister_broker
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.admin import (
     ADMIN_NAMES,
     A,
+    AddPartitions,
     AdminCommand,
     AllocateProducerIds,
+    AlterAcls,
+    AlterClientQuotas,
+    AlterConfigs,
     AlterReassignments,
+    AlterUsers,
     DrainBroker,
     ElectLeaders,
+    UnregisterBroker,
+    UpgradeMetadata,
 )
-from raft_metadata.records.feature_levels import level_of
+from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, level_of
 from raft_metadata.records.records import MetadataRecord
 
 Decision = tuple[tuple[MetadataRecord, ...], object]
@@ -32,31 +50,63 @@ class AdminContext:
     """What a decision rests on beside the image."""
 
     defaults: TopicDefaults
+    chance: int = 0
+    """Any number >= 0: where a placement begins."""
+    voter_levels: VoterLevels = field(default_factory=lambda: NO_VOTER_LEVELS)
+    """What each voter can follow; empty where nobody knows."""
+
+
+_COMMAND_LEVELS: Mapping[type[AdminCommand[Any]], int] = {
+    # Their records were known before, but only as part of a creation: nobody looked at them again.
+    AlterConfigs: OPERATIONS_LEVEL,
+}
 
 
 def decide_admin(
     image: MetadataImage, command: AdminCommand[A], context: AdminContext
 ) -> tuple[tuple[MetadataRecord, ...], A]:
-    """The facts that answer a command, and the answer. POLICY_VIOLATION: the level is too low."""
+    """The facts that answer a command, and the answer. POLICY_VIOLATION: the level is too low.
+
+    With ``validate_only`` all is decided and checked alike, and nothing is to be recorded.
+    """
     records, answer = _decide(image, command, context)
     needed = max(map(level_of, records), default=0)
+    if records:
+        needed = max(needed, _COMMAND_LEVELS.get(type(command), 0))
     if needed > image.feature_level:
         message = (
             f"this needs metadata.version {needed}, the cluster is at {image.feature_level}; "
             "raise it once every node runs this version"
         )
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+    if getattr(command, "validate_only", False):
+        records, answer = (), replace(cast(Any, answer), next_offset=image.next_offset)
     return records, cast(A, answer)
 
 
 def _decide(image: MetadataImage, command: AdminCommand[Any], context: AdminContext) -> Decision:
+    defaults = context.defaults
     match command:
+        case AddPartitions():
+            return decide_add_partitions(image, command, defaults=defaults, start=context.chance)
+        case AlterConfigs():
+            return decide_alter_configs(image, command, defaults=defaults)
+        case UnregisterBroker():
+            return decide_unregister_broker(image, command)
         case AllocateProducerIds():
             return decide_producer_ids(image, command)
+        case AlterClientQuotas():
+            return decide_alter_client_quotas(image, command)
+        case AlterAcls():
+            return decide_alter_acls(image, command)
+        case AlterUsers():
+            return decide_alter_users(image, command)
+        case UpgradeMetadata():
+            return decide_upgrade_metadata(image, command, context.voter_levels)
         case AlterReassignments():
-            return decide_alter_reassignments(image, command, defaults=context.defaults)
+            return decide_alter_reassignments(image, command, defaults=defaults)
         case ElectLeaders():
-            return decide_elect_leaders(image, command, defaults=context.defaults)
+            return decide_elect_leaders(image, command, defaults=defaults)
         case DrainBroker():
             return decide_drain_broker(image, command)
         case _:

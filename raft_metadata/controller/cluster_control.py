@@ -18,6 +18,7 @@ from raft_metadata.common.ids import (
     MetadataOffset,
 )
 from raft_metadata.controller.broker_views import BrokerViews
+from raft_metadata.controller.feature_control import check_follows
 from raft_metadata.controller.partition_change import heal, may_be_relieved
 from raft_metadata.controller.partition_draft import at
 from raft_metadata.controller.topic_defaults import TopicDefaults
@@ -51,6 +52,7 @@ def decide_register_broker(
         message = f"broker {command.broker_id} is of cluster {command.cluster_id}, not {cluster_id}"
         raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, message)
     _check_registration(command)
+    check_follows(image, command.broker_id, command.feature_level_max)
     present = image.brokers.get(command.broker_id)
     if present is not None:
         if present.incarnation_id == command.incarnation_id:

@@ -17,18 +17,16 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     MetadataOffset,
-    PartitionEpoch,
-    PartitionId,
     TopicId,
     TopicName,
 )
 from raft_metadata.common.internal_topics import INTERNAL_CONFIGS, INTERNAL_TOPICS
+from raft_metadata.controller.partition_draft import PartitionDraft, at
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.image.config_layers import topic_layers
 from raft_metadata.image.metadata_image import (
     ConfigKey,
     MetadataImage,
-    PartitionRegistration,
     TopicImage,
 )
 from raft_metadata.records.admin import AlterConfigs, Altered, ConfigChange
@@ -240,21 +238,6 @@ def _cleared_elrs(
             factor = partition.replication_factor
             min_isr = then.min_isr(factor)
             if partition.elr and before.min_isr(factor) > min_isr <= len(partition.isr):
-                yield _without_eligible(topic.topic_id, PartitionId(index), partition)
-
-
-def _without_eligible(
-    topic_id: TopicId, index: PartitionId, partition: PartitionRegistration
-) -> PartitionChangeRecord:
-    return PartitionChangeRecord(
-        topic_id=topic_id,
-        partition=index,
-        directories=partition.directories,
-        isr=partition.isr,
-        elr=(),
-        leader=partition.leader,
-        leader_epoch=partition.leader_epoch,
-        partition_epoch=PartitionEpoch(partition.partition_epoch + 1),
-        adding=partition.adding,
-        removing=partition.removing,
-    )
+                draft = PartitionDraft.of(partition)
+                draft.keep_eligible(min_isr)
+                yield draft.record(at(topic.topic_id, index), image.feature_level)

@@ -8,7 +8,7 @@ whose shutdown waits); everything it decides is a pure function of an image. The
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from raft_metadata.controller.cluster_control import (
 )
 from raft_metadata.controller.drain_control import DrainMoves
 from raft_metadata.controller.election_control import election_steps
+from raft_metadata.controller.feature_control import NO_VOTER_LEVELS, VoterLevels
 from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
 from raft_metadata.controller.leader_balance import LeaderBalance
 from raft_metadata.controller.partition_draft import at
@@ -186,13 +187,22 @@ class Controller:
         """See `decide_delete_topic`."""
         return decide_delete_topic(image, command)
 
-    def admin(self, image: MetadataImage, command: AdminCommand[A]) -> tuple[Records, A]:
+    def admin(
+        self,
+        image: MetadataImage,
+        command: AdminCommand[A],
+        voter_levels: VoterLevels = NO_VOTER_LEVELS,
+    ) -> tuple[Records, A]:
         """See `decide_admin`."""
-        return decide_admin(image, command, AdminContext(defaults=self.config.defaults))
+        context = AdminContext(
+            defaults=self.config.defaults, chance=self._chance(), voter_levels=voter_levels
+        )
+        return decide_admin(image, command, context)
 
     def election_steps(self, image: MetadataImage, command: ElectLeaders) -> list[ElectLeaders]:
-        """See `election_control.election_steps`."""
-        return list(election_steps(image, command, self.config.changes_per_batch_max))
+        """See `election_control.election_steps`; at least one, so that it is answered."""
+        steps = election_steps(image, command, self.config.changes_per_batch_max)
+        return list(steps) or [replace(command, partitions=())]
 
     # ---- what follows from the image
 
@@ -227,6 +237,8 @@ class Controller:
         for topic_id in delta.changed_topics:
             if image.topics[topic_id].is_complete:
                 self._growing.pop(topic_id, None)
+            elif topic_id not in self._growing:
+                self._growing[topic_id] = self._chance()
 
     def next_wish(self, image: MetadataImage, *, bulk_allowed: bool) -> Wish | None:
         """The most urgent batch to append; ask again with the image it leads to."""

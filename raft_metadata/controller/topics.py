@@ -7,7 +7,7 @@ to it, the others follow, and whoever is the active controller goes on where the
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -18,6 +18,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicId,
 )
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 from raft_metadata.controller.configuration_control import (
     topic_config_records,
     validated_topic_configs,
@@ -26,11 +27,14 @@ from raft_metadata.controller.replica_placer import place
 from raft_metadata.controller.topic_defaults import TopicDefaults as TopicDefaults
 from raft_metadata.controller.topic_defaults import min_isr_of as min_isr_of
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+from raft_metadata.records.admin import AddPartitions, PartitionsAdded
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 from raft_metadata.records.records import (
     BrokerState,
+    DrainScope,
     MetadataRecord,
     PartitionRecord,
+    PartitionsCountRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -40,11 +44,11 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
 def live_brokers(image: MetadataImage) -> dict[BrokerId, str | None]:
-    """The rack of every unfenced broker: replicas are placed on these only."""
+    """The rack of every broker that takes replicas: unfenced, and not drained of them."""
     return {
         broker_id: broker.rack
         for broker_id, broker in sorted(image.brokers.items())
-        if broker.state is BrokerState.UNFENCED
+        if broker.state is BrokerState.UNFENCED and broker.drain is not DrainScope.REPLICAS
     }
 
 
@@ -113,6 +117,53 @@ def decide_growth(
     return _partition_records(image, topic_id, done, placed)
 
 
+def decide_add_partitions(
+    image: MetadataImage, command: AddPartitions, *, defaults: TopicDefaults, start: int
+) -> tuple[tuple[MetadataRecord, ...], PartitionsAdded]:
+    """The new number of partitions and the first new ones; `decide_growth` adds the others.
+
+    The cluster's own topics keep their number: which partition holds a group follows from it.
+
+    Raises:
+        KafkaError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (as many or fewer, too many,
+            still growing), INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT,
+            POLICY_VIOLATION (an internal topic, the cluster's total).
+    """
+    topic = image.topic(command.topic)
+    if topic is None:
+        message = f"topic {command.topic[:260]} does not exist"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    if topic.name in INTERNAL_TOPICS:
+        message = f"{topic.name} is the cluster's own: its number of partitions never changes"
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+    done, count = topic.partitions_count, command.partitions_count
+    _check_growth(topic, count, defaults)
+    _check_total(image, count - done, defaults)
+    if command.replicas_assignments is None:
+        racks = live_brokers(image)
+        _check_factor(racks, topic.replication_factor)
+        first = range(done, min(count, done + defaults.partitions_per_batch_max))
+        factor = topic.replication_factor
+        placed = place(racks, partitions=first, replication_factor=factor, start=start)
+    else:
+        assigned = command.replicas_assignments
+        if sorted(assigned) != list(range(done, count)):
+            message = f"replicas_assignments must name the new partitions {done} to {count - 1}"
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        _check_assignments(image, assigned, topic.replication_factor, defaults)
+        placed = [assigned[partition] for partition in range(done, count)]
+    records: tuple[MetadataRecord, ...] = (
+        PartitionsCountRecord(topic_id=topic.topic_id, partitions_count=count),
+        *_partition_records(image, topic.topic_id, done, placed),
+    )
+    answer = PartitionsAdded(
+        topic_id=topic.topic_id,
+        partitions_count=count,
+        next_offset=MetadataOffset(image.next_offset + len(records)),
+    )
+    return records, answer
+
+
 def decide_delete_topic(
     image: MetadataImage, command: DeleteTopic
 ) -> tuple[tuple[RemoveTopicRecord, ...], TopicDeleted]:
@@ -164,13 +215,34 @@ def _counts(image: MetadataImage, command: CreateTopic, defaults: TopicDefaults)
             f"{count} partitions: a topic has 1 to {defaults.partitions_per_topic_max} of them"
         )
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
-    live = live_brokers(image)
+    _check_factor(live_brokers(image), factor)
+    return count, factor
+
+
+def _check_factor(live: Mapping[BrokerId, str | None], factor: int) -> None:
     if factor < 1 or factor > len(live):
         names = f" ({', '.join(map(str, live))})" if live else ""
         number = f"the number of live brokers {len(live)}{names}"
         message = f"replication factor {factor} must be at least 1 and at most {number}"
         raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, message)
-    return count, factor
+
+
+def _check_growth(topic: TopicImage, count: int, defaults: TopicDefaults) -> None:
+    present = topic.partitions_count
+    if not topic.is_complete:
+        message = (
+            f"topic {topic.name} is still being given its {present} partitions: "
+            f"{len(topic.partitions)} are there"
+        )
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
+    if count <= present:
+        message = f"topic {topic.name} has {present} partitions, {count} are not more"
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
+    if count > defaults.partitions_per_topic_max:
+        message = (
+            f"{count} partitions: a topic has 1 to {defaults.partitions_per_topic_max} of them"
+        )
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
 
 
 def _assignments(
@@ -186,22 +258,30 @@ def _assignments(
     if not assignments or sorted(assignments) != list(range(len(assignments))):
         message = "replicas_assignments must name the partitions 0, 1, 2, … without a gap"
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    _check_assignments(image, assignments, len(assignments[0]), defaults)
+    return [assignments[partition] for partition in range(len(assignments))]
+
+
+def _check_assignments(
+    image: MetadataImage,
+    assignments: Mapping[int, tuple[BrokerId, ...]],
+    factor: int,
+    defaults: TopicDefaults,
+) -> None:
     limit = min(defaults.partitions_per_batch_max, defaults.partitions_per_topic_max)
     if len(assignments) > limit:
         # All go into one batch: a controller that takes over could not know the others.
-        message = f"{len(assignments)} assignments, at most {limit} fit into one creation"
+        message = f"{len(assignments)} assignments, at most {limit} fit into one request"
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
     live = live_brokers(image)
-    factor = len(assignments[0])
     for partition, replicas in sorted(assignments.items()):
         if not replicas or len(replicas) != factor or len(set(replicas)) != factor:
             message = f"partition {partition}: {list(replicas)} are not {factor} distinct replicas"
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
         missing = [replica for replica in replicas if replica not in live]
         if missing:
-            message = f"partition {partition}: brokers {missing} are not live"
+            message = f"partition {partition}: brokers {missing} are not live, or drained"
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
-    return [assignments[partition] for partition in range(len(assignments))]
 
 
 def _check_total(image: MetadataImage, count: int, defaults: TopicDefaults) -> None:

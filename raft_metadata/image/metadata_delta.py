@@ -29,7 +29,7 @@ from raft_metadata.image.metadata_image import (
 )
 from raft_metadata.image.security_delta import SECURITY_RECORDS, SecurityDelta
 from raft_metadata.image.tables import patched
-from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.feature_levels import check_supported
 from raft_metadata.records.records import (
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
@@ -60,13 +60,20 @@ class TopicDelta:
     topic_id: TopicId
     partitions_count: int
     partitions: list[PartitionRegistration]
+    grown_from: int = 0
     changed: set[PartitionId] = field(default_factory=set)
     """Partitions that were created or changed."""
 
     @classmethod
     def of(cls, topic: TopicImage) -> TopicDelta:
         """A copy to change."""
-        return cls(topic.name, topic.topic_id, topic.partitions_count, list(topic.partitions))
+        return cls(
+            topic.name,
+            topic.topic_id,
+            topic.partitions_count,
+            list(topic.partitions),
+            topic.grown_from,
+        )
 
     def image(self) -> TopicImage:
         """What the topic has become."""
@@ -75,6 +82,7 @@ class TopicDelta:
             topic_id=self.topic_id,
             partitions_count=self.partitions_count,
             partitions=tuple(self.partitions),
+            grown_from=0 if len(self.partitions) == self.partitions_count else self.grown_from,
         )
 
 
@@ -273,7 +281,8 @@ class MetadataDelta:
 
     def _grow_topic(self, record: PartitionsCountRecord) -> None:
         topic = self._topic(record.topic_id)
-        assert record.partitions_count > topic.partitions_count, record
+        assert record.partitions_count > topic.partitions_count == len(topic.partitions), record
+        topic.grown_from = topic.partitions_count
         topic.partitions_count = record.partitions_count
 
     def _remove_topic(self, topic_id: TopicId) -> None:
@@ -387,9 +396,7 @@ class MetadataDelta:
         return patched(self.image.configs, changed, emptied)
 
     def _set_feature_level(self, level: int) -> None:
-        if level > SUPPORTED_FEATURE_LEVEL:
-            message = f"feature level {level} is above {SUPPORTED_FEATURE_LEVEL}: upgrade this node"
-            raise ValueError(message)
+        check_supported(level)
         self._feature_level = level
 
 

@@ -101,11 +101,22 @@ class TopicImage:
     """What was asked for; ``len(partitions)`` is less while the creation is still under way."""
     partitions: tuple[PartitionRegistration, ...]
     """Index = partition id."""
+    grown_from: int = 0
+    """How many partitions it had before a growth under way; 0: none is, or it is being created."""
 
     @property
     def is_complete(self) -> bool:
         """Whether every partition has been recorded."""
         return len(self.partitions) == self.partitions_count
+
+    @property
+    def routed_count(self) -> int:
+        """Over how many partitions records without an explicit one are spread.
+
+        During a growth those of before, so that a key changes its partition once and not with every
+        batch of new ones; 0 while the topic is being created.
+        """
+        return self.partitions_count if self.is_complete else self.grown_from
 
     @property
     def replication_factor(self) -> int:

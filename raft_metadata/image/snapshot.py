@@ -28,6 +28,7 @@ from raft_metadata.records.records import (
     FeatureLevelRecord,
     MetadataRecord,
     PartitionRecord,
+    PartitionsCountRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     TopicRecord,
@@ -49,12 +50,7 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     for _, broker in sorted(image.brokers.items()):
         yield from _broker_records(broker)
     for topic_id in sorted(image.topics):
-        topic = image.topics[topic_id]
-        yield TopicRecord(
-            name=topic.name, topic_id=topic_id, partitions_count=topic.partitions_count
-        )
-        for index, partition in enumerate(topic.partitions):
-            yield _partition_record(topic, PartitionId(index), partition)
+        yield from _topic_records(image.topics[topic_id])
     for resource_type, name in sorted(image.configs, key=lambda key: (key[0].value, key[1])):
         for config, value in sorted(image.configs[resource_type, name].items()):
             yield ConfigRecord(
@@ -125,6 +121,22 @@ def _broker_records(broker: BrokerRegistration) -> Iterator[MetadataRecord]:
     )
     if broker.drain is not DrainScope.NONE:
         yield BrokerDrainRecord(broker_id=broker.broker_id, scope=broker.drain)
+
+
+def _topic_records(topic: TopicImage) -> Iterator[MetadataRecord]:
+    """A growth under way is told as one: what it grew from is part of the image."""
+    before = topic.grown_from or topic.partitions_count
+    yield TopicRecord(name=topic.name, topic_id=topic.topic_id, partitions_count=before)
+    for index, partition in enumerate(topic.partitions):
+        if index == before:
+            yield _growth(topic)
+        yield _partition_record(topic, PartitionId(index), partition)
+    if len(topic.partitions) == before < topic.partitions_count:
+        yield _growth(topic)
+
+
+def _growth(topic: TopicImage) -> PartitionsCountRecord:
+    return PartitionsCountRecord(topic_id=topic.topic_id, partitions_count=topic.partitions_count)
 
 
 def _partition_record(

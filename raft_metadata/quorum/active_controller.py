@@ -17,7 +17,7 @@ from typing_extensions import override
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.faults import FaultHandler
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, NodeId
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, NodeId, TopicId
 from raft_metadata.controller.controller import (
     Controller,
     ControllerConfig,
@@ -25,6 +25,7 @@ from raft_metadata.controller.controller import (
     Records,
     Urgency,
 )
+from raft_metadata.controller.feature_control import NO_VOTER_LEVELS
 from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
@@ -32,7 +33,7 @@ from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.publisher import MetadataPublisher
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
-from raft_metadata.records.admin import AdminCommand
+from raft_metadata.records.admin import AdminCommand, PartitionsAdded, UpgradeMetadata
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -80,6 +81,7 @@ class Quorum(Protocol):
     def applied_index(self) -> int: ...
     @property
     def leader_contact_age_ms(self) -> int: ...
+    def voter_feature_levels(self) -> Mapping[NodeId, int | None]: ...
 
 
 class ActiveController(MetadataPublisher):
@@ -287,7 +289,7 @@ class ActiveController(MetadataPublisher):
         answer = await self._command(lambda image: self._core.create_topic(image, command))
         if command.validate_only:
             return answer
-        topic = await self._completed(command)
+        topic = await self._completed(command.topic_id)
         return replace(
             answer,
             replication_factor=len(topic.partitions[0].replicas),
@@ -299,8 +301,18 @@ class ActiveController(MetadataPublisher):
         return await self._command(lambda image: self._core.delete_topic(image, command))
 
     async def ask(self, command: AdminCommand[T]) -> T:
-        """Any command of ``records.admin``; see there, and `decide_admin`."""
-        return await self._command(lambda image: self._core.admin(image, command))
+        """Any command of ``records.admin``; see there, and `decide_admin`.
+
+        A growth is answered as a creation is: once every partition is recorded.
+        """
+        levels = NO_VOTER_LEVELS
+        if isinstance(command, UpgradeMetadata):
+            levels = self._quorum.voter_feature_levels()
+        answer = await self._command(lambda image: self._core.admin(image, command, levels))
+        if isinstance(answer, PartitionsAdded) and not getattr(command, "validate_only", False):
+            await self._completed(answer.topic_id)
+            return replace(answer, next_offset=self._machine.image.next_offset)
+        return answer
 
     async def _command(self, decide: Callable[[MetadataImage], tuple[Records, T]]) -> T:
         """Decide on the newest image, append, and answer when it is committed (rule M3).
@@ -336,11 +348,12 @@ class ActiveController(MetadataPublisher):
         if failure(newest.future) is not None:
             raise self._not_controller()
 
-    async def _completed(self, command: CreateTopic) -> TopicImage:
+    async def _completed(self, topic_id: TopicId) -> TopicImage:
+        """The topic, once all its partitions are recorded."""
         while True:
-            topic = self._machine.image.topics.get(command.topic_id)
+            topic = self._machine.image.topics.get(topic_id)
             if topic is None:
-                message = f"topic {command.name} was deleted while it was created"
+                message = "the topic was deleted while its partitions were made"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
             if topic.is_complete:
                 return topic

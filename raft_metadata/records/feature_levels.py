@@ -6,6 +6,7 @@ nobody could fold is refused when it is raised: never at run time on a node that
 
 from __future__ import annotations
 
+from raft_metadata.common.errors import NewerVersionError
 from raft_metadata.common.ids import NO_LEADER
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
@@ -34,6 +35,16 @@ _FIRST = (
     RemoveTopicRecord,
     ConfigRecord,
 )
+
+
+def check_supported(level: int) -> None:
+    """`NewerVersionError` for a ``metadata.version`` whose records this version does not know."""
+    if level > SUPPORTED_FEATURE_LEVEL:
+        message = (
+            f"the cluster's metadata.version is {level}, this version of quorumlog follows "
+            f"{SUPPORTED_FEATURE_LEVEL} at most: start a newer version"
+        )
+        raise NewerVersionError(message)
 
 
 def level_of(record: MetadataRecord) -> int:

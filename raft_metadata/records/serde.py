@@ -18,6 +18,7 @@ import orjson
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, NodeId
 from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch, MetadataSnapshot
+from raft_metadata.records.feature_levels import check_supported
 from raft_metadata.records.records import (
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
@@ -102,7 +103,7 @@ def type_name(record: MetadataRecord) -> str:
 
 
 def decode_record(value: object) -> MetadataRecord:
-    """One record from its parsed JSON. Raises `UnreadableRecordError`."""
+    """One record from its parsed JSON. Raises `UnreadableRecordError`, `NewerVersionError`."""
     if not isinstance(value, dict):
         raise UnreadableRecordError(f"a record is an object, got {type(value).__name__}")
     cls = _TYPES.get(value.get("type", ""))
@@ -110,9 +111,13 @@ def decode_record(value: object) -> MetadataRecord:
         kind = f"type={value.get('type')!r} v={value.get('v')!r}"
         raise UnreadableRecordError(f"unknown record {kind}: is this node too old?")
     try:
-        return msgspec.convert(value, cls)
+        record = msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
         raise UnreadableRecordError(f"{value['type']}: {error}") from error
+    if isinstance(record, FeatureLevelRecord):
+        # It comes before all that it allows: what follows need not be understood to refuse it.
+        check_supported(record.level)
+    return record
 
 
 def join_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, NewerVersionError
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, TopicId
 from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
 from raft_metadata.image.metadata_image import MetadataImage
@@ -76,7 +76,7 @@ def test_a_name_may_live_again_under_another_id() -> None:
 
 
 def test_a_feature_level_of_the_future_is_refused() -> None:
-    with pytest.raises(ValueError, match="upgrade this node"):
+    with pytest.raises(NewerVersionError, match="start a newer version"):
         MetadataDelta(MetadataImage()).replay(FeatureLevelRecord(level=99), MetadataOffset(0))
 
 
