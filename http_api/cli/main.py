@@ -20,14 +20,18 @@ ENTRY_POINT_GROUP = "quorumlog.commands"
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("http_api.cli.up:up", "Run a whole local cluster."),
-    "topic": ("http_api.cli.topic:topic", "Create, list, describe, delete topics."),
+    "topic": ("http_api.cli.topic:topic", "Create, alter, list, describe, delete topics."),
     "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
     "group": ("http_api.cli.group:group", "List and describe consumer groups, move offsets."),
     "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster, judge its health."),
     "quorum": ("http_api.cli.quorum:quorum", "Look at the controllers."),
     "metadata": ("http_api.cli.metadata:metadata", "Read the metadata log and its image."),
-    "broker": ("http_api.cli.node:broker", "Run one broker."),
+    "config": ("http_api.cli.config:config", "List, describe, set and reset configs."),
+    "partition": ("http_api.cli.partition:partition", "List and describe partitions."),
+    "reassign": ("http_api.cli.reassign:reassign", "Move replicas to other brokers."),
+    "elect": ("http_api.cli.elect:elect", "Elect leaders, preferred or unclean."),
+    "broker": ("http_api.cli.broker:broker", "Run one broker; list, describe, drain them."),
     "controller": ("http_api.cli.node:controller", "Run one controller, or have it rejoin."),
 }
 

@@ -1,4 +1,4 @@
-"""``quorumlog broker``, ``quorumlog controller``, ``quorumlog controller rejoin``."""
+"""``quorumlog controller``, ``quorumlog controller rejoin``; options of every node."""
 
 from __future__ import annotations
 
@@ -21,18 +21,6 @@ insecure_option = click.option(
     is_flag=True,
     help="Allow listeners that other machines can reach, without TLS and authentication.",
 )
-
-
-@click.command()
-@config_option
-@set_option
-@insecure_option
-@format_option
-def broker(path: Path, overrides: tuple[str, ...], insecure: bool, form: str) -> int:  # noqa: FBT001
-    """Run one broker in the foreground. --format json: the log as JSON lines."""
-    from http_api.node.broker_node import run_broker
-
-    return run_broker(path, overrides, insecure=insecure, json_log=form == "json")
 
 
 @click.group(invoke_without_command=True)

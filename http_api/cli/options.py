@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +17,10 @@ from http_api.client.transport import DEFAULT_URL, Client
 from raft_metadata.common.errors import Outcome
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+POLL_S = 0.5
+"""How often ``--wait`` looks."""
+WAIT_S = 600.0
 
 URL_VARIABLE = "QUORUMLOG_URL"
 
@@ -36,6 +41,18 @@ url_option = click.option(
     show_default=True,
     show_envvar=True,
     help="One or several brokers, separated by commas.",
+)
+wait_option = click.option("--wait", is_flag=True, help="Until it is done.")
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=WAIT_S,
+    show_default=True,
+    help="Seconds to --wait; exit 1 after that.",
+)
+dry_run_option = click.option(
+    "-n", "--dry-run", is_flag=True, help="Ask whether it could be done, do nothing."
 )
 set_option = click.option(
     "--set",
@@ -87,6 +104,62 @@ def error_text(error: ClientError, form: str) -> str:
     return text
 
 
+def each(
+    names: Iterable[str],
+    act: Callable[[str], dict[str, object]],
+    form: str,
+    sentence: Callable[[dict[str, object]], str],
+) -> int:
+    """Do it for every name; a name that fails does not stop the next, but the exit code is 1."""
+    done: list[dict[str, object]] = []
+    failed = False
+    for name in names:
+        try:
+            row = act(name)
+        except ApiError as error:
+            click.echo(error_text(error, form), err=True)
+            failed = True
+            continue
+        done.append(row)
+        if form == "text":
+            click.echo(sentence(row))
+    if form == "json":
+        print_json(done)
+    return 1 if failed else 0
+
+
+def poll(look: Callable[[], bool], timeout_s: float) -> bool:
+    """Look again and again until it is so; False if it is not within the time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not look():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(POLL_S, left_s))
+    return True
+
+
+def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    """``KEY=VALUE`` arguments as a dict."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            msg = f"{option} {text!r}: expected key=value"
+            raise click.UsageError(msg)
+        found[key] = value
+    return found
+
+
+def broker_list(text: str, separator: str, option: str) -> tuple[int, ...]:
+    """Broker ids that a text lists."""
+    parts = text.split(separator)
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        msg = f"{option} {text!r}: expected broker ids like {separator.join('123')}"
+        raise click.UsageError(msg)
+    return tuple(map(int, parts))
+
+
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
@@ -101,6 +174,6 @@ def print_table(headings: tuple[str, ...], rows: list[tuple[object, ...]]) -> No
         click.echo("  ".join(cells).rstrip())
 
 
-def ids(numbers: tuple[int, ...]) -> str:
+def ids(numbers: Iterable[int]) -> str:
     """Broker ids as a column; blank when there are none."""
     return ",".join(str(number) for number in numbers)

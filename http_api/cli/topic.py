@@ -1,30 +1,31 @@
-"""``quorumlog topic create | list | describe | delete``."""
+"""``quorumlog topic create | alter | list | describe | delete``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 
 import click
 
 from http_api.cli.options import (
+    broker_list,
     client_of,
-    error_text,
+    dry_run_option,
+    each,
     format_option,
     ids,
+    pairs,
     print_json,
     print_table,
     says_errors,
     url_option,
 )
 from http_api.client import admin
-from http_api.client.calls import ApiError
 from http_api.client.transport import Client
 
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe, delete topics."""
+    """Create, alter, list, describe, delete topics."""
 
 
 @topic.command()
@@ -38,6 +39,12 @@ def topic() -> None:
     help="[default: the cluster's default_replication_factor]",
 )
 @click.option("-c", "--config", "configs", metavar="KEY=VALUE", multiple=True, help="A config.")
+@click.option(
+    "--assignments",
+    metavar="1:2:3,…",
+    help="The replicas of each partition, instead of the two numbers; the first leads.",
+)
+@dry_run_option
 @url_option
 @format_option
 @says_errors
@@ -46,11 +53,14 @@ def create(
     partitions: int | None,
     replication_factor: int | None,
     configs: tuple[str, ...],
+    assignments: str | None,
+    dry_run: bool,  # noqa: FBT001 a flag of the command line
     url: str,
     form: str,
 ) -> int:
     """Create topics. Returns once every partition has a leader that is ready."""
-    settings = dict(_config(text) for text in configs)
+    settings = pairs(configs, "-c")
+    placed = _placed(assignments)
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
@@ -61,45 +71,68 @@ def create(
                 partitions=partitions,
                 replication_factor=replication_factor,
                 configs=settings,
+                assignments=placed,
+                validate_only=dry_run,
             )
-            return asdict(client.run(call))
+            return asdict(client.run(call)) | ({"dry_run": True} if dry_run else {})
 
-        return _each(names, make, form, _created)
-
-
-def _config(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        msg = f"-c {text!r}: expected key=value"
-        raise click.UsageError(msg)
-    return key, value
+        return each(names, make, form, _created)
 
 
 def _created(row: dict[str, object]) -> str:
     partitions, replicas = row["partitions_count"], row["replication_factor"]
-    return f"created {row['name']} partitions={partitions} replication_factor={replicas}"
+    done = "could be created:" if "dry_run" in row else "created"
+    return f"{done} {row['name']} partitions={partitions} replication_factor={replicas}"
 
 
-def _each(
+@topic.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("-p", "--partitions", type=int, required=True, help="How many in all.")
+@click.option(
+    "--assignments",
+    metavar="1:2:3,…",
+    help="The replicas of each new partition, instead of the cluster's choice.",
+)
+@dry_run_option
+@url_option
+@format_option
+@says_errors
+def alter(
     names: tuple[str, ...],
-    act: Callable[[str], dict[str, object]],
+    partitions: int,
+    assignments: str | None,
+    dry_run: bool,  # noqa: FBT001 a flag of the command line
+    url: str,
     form: str,
-    sentence: Callable[[dict[str, object]], str],
 ) -> int:
-    """Do it for every name; a name that fails does not stop the next, but the exit code is 1."""
-    done = []
-    for name in names:
-        try:
-            row = act(name)
-        except ApiError as error:
-            click.echo(error_text(error, form), err=True)
-            continue
-        done.append(row)
-        if form == "text":
-            click.echo(sentence(row))
-    if form == "json":
-        print_json(done)
-    return 0 if len(done) == len(names) else 1
+    """Give topics more partitions; there are never fewer. Records with a key may move to others."""
+    placed = _placed(assignments)
+    with client_of(url) as client:
+        cluster_id = client.run(admin.cluster()).cluster_id
+
+        def grow(name: str) -> dict[str, object]:
+            new = None
+            if placed is not None:
+                first = client.run(admin.topic(cluster_id, name)).partitions_count
+                new = dict(enumerate(placed, first))
+            call = admin.add_partitions(
+                cluster_id, name, partitions, assignments=new, validate_only=dry_run
+            )
+            return asdict(client.run(call)) | {"dry_run": dry_run}
+
+        return each(names, grow, form, _altered)
+
+
+def _altered(row: dict[str, object]) -> str:
+    done = "could be altered:" if row["dry_run"] else "altered"
+    return f"{done} {row['name']} partitions={row['partitions_count']}"
+
+
+def _placed(text: str | None) -> list[tuple[int, ...]] | None:
+    """``1:2,2:3``: the replicas of one partition after the other."""
+    if text is None:
+        return None
+    return [broker_list(part, ":", "--assignments") for part in text.split(",")]
 
 
 @topic.command("list")
@@ -183,4 +216,4 @@ def delete(names: tuple[str, ...], url: str, form: str) -> int:
             client.run(admin.delete_topic(cluster_id, name))
             return {"name": name}
 
-        return _each(names, remove, form, lambda row: f"deleted {row['name']}")
+        return each(names, remove, form, lambda row: f"deleted {row['name']}")
