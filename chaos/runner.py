@@ -287,13 +287,22 @@ class ScenarioRun:
             for controller in stage.now.controllers:
                 with suppress(CallError):
                     status = await http.get_json(f"{controller.url}/controller/v1/status", 2.0)
-                    facts[controller.id] = {name: status[name] for name in APPLIED}
+                    hashes = await self._hashes(http, controller)
+                    facts[controller.id] = {name: status[name] for name in APPLIED} | hashes
             same = len(facts) == len(stage.controllers) and all(
                 said == facts[stage.controllers[0]] for said in facts.values()
             )
             if same or self._clock.monotonic_ms() > deadline:
                 return facts
             await asyncio.sleep(_LOOK_S)
+
+    async def _hashes(self, http: Http, controller: Node) -> dict[str, object]:
+        """Of its whole history and of its image (invariant R12)."""
+        state = await http.get_json(f"{controller.url}/controller/v1/state?image_hash=true", 5.0)
+        return {
+            "state hash": (state["state_hash"] or {}).get("value"),
+            "image hash": state["image_hash"]["value"],
+        }
 
     async def _topic_names(self, http: Http, stage: Stage) -> frozenset[str]:
         url = f"{stage.now.brokers[-1].url}/v3/clusters/{stage.now.cluster_id}/topics"

@@ -108,3 +108,37 @@ def check_controllers_agree(facts: Mapping[int, Mapping[str, object]]) -> Verdic
     ]
     figures = ", ".join(f"{name} {value}" for name, value in first.items())
     return verdict("controllers agree", f"{len(facts)} of them: {figures}", faults)
+
+
+def common_index(states: Mapping[int, Mapping[str, object]]) -> int | None:
+    """The newest Raft entry that every controller has applied; None where that is not told.
+
+    Args:
+        states: controller → what its ``/controller/v1/state`` says.
+    """
+    applied = [state.get("applied_index") for state in states.values()]
+    known = [index for index in applied if isinstance(index, int)]
+    return min(known) if known and len(known) == len(applied) else None
+
+
+def check_same_history(states: Mapping[int, Mapping[str, object]], controllers: int) -> Verdict:
+    """Invariant R12: at equal indexes the state machines of all controllers have equal hashes.
+
+    Args:
+        states: controller → its ``/controller/v1/state?index=N``, with the same N for all.
+        controllers: how many there are; one that did not answer proves nothing.
+    """
+    faults = [] if len(states) == controllers > 1 else [f"{len(states)} of {controllers} answered"]
+    told: dict[tuple[object, object, object], list[int]] = {}
+    for controller, state in states.items():
+        said = state.get("state_hash")
+        if not isinstance(said, dict) or said.get("value") is None:
+            faults.append(f"controller {controller} has no hash there: {said}")
+        else:
+            key = (said.get("index"), said.get("next_offset"), said["value"])
+            told.setdefault(key, []).append(controller)
+    if len(told) > 1:
+        faults += [f"controllers {several}: {key}" for key, several in told.items()]
+    index, offset, _ = next(iter(told), (None, None, None))
+    figures = f"{len(states)} controllers at entry {index}, metadata offset {offset}"
+    return verdict("controllers have one history", figures, faults)

@@ -18,8 +18,10 @@ from chaos.checkers.rule import (
     check_churn,
     check_controllers_agree,
     check_one_ruler,
+    check_same_history,
     check_stepped_down,
     check_topics,
+    common_index,
 )
 from chaos.history import (
     Acknowledgement,
@@ -256,6 +258,36 @@ def test_controllers_agree_guilty_of_one_that_applied_something_else() -> None:
 def test_controllers_agree_guilty_when_nobody_can_be_compared() -> None:
     assert not check_controllers_agree({101: {"next_offset": 7}}).passed
     assert not check_controllers_agree({}).passed
+
+
+def state(value: str | None, index: int = 9, offset: int = 4) -> dict[str, object]:
+    said = {"index": index, "next_offset": offset, "value": value}
+    return {"applied_index": index, "state_hash": said}
+
+
+def test_same_history_innocent() -> None:
+    states = {101: state("a"), 102: state("a"), 103: state("a")}
+    assert check_same_history(states, 3).passed
+
+
+def test_invariant_r12_guilty_of_one_different_batch() -> None:
+    found = check_same_history({101: state("a"), 102: state("b"), 103: state("a")}, 3)
+    assert not found.passed
+    assert "[102]" in " ".join(found.examples)
+    assert not check_same_history({101: state("a"), 102: state("a", offset=5)}, 2).passed
+
+
+def test_same_history_guilty_of_proving_nothing() -> None:
+    assert not check_same_history({}, 3).passed
+    assert not check_same_history({101: state("a"), 102: state("a")}, 3).passed
+    assert not check_same_history({101: state(None), 102: state(None)}, 2).passed
+    assert not check_same_history({101: {"state_hash": None}, 102: state("a")}, 2).passed
+
+
+def test_the_common_index_is_what_everybody_has_applied() -> None:
+    assert common_index({101: state("a", 9), 102: state("a", 7)}) == 7
+    assert common_index({101: state("a", 9), 102: {}}) is None
+    assert common_index({}) is None
 
 
 # -- what readers saw
