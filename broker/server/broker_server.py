@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.coordinator.group_coordinator import GroupCoordinator
@@ -20,6 +20,7 @@ from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
+from broker.server.page_cache_topics import PageCacheTopics
 from broker.server.unclean import (
     check_log_directory,
     note_boot,
@@ -55,6 +56,7 @@ class BrokerServer:
         self._faults = faults
         self._boot_id = ""
         self._cache_is_kept = self._boot_is_noted = False
+        self._settled = asyncio.Event()
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
         self.logs = LogManager(
             config.data_dir,
@@ -65,9 +67,8 @@ class BrokerServer:
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
-        self._loader = MetadataLoader(
-            config, controllers, clock, self.manager.follow, self._publish
-        )
+        self._page_cached = PageCacheTopics(config, self.logs)
+        self._loader = MetadataLoader(config, controllers, clock, self._follow, self._publish)
         self._lifecycle = Lifecycle(
             config, incarnation_id, controllers, self._loader, self._unclean_partitions, clock
         )
@@ -99,15 +100,26 @@ class BrokerServer:
 
     def _unclean_partitions(self) -> tuple[TopicIdPartition, ...]:
         return unclean_partitions(
-            self._config, self.logs, self._loader.image, cache_is_kept=self._cache_is_kept
+            self._config,
+            self.logs,
+            self._loader.image,
+            cache_is_kept=self._cache_is_kept,
+            page_cached=self._page_cached.named,
         )
+
+    def _follow(self, image: MetadataImage) -> Iterator[None]:
+        """Every new image, in order, in steps: roles are taken."""
+        self._page_cached.note(image)
+        yield from self.manager.follow(image)
 
     def _publish(self, before: MetadataImage, image: MetadataImage) -> None:
         """Every new image, in order, once roles are taken: then whoever waits for a leader."""
+        self._page_cached.followed()
         self._coordinator.on_metadata_update(image)
         if not self._boot_is_noted and self._lifecycle.is_settled:
             self._boot_is_noted = True
             note_boot(self._config.data_dir, self._boot_id)
+            self._settled.set()
         for partition in self.apis.forwarded_partitions:
             old, new = before.partition(*partition), image.partition(*partition)
             if old is not None and new is not None and new.leader_epoch > old.leader_epoch:
@@ -121,6 +133,7 @@ class BrokerServer:
         """
         check_log_directory(self._config.data_dir)
         await asyncio.to_thread(self.logs.open)
+        self._page_cached.read()
         self._boot_id = present_boot_id()
         self._cache_is_kept = page_cache_is_kept(self._config.data_dir, self._boot_id)
         self.logs.start(asyncio.get_running_loop())
@@ -133,6 +146,8 @@ class BrokerServer:
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
             tasks.create_task(self._coordinator.run(), name="group-coordinator")
+            await self._settled.wait()
+            tasks.create_task(self._page_cached.run(), name="page-cache-topics")
 
     async def controlled_shutdown(self) -> None:
         """Give up leaderships and ISR places first, as long as ``controlled_shutdown_ms``."""

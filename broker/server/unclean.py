@@ -9,6 +9,7 @@ a machine that went down does not (decision 0005).
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_ato
 from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
-from raft_metadata.common.ids import PartitionId, TopicIdPartition
+from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 from raft_metadata.image.config_layers import topic_layers
 
 if TYPE_CHECKING:
@@ -67,9 +68,17 @@ def present_boot_id() -> str:
 
 
 def unclean_partitions(
-    config: BrokerConfig, logs: LogManager, image: MetadataImage, *, cache_is_kept: bool
+    config: BrokerConfig,
+    logs: LogManager,
+    image: MetadataImage,
+    *,
+    cache_is_kept: bool,
+    page_cached: Set[TopicId] = frozenset(),
 ) -> tuple[TopicIdPartition, ...]:
-    """Everything this broker has to report unclean at registration."""
+    """Everything this broker has to report unclean at registration.
+
+    ``page_cached``: topics that count as ``flush=os`` whatever the image says (`PageCacheTopics`).
+    """
     cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
     for_cache = set()
     static = config.static()
@@ -79,6 +88,6 @@ def unclean_partitions(
             if config.broker_id not in partition.replicas:
                 continue
             logs.identify(topic.name, PartitionId(number), topic_id)
-            if flush == "os" and not cache_proves:
+            if (flush == "os" or topic_id in page_cached) and not cache_proves:
                 for_cache.add(TopicIdPartition(topic_id, PartitionId(number)))
     return tuple(sorted(for_cache.union(logs.unclean)))

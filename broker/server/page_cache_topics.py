@@ -1,0 +1,129 @@
+"""Topics whose records this disk acknowledged from the page cache, and may not hold for sure.
+
+``flush`` can be changed while a topic lives (rule R1). What was acknowledged under ``os`` is proven
+by nothing until it is synced: a disk that lost power meanwhile comes back with a neatly cut log,
+and the image says ``ack`` by then. So the topics that are, or were, ``os`` stand in a file of their
+own until everything they have here is durable, and count as ``os`` at registration (rule R6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from broker.log.disk import Disk
+from raft_metadata.common.configs.table import FLUSH
+from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.ids import TopicId
+from raft_metadata.image.config_layers import broker_layers
+from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.records.records import ResourceType
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.log.log_manager import LogManager
+    from broker.log.partition_log import PartitionLog
+
+FILE = "page-cache-topics"
+SYNC_CHECK_MS = 200
+"""How often the logs of a topic that became ``ack`` are looked at, until they are durable."""
+_PAGE_CACHE = "os"
+
+_log = logging.getLogger("broker.server")
+
+
+class PageCacheTopics:
+    """Owned by the `BrokerServer`, on its loop.
+
+    Invariant: the file names every topic of which an unsynced record may have been acknowledged by
+    the page-cache rule; it may name more.
+    """
+
+    def __init__(self, config: BrokerConfig, logs: LogManager, disk: Disk | None = None) -> None:
+        self._broker_id = config.broker_id
+        self._static = config.static()
+        self._directory = str(config.data_dir)
+        self._disk = disk or Disk()
+        self._logs = logs
+        self._image = MetadataImage()
+        self._named: Set[TopicId] = frozenset()
+        self._present: Set[TopicId] = frozenset()
+        """Those that are ``os`` in the newest image."""
+        self._left = asyncio.Event()
+
+    @property
+    def named(self) -> Set[TopicId]:
+        """The topics that stand in the file."""
+        return self._named
+
+    def read(self) -> None:
+        """What earlier lives noted. A damaged file is refused: it may hide a lost record.
+
+        Raises:
+            CorruptionError: naming the file.
+        """
+        content = read_checkpoint(self._disk, f"{self._directory}/{FILE}")
+        if content is not None and not isinstance(content, list):
+            raise CorruptionError(f"{self._directory}/{FILE}: expected a list of topic ids")
+        self._named = frozenset(TopicId(str(each)) for each in content or [])
+
+    def note(self, image: MetadataImage) -> None:
+        """Durable before any replica takes its role from this image."""
+        before, self._image = self._image, image
+        if before.configs is image.configs and before.topics is image.topics:
+            return
+        self._present = self._page_cached(image)
+        if not self._present <= self._named:
+            self._write(self._named | self._present)
+
+    def followed(self) -> None:
+        """Every replica goes by the noted image now: nothing is acknowledged by older rules."""
+        if self._named - self._present:
+            self._left.set()
+
+    def _page_cached(self, image: MetadataImage) -> Set[TopicId]:
+        default = broker_layers(image, self._broker_id, self._static).word(FLUSH)
+        said = {
+            TopicId(name): configs[FLUSH]
+            for (kind, name), configs in image.configs.items()
+            if kind is ResourceType.TOPIC and FLUSH in configs
+        }
+        found = {topic_id for topic_id, flush in said.items() if flush == _PAGE_CACHE}
+        if default == _PAGE_CACHE:
+            found |= image.topics.keys() - said.keys()
+        return found
+
+    async def run(self) -> None:
+        """Take topics out that are ``os`` no more, once all they have here is durable; endless.
+
+        To be started when this life's registration is settled: what an earlier one lost is
+        recorded by then.
+        """
+        while True:
+            await self._left.wait()
+            self._left.clear()
+            gone = self._named - self._present
+            waiting = [
+                (log, log.log_end_offset) for log in self._logs.logs() if log.topic_id in gone
+            ]
+            while not all(map(_is_durable, waiting)):
+                for log, _ in waiting:
+                    log.request_flush()
+                await asyncio.sleep(SYNC_CHECK_MS / 1000)
+            self._write(self._named - (gone - self._present))
+
+    def _write(self, topics: Set[TopicId]) -> None:
+        if topics != self._named:
+            content = encode_checkpoint(sorted(topics))
+            write_atomically(self._disk, self._directory, FILE, content)
+            self._named = topics
+            _log.info("topics acknowledged from the page cache count=%d", len(topics))
+
+
+def _is_durable(waiting: tuple[PartitionLog, int]) -> bool:
+    """Whether a log has synced up to there, or has no more to sync."""
+    log, end = waiting
+    return log.failed is not None or log.durable_end >= min(end, log.log_end_offset)
