@@ -152,7 +152,7 @@ class GroupCoordinator:
         """Whether topics came, went or grew: leaders and replicas are nothing to a group."""
         self._seen = image.topics
         topics = {
-            topic.name: TopicFacts(topic.topic_id, topic.partitions_count)
+            topic.name: TopicFacts(topic.topic_id, topic.routed_count)
             for topic in image.topics.values()
         }
         if topics == self._topics:

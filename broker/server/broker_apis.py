@@ -170,9 +170,9 @@ class RoutedBrokerApis:
 
     # topics
 
-    async def catch_up_with_topic(self, topic: TopicName) -> None:
+    async def catch_up_with_topic(self, topic: TopicName, partition: int = 0) -> None:
         """See `BrokerApis`."""
-        await self._topics.catch_up_with(topic)
+        await self._topics.catch_up_with(topic, partition)
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         """See `BrokerApis`."""
@@ -216,7 +216,14 @@ class RoutedBrokerApis:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         topic = await self._topics.for_produce(request.topic, deadline_ms)
         results: list[RecordResult | None] = [None] * len(request.records)
-        groups = self._group(request, topic, results)
+        try:
+            groups = self._group(request, topic, results)
+        except KafkaError:
+            # No such partition: another broker may have answered already that the topic has grown.
+            await self._topics.catch_up_with(topic.name, topic.partitions_count)
+            topic = self.image.topics.get(topic.topic_id, topic)
+            results = [None] * len(request.records)
+            groups = self._group(request, topic, results)
         if len(groups) == 1:
             [(partition, indexes)] = groups.items()
             await self._produce_group(request, topic, partition, indexes, results, deadline_ms)
@@ -234,7 +241,7 @@ class RoutedBrokerApis:
         self, request: ProduceRequest, topic: TopicImage, results: list[RecordResult | None]
     ) -> dict[PartitionId, Sequence[int]]:
         """Indexes of the records of each partition, in request order; refusals go to results."""
-        count = topic.partitions_count
+        count = topic.routed_count
         limit = self._configs.max_message_bytes(self.image, topic.topic_id)
         too_large = set(oversized(request.records, limit))
         for index in too_large:
@@ -459,10 +466,8 @@ class RoutedBrokerApis:
         return await self._routed(partition, pure, deadline_ms)
 
     async def _existing(self, name: TopicName, number: PartitionId) -> TopicIdPartition:
+        await self._topics.catch_up_with(name, number)
         topic = self.image.topic(name)
-        if topic is None or not topic.is_complete:
-            await self._topics.catch_up_with(name)
-            topic = self.image.topic(name)
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
         self._check_partition(topic, number)

@@ -140,7 +140,7 @@ class GroupRequests:
             if topic is None:
                 await self._topics.catch_up_with(name)
                 topic = self._loader.image.topic(name)
-            if topic is None or not 0 <= number < topic.partitions_count:
+            if topic is None or not 0 <= number < topic.routed_count:
                 text = f"Partition {number} of topic {name} not found"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
 

@@ -186,8 +186,8 @@ class BrokerApis(Protocol):
         """Every coordinator's groups, sorted. COORDINATOR_NOT_AVAILABLE if one can't be asked."""
         ...
 
-    async def catch_up_with_topic(self, topic: TopicName) -> None:
-        """If this image lacks the topic, wait (at most 1 s) for the active controller's newest."""
+    async def catch_up_with_topic(self, topic: TopicName, partition: int = 0) -> None:
+        """If this image lacks it, wait (at most 1 s) for the active controller's newest."""
         ...
 
     @property

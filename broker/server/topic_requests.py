@@ -57,10 +57,10 @@ class TopicRequests:
         self._random_bytes = random_bytes
         self._creating: dict[TopicName, asyncio.Future[None]] = {}
 
-    async def catch_up_with(self, topic: TopicName) -> None:
+    async def catch_up_with(self, topic: TopicName, partition: int = 0) -> None:
         """See `BrokerApis.catch_up_with_topic`."""
         found = self._loader.image.topic(topic)
-        if found is not None and found.is_complete:
+        if found is not None and found.is_created and partition < found.partitions_count:
             return
         with contextlib.suppress(TimeoutError, KafkaError):
             async with asyncio.timeout(CATCH_UP_MS / 1000):
@@ -135,7 +135,7 @@ class TopicRequests:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
             await self._auto_create(name)
             topic = self._loader.image.topic(name)
-        while topic is not None and not topic.is_complete:
+        while topic is not None and not topic.is_created:
             await self._until_changed(deadline_ms)
             topic = self._loader.image.topic(name)
         if topic is None:

@@ -34,11 +34,14 @@ def live_brokers(image: MetadataImage) -> list[BrokerRegistration]:
     ]
 
 
-async def find_topic(apis: BrokerApis, name: TopicName) -> TopicImage | None:
-    """The topic; a broker that does not know it asks the active controller before it says so."""
+async def find_topic(apis: BrokerApis, name: TopicName, partition: int = 0) -> TopicImage | None:
+    """The topic; a broker that does not know it asks the active controller before it says so.
+
+    Nor a partition of it: another broker may have answered already that the topic has grown.
+    """
     topic = apis.image.topic(name)
-    if topic is None:
-        await apis.catch_up_with_topic(name)
+    if topic is None or partition >= topic.partitions_count:
+        await apis.catch_up_with_topic(name, partition)
         topic = apis.image.topic(name)
     return topic
 

@@ -111,12 +111,17 @@ class TopicImage:
 
     @property
     def routed_count(self) -> int:
-        """Over how many partitions records without an explicit one are spread.
+        """Over how many partitions records without an explicit one are spread, and groups.
 
         During a growth those of before, so that a key changes its partition once and not with every
-        batch of new ones; 0 while the topic is being created.
+        batch of new ones.
         """
-        return self.partitions_count if self.is_complete else self.grown_from
+        return self.grown_from or self.partitions_count
+
+    @property
+    def is_created(self) -> bool:
+        """Whether its first partitions are all there: from then on it is written and read."""
+        return self.grown_from > 0 or self.is_complete
 
     @property
     def replication_factor(self) -> int:

@@ -395,7 +395,7 @@ class FakeBrokerApis:
     async def list_groups(self) -> list[GroupDescription]:
         return self.groups
 
-    async def catch_up_with_topic(self, topic: TopicName) -> None:
+    async def catch_up_with_topic(self, topic: TopicName, partition: int = 0) -> None:
         self.caught_up.append(topic)
 
     def readiness(self) -> list[tuple[str, bool]]:

@@ -81,7 +81,7 @@ class FetchRoutes:
         return await _send(request, body, self._headers(result, content_type, image))
 
     async def _existing(self, topic: TopicName, partition: PartitionId) -> TopicImage:
-        image = await find_topic(self._apis, topic)
+        image = await find_topic(self._apis, topic, partition)
         if image is None:
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, topic_not_found(topic))
         if not 0 <= partition < image.partitions_count:
