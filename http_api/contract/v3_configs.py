@@ -1,7 +1,7 @@
 """JSON shapes of configs, as Confluent's: a value, where it comes from, and what else was said.
 
-``meaning``, ``expected`` and ``update`` (live | restart) are ours: what a config is for, what it may
-be, and what it takes until a new value is in force.
+``meaning``, ``expected`` and ``update`` (live | restart) are ours: what a config is for, what it
+may be, and what it takes until a new value is in force.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from http_api.contract.v3_admin import JsonObject, StuckPartition, drain_progress
-from http_api.server.topics import live_brokers
+from raft_metadata.controller.broker_views import is_drained, is_electable
 from raft_metadata.records.records import DrainScope
 
 if TYPE_CHECKING:
@@ -48,22 +48,21 @@ def _places(
 def _reason(
     image: MetadataImage, partition: PartitionRegistration, broker: BrokerRegistration
 ) -> str:
-    mine = broker.broker_id
-    if broker.drain is DrainScope.REPLICAS:
-        coming = [replica for replica in partition.adding if replica not in partition.isr]
-        if coming:
-            return f"waits for replicas {coming} to get in sync"
-        if mine in partition.removing:
-            return "its leadership or its place in the ISR is about to move"
-    others = {one.broker_id for one in live_brokers(image)} - {mine}
+    brokers, mine = image.brokers, broker.broker_id
+    others = [one for one in brokers if one != mine and is_electable(brokers, one)]
     if broker.drain is DrainScope.LEADERS:
         in_sync = [replica for replica in partition.isr if replica in others]
         if in_sync:
             return f"replicas {in_sync} are in sync: the election is about to come"
         return "no other replica is alive and in sync"
-    free = sorted(others - set(partition.replicas))
-    return (
-        f"is to move to one of brokers {free}"
-        if free
-        else "no other live broker is free to hold it"
+    coming = [replica for replica in partition.adding if replica not in partition.isr]
+    if coming:
+        return f"waits for replicas {coming} to get in sync"
+    if mine in partition.removing:
+        return "its new replicas are in sync: it is about to go"
+    free = sorted(
+        one for one in others if one not in partition.replicas and not is_drained(brokers, one)
     )
+    if not free:
+        return "no other live broker is free to hold it"
+    return f"waits for its turn to move to one of brokers {free}"
