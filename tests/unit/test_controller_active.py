@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import ClusterId, MetadataOffset, TopicName
+from raft_metadata.common.ids import ClusterId, MetadataOffset, PartitionId, TopicName
+from raft_metadata.controller.controller import Urgency
 from raft_metadata.image.metadata_state_machine import Rejected
+from raft_metadata.records.admin import (
+    AlterReassignments,
+    Election,
+    ElectLeaders,
+    Reassignment,
+)
 from raft_metadata.records.commands import (
     BrokerHeartbeat,
     CreateTopic,
@@ -337,6 +344,65 @@ async def test_rule_m4_a_fence_overtakes_bulk_that_waits() -> None:
     (fence,) = decode_batch(payload).records
     assert isinstance(fence, BrokerRegistrationChangeRecord)
     assert (fence.broker_id, fence.state) == (B2, BrokerState.FENCED)
+
+
+async def reordered() -> Cluster:
+    """Five partitions led by broker 1, of which broker 2 is the preferred leader now."""
+    cluster = await Cluster(changes_per_batch_max=2).start()
+    one = replace(creation(1), replicas_assignments=dict.fromkeys(range(5), (B1, B2, B3)))
+    await cluster.answered(cluster.lead.controller.create_topic(one))
+    speculation = cluster.lead.controller._speculation
+    assert speculation is not None
+    changes = tuple(
+        Reassignment(topic=one.name, partition=PartitionId(index), replicas=(B2, B1, B3))
+        for index in range(5)
+    )
+    core = cluster.lead.controller._core
+    records, _ = core.admin(speculation.image, AlterReassignments(changes=changes), {})
+    cluster.lead.controller._append(records, Urgency.CHANGE)
+    await cluster.raft.settle(3)
+    return cluster
+
+
+async def test_rule_m4_a_large_election_leaves_room_for_a_fence() -> None:
+    cluster = await reordered()
+    before = len(cluster.raft.log)
+    asked = cluster.ask(cluster.lead.controller.ask(ElectLeaders(election=Election.PREFERRED)))
+    await turn()
+    assert len(cluster.lead.queue) == 1, "the next part waits for this one"
+    cluster.clock.now_ms += 10_000
+    cluster.beat(2, 3)
+    await cluster.raft.settle(12)
+    answer = asked.result()
+    assert [result.leader for result in answer.results] == [2] * 5
+    payloads = [entry.payload for entry in cluster.raft.log[before:] if entry.payload]
+    sizes = [len(decode_batch(payload).records) for payload in payloads]
+    assert max(sizes) <= 2
+    topic = cluster.lead.machine.image.topics[topic_id(1)]
+    assert {partition.leader for partition in topic.partitions} == {B2}
+    assert answer.next_offset <= cluster.lead.machine.image.next_offset
+
+
+async def test_rule_m3_an_election_that_ends_half_way_is_not_surely_not_made() -> None:
+    cluster = await reordered()
+    asked = cluster.ask(cluster.lead.controller.ask(ElectLeaders(election=Election.PREFERRED)))
+    await turn()
+    cluster.raft.append(cluster.lead)
+    cluster.raft.commit()
+    cluster.raft.apply(cluster.lead)
+    await turn()
+    cluster.raft.notice(cluster.lead)
+    error = await refusal(asked)
+    assert error.code is ErrorCode.OUTCOME_UNKNOWN
+    assert "1 parts of the election were made" in error.message
+
+
+async def test_an_election_without_anything_to_elect_is_answered() -> None:
+    cluster = await Cluster().start()
+    answer = await cluster.answered(
+        cluster.lead.controller.ask(ElectLeaders(election=Election.UNCLEAN))
+    )
+    assert answer.results == ()
 
 
 async def test_rule_m7_a_leader_change_does_not_restart_the_session_of_a_dead_broker() -> None:
