@@ -60,9 +60,9 @@ class NodeController(ActiveController):
         self.attach(voter)
 
     @override
-    def tick(self) -> None:
-        super().tick()
+    def _step(self) -> bool:
         self._view.note()
+        return super()._step()
 
     @override
     def status(self) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.raft_node import RaftNode
-from raft_metadata.quorum.voter_node import VoterNode
+from raft_metadata.quorum.voter_node import VoterNode, voter_of
 from raft_metadata.records.quorum_view import VoterState
 
 
@@ -19,7 +19,7 @@ class RaftState:
     directory_id: DirectoryId
     role: str
     term: int
-    vote: str | None
+    vote: NodeId | None
     fence: str
     first_index: int
     snapshot_index: int
@@ -35,13 +35,13 @@ def raft_state(node: RaftNode, config: QuorumConfig) -> RaftState:
     others = sorted(node.otherNodes, key=lambda voter: voter.node_id)
     voters = [_other(node, other) for other in others]
     voters.append(_self(node, config))
-    journal = node.journal
+    journal, term = node.journal, int(node.raftCurrentTerm)
     return RaftState(
         node_id=config.node_id,
         directory_id=DirectoryId(node.home.meta.directory_id),
         role=node.role,
-        term=int(node.raftCurrentTerm),
-        vote=journal.vote.voted_for if journal.vote.term == node.raftCurrentTerm else None,
+        term=term,
+        vote=voter_of(journal.vote.voted_for if journal.vote.term == term else None),
         fence=node.home.meta.fence,
         first_index=journal.entries[0][1],
         snapshot_index=node.snapshots.index,

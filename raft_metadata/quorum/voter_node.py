@@ -25,3 +25,9 @@ class VoterNode(Node):  # type: ignore[misc]  # untyped library
 def voter_address(node_id: NodeId) -> str:
     """The library's name of a voter. Stands in ``vote.json``, so it never changes."""
     return f"voter-{node_id:010d}:0"
+
+
+def voter_of(address: str | None) -> NodeId | None:
+    """The inverse; None for any other word, such as that of a vote that was lost."""
+    number = (address or "").removeprefix("voter-").removesuffix(":0")
+    return NodeId(int(number)) if number.isdecimal() else None

@@ -84,8 +84,8 @@ class ControllerState:
     leader_id: NodeId | None
     leader_contact_age_ms: int
     term: int
-    vote: str | None
-    """Whom it gave its vote in this term."""
+    vote: NodeId | None
+    """Whom it gave its vote in this term; None where it gave none, or lost its disk since."""
     fence: str
     """``none``, or how far a voter that lost its disk has come (rule Q4)."""
     first_index: int

@@ -46,7 +46,7 @@ def controller_state(**changes: object) -> ControllerState:
         leader_id=NodeId(102),
         leader_contact_age_ms=0,
         term=3,
-        vote="102",
+        vote=NodeId(102),
         fence="none",
         first_index=1,
         snapshot_index=0,
