@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 from typing_extensions import override
 
@@ -25,6 +26,7 @@ from raft_metadata.controller.controller import (
     Records,
     Urgency,
 )
+from raft_metadata.controller.election_control import joined_elections
 from raft_metadata.controller.feature_control import NO_VOTER_LEVELS
 from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
 from raft_metadata.image.metadata_delta import MetadataDelta
@@ -33,7 +35,13 @@ from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.publisher import MetadataPublisher
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
-from raft_metadata.records.admin import AdminCommand, PartitionsAdded, UpgradeMetadata
+from raft_metadata.records.admin import (
+    AdminCommand,
+    ElectLeaders,
+    LeadersElected,
+    PartitionsAdded,
+    UpgradeMetadata,
+)
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
@@ -305,6 +313,8 @@ class ActiveController(MetadataPublisher):
 
         A growth is answered as a creation is: once every partition is recorded.
         """
+        if isinstance(command, ElectLeaders):
+            return cast(T, await self._elect(command))
         levels = NO_VOTER_LEVELS
         if isinstance(command, UpgradeMetadata):
             levels = self._quorum.voter_feature_levels()
@@ -313,6 +323,24 @@ class ActiveController(MetadataPublisher):
             await self._completed(answer.topic_id)
             return replace(answer, next_offset=self._machine.image.next_offset)
         return answer
+
+    async def _elect(self, command: ElectLeaders) -> LeadersElected:
+        """An election in bounded parts, each committed before the next: a fence comes in between.
+
+        Once a part is made what fails is not *surely not appended* any more (rules M3, M4).
+        """
+        done: list[LeadersElected] = []
+        image = self._machine.image if self._speculation is None else self._speculation.image
+        for part in self._core.election_steps(image, command):
+            try:
+                step = partial(self._core.admin, command=part, voter_levels={})
+                done.append(await self._command(step))
+            except KafkaError as error:
+                if not done:
+                    raise
+                message = f"{len(done)} parts of the election were made, then: {error.message}"
+                raise KafkaError(ErrorCode.OUTCOME_UNKNOWN, message) from error
+        return joined_elections(done)
 
     async def _command(self, decide: Callable[[MetadataImage], tuple[Records, T]]) -> T:
         """Decide on the newest image, append, and answer when it is committed (rule M3).
