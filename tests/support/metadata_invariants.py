@@ -153,7 +153,7 @@ def r11_snapshot_and_suffix_equal_replay(
     t: Tally, node: object, image: MetadataImage, replayed: MetadataImage
 ) -> None:
     t["R11"] += 1
-    if state_hash(image) != state_hash(replayed):
+    if image != replayed or state_hash(image) != state_hash(replayed):
         raise InvariantError("R11", f"voter {node} at {image.next_offset}", image, replayed)
 
 

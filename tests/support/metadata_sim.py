@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.controller.topics import TopicDefaults
@@ -29,6 +29,7 @@ from raft_metadata.image.metadata_state_machine import (
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.quorum.wire import Codec
+from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_witness import Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
 from tests.support.power_loss_disk import Killed
@@ -313,6 +314,8 @@ class MetadataSim:
             self.raft.disk.kill(self.raft.directory(node))
             self.raft.disk.hook = None
             return
+        except StorageError as error:  # nothing rots here: whatever is missing was promised
+            raise InvariantError("R16", f"voter {node} can't start", error) from error
         life = self.up[node]
         self.tick_raft_at(life, CLOCK.time + self.rng.uniform(0, RAFT_TICK_S))
         self.tick_controller_at(life, CLOCK.time + self.rng.uniform(0, CONTROLLER_TICK_S))
@@ -379,6 +382,7 @@ class MetadataSim:
         )  # what it could not know while it stood still is not held against it
         # What came meanwhile and the timers that are late: either may be first.
         timers = [lambda: life.raft.doTick(0.0), life.controller.tick]
+        self.rng.shuffle(timers)
         late = self.rng.random() < 0.5
         for call in (*waiting, *timers) if late else (*timers, *waiting):
             self.on_controller(life, call)

@@ -176,6 +176,9 @@ class Broker:
             process.next_heartbeat = CLOCK.time + HEARTBEAT_S
             for node in self.world.raft.ids:
                 self.beat(process, node)
+                if self.world.sloppiness and len(self.past_epochs) > 1:
+                    # One of an earlier life, that was long on its way.
+                    self.beat(process, node, self.past_epochs[-2])
         self.lead(process)
         if self.world.sloppiness and self.rng.random() < self.world.sloppiness:
             self.say_nonsense(process)
@@ -503,10 +506,6 @@ class Broker:
     def say_nonsense(self, process: Process) -> None:
         """What a broken or late leader might propose; all of it must be refused (invariant P6)."""
         image, rng = process.image, self.rng
-        if len(self.past_epochs) > 1 and rng.random() < 0.4:
-            # A heartbeat of an earlier life that was long on its way.
-            self.beat(process, rng.choice(self.world.raft.ids), self.past_epochs[-2])
-            return
         places = [
             (TopicIdPartition(topic.topic_id, PartitionId(index)), partition)
             for topic in image.topics.values()

@@ -14,13 +14,13 @@ from tests.support import metadata_invariants as invariant
 from tests.support.metadata_sim import SESSION_S, MetadataSim
 from tests.support.metadata_sim_clients import RACKS, Broker, Operator
 from tests.support.metadata_witness import Witness
-from tests.support.power_loss_disk import Killed
+from tests.support.power_loss_disk import Died, Killed
 from tests.support.quorum_sim import CLOCK
 
 HEAL_LEADER_S = 3.0
 HEAL_ALL_S = 8.0
 ONE_WAY_S = 2.0
-ONE_WAY_CHANGES_MAX = 4
+ONE_WAY_CHANGES_MAX = 1
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class Story:
                 self.start_controllers,
                 self.start_controllers,
                 self.pause_controller,
+                self.pause_all,
+                self.part_and_kill,
+                self.part_and_kill,
                 self.replace_disk,
                 self.kill_broker,
                 self.kill_broker,
@@ -226,6 +229,49 @@ class Story:
         node = self._a_controller()
         if node is not None:
             self.world.pause(node, self.rng.choice((0.05, 0.3, 0.7, 1.5)))
+
+    def pause_all(self) -> None:
+        """The whole machine stands still."""
+        seconds = self.rng.choice((0.3, 0.8, 1.3))
+        for node in list(self.world.up):
+            self.world.pause(node, seconds)
+        for broker in self.world.brokers:
+            broker.is_paused = True
+            self.world.after(seconds, broker.resume)
+
+    def part_and_kill(self) -> None:
+        """A minority is cut off; what the others commit meanwhile must outlive one of them.
+
+        The power of one of the majority is cut, or its disk lost; the rest of it stands still;
+        the minority comes back: together with the one that forgot it must not be enough.
+        """
+        world, rng = self.world, self.rng
+        leaders = world.raft.leaders
+        if len(leaders) != 1 or len(world.up) < len(world.raft.ids) or self.is_any_fenced():
+            return
+        ids = [node for node in world.raft.ids if node != leaders[0]]
+        rng.shuffle(ids)
+        forgetful, parted = ids[0], ids[1 : 1 + len(ids) // 2]
+        world.blocked.clear()
+        for node in parted:
+            for other in (leaders[0], forgetful, *ids[1 + len(parted) :]):
+                world.blocked |= {(node, other), (other, node)}
+        world.after(rng.uniform(0.1, 0.3), partial(self._forget, forgetful, parted))
+
+    def _forget(self, forgetful: NodeId, parted: list[NodeId]) -> None:
+        world, rng = self.world, self.rng
+        if self.is_over or forgetful not in world.up:
+            return
+        if rng.random() < 0.5 and not self.is_any_fenced():
+            world.lose_disk(forgetful)
+        else:
+            world.power_cut(forgetful, 0.0)
+        for node in list(world.up):
+            if node not in parted:
+                world.pause(node, 1.2)
+        world.blocked.clear()
+        world.after(rng.uniform(0.0, 0.1), partial(self._start, forgetful))
+        self.witness.counts["a minority and one that forgot"] += 1
 
     def replace_disk(self) -> None:
         """Within the loss budget: no other voter is without its disk (rule Q4)."""
@@ -371,13 +417,19 @@ class Story:
     # ---- after healing
 
     def cut_one_way(self) -> None:
-        """One direction of one link, and nothing else."""
+        """One direction of one link, or of all links of one voter, and nothing else."""
         world = self.world
-        a, b = self.rng.sample(world.raft.ids, 2)
+        ids, leaders = world.raft.ids, world.raft.leaders
+        one = leaders[0] if leaders and self.rng.random() < 0.8 else self.rng.choice(ids)
+        others = [node for node in ids if node != one]
+        if self.rng.random() < 0.5:
+            others = [self.rng.choice(others)]
+        speaks = self.rng.random() < 0.5
         before = len(self.witness.leaders)
-        world.blocked = {(a, b)}
+        world.blocked = {(one, other) if speaks else (other, one) for other in others}
         world.run(ONE_WAY_S)
         changes = len(self.witness.leaders) - before
+        self.witness.counts[f"{changes} changes under a one-way cut"] += 1
         invariant.r19_few_leader_changes_under_a_one_way_cut(
             self.witness.tally, changes, ONE_WAY_CHANGES_MAX
         )
@@ -417,6 +469,10 @@ def tell(seed: int, length: Length | None = None) -> Witness:
     logging.disable(logging.CRITICAL)
     try:
         return Story(seed, length).tell()
+    except Died as death:
+        # A state machine that raises ends its process: the witness stood inside.
+        broken = death.__cause__
+        raise broken if isinstance(broken, invariant.InvariantError) else death from None
     finally:
         logging.disable(logging.NOTSET)
         gc.enable()

@@ -21,6 +21,7 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
+from raft_metadata.quorum.data_dir import read_raft_meta
 from raft_metadata.quorum.journal import JOURNAL_FILE
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, SnapshotHeader, unframe
@@ -242,9 +243,16 @@ class Witness:
                 holds = index < journal.entries[0][1] or (entry is not None and entry[2] == term)
             else:
                 holds = self._on_disk(node, index, term)
-            if holds:
+            if holds or self._held_by_a_lost_disk(node, index):
                 found.append(node)
         return found
+
+    def _held_by_a_lost_disk(self, node: NodeId, index: int) -> bool:
+        """Acknowledged, then lost: its new disk helps nobody win who lacks it (rule Q4)."""
+        meta = read_raft_meta(self.world.raft.directory(node), files=self.world.raft.disk)
+        if meta is None or meta.fence == "none":
+            return False
+        return any(key[0] == node and acked[0] >= index for key, acked in self.acked.items())
 
     def _on_disk(self, node: NodeId, index: int, term: int) -> bool:
         disk, home = self.world.raft.disk, self.world.raft.directory(node)
@@ -547,7 +555,10 @@ def snapshot_header(data: bytes) -> SnapshotHeader:
 
 def journal_entries(data: bytes) -> list[tuple[bytes, int, int]]:
     """What a journal file holds, as its own opening would read it."""
-    from raft_metadata.quorum.journal import _HEAD, scan_records
+    try:
+        from raft_metadata.quorum.journal_format import _HEAD, scan_records
+    except ImportError:
+        from raft_metadata.quorum.journal import _HEAD, scan_records
 
     _, mark, proven, _ = _HEAD.unpack_from(data)
     return scan_records(data, mark, proven).entries

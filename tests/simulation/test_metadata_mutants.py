@@ -1,0 +1,380 @@
+"""The simulation proves itself: each line that keeps an invariant, removed, turns that one red.
+
+A fault is planted in the running code for one test. It counts as caught when a seed that is green
+without it raises the *named* invariant, within a few seeds. Those that need many are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import MetadataOffset
+from raft_metadata.controller import (
+    cluster_control,
+    controller,
+    heartbeat_tracker,
+    partition_change,
+    partition_draft,
+    replication_control,
+)
+from raft_metadata.image import metadata_state_machine, snapshot
+from raft_metadata.quorum import (
+    active_controller,
+    elections,
+    files,
+    journal,
+    library_adapters,
+    raft_node,
+    transport,
+)
+from raft_metadata.records.records import BrokerRegistrationChangeRecord
+from tests.support.metadata_invariants import InvariantError
+from tests.support.metadata_sim_story import LONG, Length, tell
+from tests.support.quorum_sim import quorum_world
+
+__all__ = ["quorum_world"]
+pytestmark = pytest.mark.usefixtures("quorum_world")
+
+Patch = pytest.MonkeyPatch
+SEEDS_MAX = 40
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`plant` removes the effect of one line; `turns_red` names the invariants that may see it."""
+
+    name: str
+    turns_red: tuple[str, ...]
+    plant: Callable[[Patch], None]
+    first: int = 1
+    """The seed to begin with: one known to show it, so that this stays cheap."""
+    length: Length | None = None
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(
+    name: str, *turns_red: str, first: int = 1, length: Length | None = None
+) -> Callable[[Any], Any]:
+    def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        FAULTS.append(Fault(name, turns_red, plant, first, length))
+        return plant
+
+    return add
+
+
+# ---- votes, terms, entries
+
+
+@fault("M19 vote not synced", "R16", "R3", "R2")
+def _vote_not_synced(patch: Patch) -> None:
+    def write_checked(disk: Any, path: Any, body: bytes) -> None:
+        if path.name != journal.VOTE_FILE:
+            files.write_checked(disk, path, body)
+            return
+        with without_sync(disk):
+            files.write_checked(disk, path, body)
+
+    patch.setattr(journal, "write_checked", write_checked)
+
+
+@contextmanager
+def without_sync(disk: Any) -> Iterator[None]:
+    """The platter hears nothing."""
+    handle = type(disk.open(next(iter(disk.files)))) if disk.files else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(disk), "sync_directory", lambda *_: None)
+        if handle is not None:
+            patch.setattr(handle, "sync", lambda *_: None)
+        yield
+
+
+@fault("M19 vote not stored", "R16", "R3", "R2")
+def _vote_not_stored(patch: Patch) -> None:
+    def set_vote(self: Any, term: int, voted_for: str | None) -> None:
+        self.vote = journal.Vote(term=term, voted_for=voted_for)
+
+    patch.setattr(journal.DurableJournal, "set_vote", set_vote)
+
+
+@fault("Q1 acknowledged before it is synced", "R16", "R6", "R8")
+def _acknowledged_unsynced(patch: Patch) -> None:
+    patch.setattr(journal.DurableJournal, "sync", lambda self: None)
+
+
+@fault("votes for a log that is behind", "R8", "R4", "R7")
+def _any_log_wins(patch: Patch) -> None:
+    hear = transport.FilteredTransport._hear
+
+    def generous(self: Any, node: Any, message: Any) -> None:
+        if message["type"] in ("request_vote", "pre_vote"):
+            message["last_log_term"] = message["last_log_index"] = 10**9
+        hear(self, node, message)
+
+    patch.setattr(transport.FilteredTransport, "_hear", generous)
+
+
+@fault("votes twice in a term", "R3")
+def _votes_twice(patch: Patch) -> None:
+    hear = transport.FilteredTransport._hear
+
+    def forgetful(self: Any, node: Any, message: Any) -> None:
+        raft = self._raft
+        if message["type"] == "request_vote" and raft.role == "follower":
+            raft._SyncObj__votedForNodeId = None
+        hear(self, node, message)
+
+    patch.setattr(transport.FilteredTransport, "_hear", forgetful)
+
+
+@fault("Q4 votes without its disk", "R3", "R8", "R6", "R16", first=53)
+def _votes_without_disk(patch: Patch) -> None:
+    from raft_metadata.quorum import data_dir
+
+    patch.setattr(data_dir.DataDir, "fenced", property(lambda self: False))
+
+
+@fault("M21 leads without a majority", "R13")
+def _leads_alone(patch: Patch) -> None:
+    conf = raft_node.library_conf
+
+    def patient(*args: Any) -> Any:
+        made = conf(*args)
+        made.leaderFallbackTimeout += 30
+        return made
+
+    patch.setattr(raft_node, "library_conf", patient)
+
+
+@fault("Q7 no pre-vote", "R19", length=LONG, first=7)
+def _no_pre_vote(patch: Patch) -> None:
+    patch.setattr(elections.PreVote, "spend", lambda self, term: True)
+
+
+@fault("compacts before the snapshot is there", "R10")
+def _compacts_early(patch: Patch) -> None:
+    real = library_adapters.SnapshotAdapter.checkSerializing
+
+    def early(self: Any) -> tuple[int, int]:
+        state, first = real(self)
+        writing = state == library_adapters.SERIALIZING
+        return (library_adapters.SERIALIZED if writing else state), first
+
+    patch.setattr(library_adapters.SnapshotAdapter, "checkSerializing", early)
+
+
+@fault("waiters are not answered when a reign ends", "R18", "R17", "C14")
+def _waiters_hang(patch: Patch) -> None:
+    def forget(self: Any, old: int, new: int) -> None:
+        if old == raft_node.LEADER:
+            self._active = False
+            self.parts.events.deactivated()
+            self._waiting = {}
+
+    patch.setattr(raft_node.RaftNode, "_on_role_changed", forget)
+
+
+@fault("rule M3 says not written of what may be", "R9")
+def _unknown_is_no(patch: Patch) -> None:
+    def error(code: ErrorCode, text: str = "", **other: Any) -> KafkaError:
+        certain = ErrorCode.NOT_CONTROLLER if code is ErrorCode.OUTCOME_UNKNOWN else code
+        return KafkaError(certain, text, **other)
+
+    patch.setattr(raft_node, "KafkaError", error)
+
+
+@fault("answers before the commit", "R9", "P6", "R14")
+def _answers_early(patch: Patch) -> None:
+    async def command(self: Any, decide: Any) -> Any:
+        if self._speculation is None:
+            raise self._not_controller()
+        records, answer = decide(self._speculation.image)
+        if records:
+            self._append(records, active_controller.Urgency.CHANGE)
+        return answer
+
+    patch.setattr(active_controller.ActiveController, "_command", command)
+
+
+@fault("rule M2 active before the reign's own entry", "C11", "R9")
+def _active_early(patch: Patch) -> None:
+    def apply(self: Any, command: bytes, index: int, term: int) -> None:
+        real_apply(self, command, index, term)
+        if command[0] == raft_node.NO_OP and self._isLeader() and not self._active:
+            self._active = True
+            self.parts.events.activated(self.raftCurrentTerm, index)
+
+    real_apply = raft_node.RaftNode._apply
+    patch.setattr(raft_node.RaftNode, "_apply", apply)
+
+
+# ---- state and snapshots
+
+
+@fault("rule M1 a snapshot with another offset", "R11", "R12")
+def _snapshot_offset(patch: Patch) -> None:
+    freeze = metadata_state_machine.MetadataStateMachine.freeze
+
+    def late(self: Any) -> Any:
+        frozen = freeze(self)
+        image = frozen.image
+        later = MetadataOffset(image.next_offset + 1)
+        return replace(frozen, image=replace(image, next_offset=later))
+
+    patch.setattr(metadata_state_machine.MetadataStateMachine, "freeze", late)
+
+
+@fault("M30 a snapshot that forgets brokers' states", "R11", "R12")
+def _snapshot_forgets(patch: Patch) -> None:
+    real = snapshot._broker_records
+
+    def forgetful(broker: Any) -> Iterator[Any]:
+        for record in real(broker):
+            if not isinstance(record, BrokerRegistrationChangeRecord):
+                yield record
+
+    patch.setattr(snapshot, "_broker_records", forgetful)
+
+
+@fault("a controller folds by itself", "R12")
+def _folds_by_itself(patch: Patch) -> None:
+    turn = metadata_state_machine.MetadataStateMachine._turn_to
+
+    def own(self: Any, delta: Any, image: Any) -> None:
+        if type(self).__name__ == "WatchedMachine" and self._life.node_id == 2:
+            image = replace(image, epoch=image.epoch + 1)
+        turn(self, delta, image)
+
+    patch.setattr(metadata_state_machine.MetadataStateMachine, "_turn_to", own)
+
+
+# ---- brokers
+
+
+@fault("M1* M28 another incarnation while the session is valid", "C2")
+def _two_incarnations(patch: Patch) -> None:
+    real = cluster_control.decide_register_broker
+
+    def decide(*args: Any, **how: Any) -> Any:
+        return real(*args, **(how | {"session_is_valid": False}))
+
+    patch.setattr(controller, "decide_register_broker", decide)
+
+
+@fault("unfences who has not seen its registration", "C4", first=16)
+def _unfences_early(patch: Patch) -> None:
+    real = cluster_control.decide_unfence
+
+    def decide(*args: Any, **how: Any) -> Any:
+        return real(*args, **(how | {"metadata_offset": MetadataOffset(10**9)}))
+
+    patch.setattr(controller, "decide_unfence", decide)
+
+
+@fault("rule M7 a judge blames others for its own stall", "C5", "C2", first=20)
+def _blames_others(patch: Patch) -> None:
+    def at(self: Any, now_ms: int) -> int:
+        return self._judge_ms + max(0, now_ms - self._ran_ms)
+
+    patch.setattr(heartbeat_tracker.HeartbeatTracker, "_at", at)
+
+
+@fault("sessions never end", "C6", "C14")
+def _sessions_never_end(patch: Patch) -> None:
+    patch.setattr(heartbeat_tracker.HeartbeatTracker, "has_expired", lambda *_: False)
+
+
+@fault("a heartbeat of an earlier life counts", "C7", first=16)
+def _any_heartbeat(patch: Patch) -> None:
+    def anyone(image: Any, broker_id: Any, broker_epoch: Any) -> Any:
+        return image.brokers.get(broker_id)
+
+    patch.setattr(controller, "check_broker_epoch", anyone)
+
+
+@fault("may leave before everybody knows", "C8")
+def _leaves_early(patch: Patch) -> None:
+    def shutdown(self: Any, image: Any, broker: Any) -> tuple[bool, str]:
+        return True, ""
+
+    patch.setattr(controller.Controller, "_shutdown", shutdown)
+
+
+@fault("rule M4 no consequences of a fence", "C3", "P12", "C14")
+def _no_consequences(patch: Patch) -> None:
+    def nothing(image: Any, partitions: Any, **_: Any) -> Any:
+        return replication_control.Consequences((), len(list(partitions)))
+
+    patch.setattr(controller, "decide_consequences", nothing)
+
+
+# ---- partitions
+
+
+@fault("M9* no check of broker epochs in AlterPartition", "P6", "C3")
+def _any_broker_epoch(patch: Patch) -> None:
+    def anyone(image: Any, broker_id: Any, broker_epoch: Any) -> Any:
+        return image.brokers[broker_id]
+
+    patch.setattr(replication_control, "check_broker_epoch", anyone)
+    patch.setattr(replication_control, "_check_may_join", lambda *_: None)
+
+
+@fault("M10* no check of the partition epoch", "P6")
+def _any_partition_epoch(patch: Patch) -> None:
+    real = replication_control._check_epochs
+
+    def check(command: Any, partition: Any) -> None:
+        real(replace(command, partition_epoch=partition.partition_epoch), partition)
+
+    patch.setattr(replication_control, "_check_epochs", check)
+
+
+@fault("M15 a fenced replica joins", "P6", "C3", first=48)
+def _fenced_joins(patch: Patch) -> None:
+    patch.setattr(replication_control, "is_electable", lambda *_: True)
+
+
+@fault("requests from the future are taken", "P7", "P6")
+def _future_taken(patch: Patch) -> None:
+    patch.setattr(replication_control, "_check_epochs", lambda *_: None)
+
+
+@fault("M18 the last member keeps its place without its data", "P10")
+def _last_member_stays(patch: Patch) -> None:
+    nobody = partition_change._Lost(frozenset(), frozenset())
+    patch.setattr(partition_change, "_lost_replicas", lambda *_: nobody)
+
+
+@fault("who leaves a small ISR is forgotten", "P3")
+def _no_elr(patch: Patch) -> None:
+    patch.setattr(partition_draft, "next_elr", lambda *_: ())
+
+
+def turned_red(found: Fault, patch: Patch) -> tuple[str, int] | None:
+    """(invariant, seeds tried) of the first seed that shows a planted fault by a right name."""
+    with patch.context() as planted:
+        found.plant(planted)
+        for tried in range(SEEDS_MAX):
+            try:
+                tell(found.first + tried, found.length)
+            except InvariantError as error:
+                if error.invariant in found.turns_red:
+                    return error.invariant, found.first + tried
+            except Exception:  # noqa: BLE001 another check was faster: the next seed
+                continue
+    return None
+
+
+@pytest.mark.parametrize("found", FAULTS, ids=lambda found: found.name.replace(" ", "-"))
+def test_a_planted_fault_turns_its_invariant_red(found: Fault, monkeypatch: Patch) -> None:
+    shown = turned_red(found, monkeypatch)
+    assert shown is not None, f"{found.name}: none of {found.turns_red} in {SEEDS_MAX} seeds"
+    tell(shown[1], found.length)  # green without it
