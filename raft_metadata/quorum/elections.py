@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from raft_metadata.common.ids import NodeId
-from raft_metadata.quorum.journal import DurableJournal, Entry
+from raft_metadata.quorum.journal import DurableJournal
+from raft_metadata.quorum.journal_format import Entry
 from raft_metadata.quorum.wire import Message
 
 NEVER = float("-inf")
@@ -95,8 +96,10 @@ class Rejoin:
 def fence_may_lift(contact: LeaderContact, journal: DurableJournal, fence_term: int) -> bool:
     """Whether a rejoining voter holds all that was ever committed.
 
-    It must hold the entry at the leader's commit index, and that entry must be of the leader's
-    own term: a new leader's commit index may lie below older commits (lesson 4).
+    It must hold the entry at the leader's commit index on disk, and that entry must be of the
+    leader's own term: a new leader's commit index may lie below older commits (lesson 4).
     """
     entry = journal.at(contact.commit_index)
-    return entry is not None and entry[2] == contact.term and contact.term >= fence_term
+    if entry is None or contact.commit_index > journal.durable_index:
+        return False
+    return entry[2] == contact.term and contact.term >= fence_term

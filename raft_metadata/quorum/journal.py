@@ -1,29 +1,19 @@
 """The Raft log and the vote of one voter, durable before anything is said about them.
 
-File ``journal``: a head, then records. The head proves the content the file was born with (synced
-before it had its name). Each record carries the *durable end* known when it was written, so that
-a bad record below any end proven later is corruption (refused), and one above it was torn by a
-power cut (cut off): rule Q5. Records start with a mark that is random per file, so that a payload
-can't imitate a record, and the next one behind lost pages can be found.
-
-    head    magic 8s | mark 8s | proven end u64 | crc u32
-    record  mark 8s | crc u32 | length u32 | index u64 | term u64 | durable end u64 | command
-
-A record with index 0 is no entry: it only proves the end of the group before it, once the voter
-has been idle for a second.
-
 Written bytes are never truncated in place: pages of the old tail, which prove a longer durable
 end, could come back behind new records. A truncation below what was written is a new file.
+
+Entries are written and synced by the flusher, beside the loop, one hand-over at a time: what is
+added meanwhile waits for the next. `durable_index` tells how far it has come; whoever speaks of an
+entry waits for it there (`transport.py`, `raft_node.py`). The vote, a rare thing, is written on the
+loop.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import struct
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -37,20 +27,20 @@ from raft_metadata.quorum.files import (
     replace_file,
     write_checked,
 )
+from raft_metadata.quorum.flusher import Flusher, InlineFlusher
+from raft_metadata.quorum.journal_format import (
+    MARK_BYTES,
+    Entry,
+    encode_file,
+    encode_proof,
+    encode_record,
+    file_bytes,
+    parse_journal,
+    record_bytes,
+)
 
 JOURNAL_FILE = "journal"
 VOTE_FILE = "vote.json"
-MARK_BYTES = 8
-
-_MAGIC = b"QLRAFTJ1"
-_HEAD = struct.Struct("<8s8sQI")
-_RECORD = struct.Struct("<8sIIQQQ")
-_CHECKED = struct.Struct("<IQQQ")
-_CRC_END = MARK_BYTES + 4
-_PROOF_INDEX = 0
-
-Entry = tuple[bytes, int, int]
-"""(command, index, term): pysyncobj's own order."""
 
 _log = logging.getLogger("raft_metadata.quorum")
 
@@ -62,20 +52,37 @@ class Vote(msgspec.Struct, frozen=True):
     voted_for: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    entry: Entry
-    durable_end: int
-    end: int
+class _Flush:
+    """One hand-over to the flusher. `work` runs on its thread; the rest is the loop's.
 
+    Carries the truncation generation it was begun in (rule Q3), the last index it makes durable
+    and the length of the file then.
+    """
 
-@dataclass(frozen=True, slots=True)
-class JournalScan:
-    """What a journal's bytes hold, up to ``end``; they were durable up to ``proven``."""
+    def __init__(
+        self,
+        write: Callable[[], FileHandle],
+        generation: int,
+        index: int,
+        end: int,
+        *,
+        proves: bool,
+    ) -> None:
+        self._write = write
+        self.generation = generation
+        self.index = index
+        self.end = end
+        self.proves = proves
+        """Afterwards the end of the file proves itself (rule Q5)."""
+        self.handle: FileHandle | None = None
+        """The file written to; None until it is synced."""
+        self.error: Exception | None = None
 
-    entries: list[Entry]
-    end: int
-    proven: int
+    def work(self) -> None:
+        try:
+            self.handle = self._write()
+        except Exception as error:  # noqa: BLE001 told on the loop, which ends the process
+            self.error = error
 
 
 class DurableJournal:
@@ -85,7 +92,8 @@ class DurableJournal:
     After that, any failure to write or sync ends the process through the fault handler: the
     library has already changed its mind in memory (rule Q2, lesson 6).
 
-    Invariants: indexes are contiguous; nothing is durable unless `durable_index` covers it.
+    Invariants: indexes are contiguous; nothing is durable unless `durable_index` covers it; at most
+    one flush is in flight, and it proves nothing once a truncation has followed it (rule Q3).
     """
 
     def __init__(
@@ -94,36 +102,44 @@ class DurableJournal:
         directory: Path,
         faults: FaultHandler,
         *,
+        flusher: Flusher | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._files = files
         self._path = directory / JOURNAL_FILE
         self._vote_path = directory / VOTE_FILE
         self._faults = faults
+        self._flusher = flusher or InlineFlusher()
         self._random_bytes = random_bytes
         self.entries: list[Entry] = []
-        self._starts: list[int] = []
-        self._buffer = bytearray()
         self._mark = b""
         self._handle: FileHandle | None = None
         self._length = 0
-        self._durable_end = 0
+        self._handed = 0
+        """How many of `entries` the file has, or is about to have."""
+        self._waiting_bytes = 0
+        self._must_rewrite = False
+        self._must_prove = False
         self._tail_proven = True
         self._added_since_timer = False
-        self._must_rewrite = False
-        self._dirty = False
+        self._durable_end = 0
+        self._durable_index = 0
+        self.generation = 0
+        """Truncations so far: what was said about the log in an older one may be untrue now."""
+        self._in_flight: _Flush | None = None
         self._before_clear: list[Entry] | None = None
         self.installed: int | None = None
         """Index of a snapshot just installed, until its acknowledgement has been sent: the
         acknowledgement may only claim this much, not the entries kept behind it."""
         self.commit_index = 1
         self.sync_count = 0
-        self._durable_index = 0
+        self.on_durable: Callable[[], None] = _nothing
+        """Called on the loop when `durable_index` may have grown."""
         self.vote = self._open()
         # rule Q1, open means synced: what was read may be in the page cache only. fsync alone
         # does not do, because after an EIO the cached pages look clean (rule Q2): everything is
         # written again, into a new file, and with it the directory is synced.
-        self._write_file()
+        self._rewrite_now()
 
     def _open(self) -> Vote:
         if not self._files.exists(self._path):
@@ -162,24 +178,23 @@ class DurableJournal:
     @property
     def size_bytes(self) -> int:
         """Length of the file and of what waits to be written."""
-        return self._length + len(self._buffer)
+        return self._length + self._waiting_bytes
 
     def at(self, index: int) -> Entry | None:
         """The entry of a Raft index, None where it is compacted away or beyond the end."""
         position = index - self.entries[0][1] if self.entries else -1
         return self.entries[position] if 0 <= position < len(self.entries) else None
 
-    # -- changing: nothing of it is durable before sync()
+    # -- changing: nothing of it is durable before `durable_index` says so
 
     def add(self, command: bytes, index: int, term: int) -> None:
         """Append one entry."""
         if self.entries and index != self.entries[-1][1] + 1:
             self._faults.fatal(f"journal append out of order {self.entries[-1][1]} then {index}")
-        self._starts.append(self.size_bytes)
-        self._buffer += _record(self._mark, (command, index, term), self._durable_end)
-        self.entries.append((command, index, term))
-        self._dirty = self._added_since_timer = True
-        self._tail_proven = False
+        entry = (command, index, term)
+        self.entries.append(entry)
+        self._waiting_bytes += record_bytes(entry)
+        self._added_since_timer = True
         if self._before_clear is not None and len(self.entries) == 2:
             self._keep_suffix(self._before_clear)
 
@@ -195,10 +210,9 @@ class DurableJournal:
     def clear(self) -> None:
         """Forget all; the two head entries of a snapshot are added next."""
         self._before_clear = self.entries
-        self.entries, self._starts = [], []
-        self._durable_index = 0
-        self._buffer.clear()
-        self._must_rewrite = self._dirty = True
+        self.entries = []
+        self._replaced_from(0)
+        self._must_rewrite = True
 
     def delete_from(self, position: int) -> None:
         """Drop a conflicting tail. A committed entry in it means Raft itself is broken."""
@@ -208,22 +222,21 @@ class DurableJournal:
         if index <= self.commit_index:
             self._faults.fatal(f"truncating committed entry {index}, commit {self.commit_index}")
         del self.entries[position:]
-        self._durable_index = min(self._durable_index, index - 1)
-        self._dirty = True
-        if self._must_rewrite:
-            return
-        start = self._starts[position]
-        del self._starts[position:]
-        if start >= self._length:
-            del self._buffer[start - self._length :]
-        else:
+        self._replaced_from(index)
+        if position < self._handed:
             self._must_rewrite = True
+
+    def _replaced_from(self, index: int) -> None:
+        # rule Q3: what is in flight was begun before this, and proves nothing any more.
+        self.generation += 1
+        self._durable_index = min(self._durable_index, max(0, index - 1))
+        self._waiting_bytes = sum(map(record_bytes, self.entries[self._handed :]))
 
     def delete_to(self, position: int) -> None:
         """Drop a prefix that a durable snapshot holds."""
         if position > 0:
-            del self.entries[:position], self._starts[:position]
-            self._must_rewrite = self._dirty = True
+            del self.entries[:position]
+            self._must_rewrite = True
 
     def align(self, previous: Entry, last: Entry) -> None:
         """Fit the journal to a snapshot that ends with these two entries; at start only.
@@ -233,8 +246,8 @@ class DurableJournal:
         """
         if self.at(previous[1]) == previous and self.at(last[1]) == last:
             self.delete_to(previous[1] - self.entries[0][1])
-            if self._dirty:
-                self._write_file()
+            if self._must_rewrite:
+                self._rewrite_now()
         elif self.entries and self.entries[0][1] > previous[1]:
             msg = f"starts at {self.entries[0][1]}, after the snapshot's {last[1]}: {self._path}"
             raise CorruptionError(msg)
@@ -242,53 +255,97 @@ class DurableJournal:
 
     # -- durability
 
-    def sync(self) -> None:
-        """Afterwards every entry is on disk, or the process has ended."""
-        if not self._dirty:
+    def flush(self) -> None:
+        """Begin to make everything durable; `on_durable` tells when.
+
+        Nothing while one is in flight: what was added since goes with the next, which begins by
+        itself.
+        """
+        if self._in_flight is not None or not self._is_dirty:
             return
-        try:
-            if self._must_rewrite:
-                self._write_file()
-            else:
-                self._append()
-        except Exception as error:  # noqa: BLE001 whatever it is, the process ends
-            self._faults.fatal(f"journal write failed file={self._path}", error)
+        flush = self._in_flight = self._next_flush()
+        self._flusher.start(flush.work, lambda: self._flushed(flush))
 
-    def _write_file(self) -> None:
-        self._mark = self._random_bytes(MARK_BYTES)
-        # 0: the head proves all of them.
-        records = [_record(self._mark, entry, 0) for entry in self.entries]
-        self._starts, end = [], _HEAD.size
-        for record in records:
-            self._starts.append(end)
-            end += len(record)
-        head = struct.pack("<8s8sQ", _MAGIC, self._mark, end)
-        head += struct.pack("<I", zlib.crc32(head))
-        replace_file(self._files, self._path, [head, b"".join(records)])
-        if self._handle is not None:
-            self._handle.close()
-        self._handle = self._files.open(self._path)
-        self._length = self._durable_end = end
-        self._written(tail_proven=True)
-        self._must_rewrite = False
+    @property
+    def _is_dirty(self) -> bool:
+        return self._must_rewrite or self._must_prove or self._handed < len(self.entries)
 
-    def _append(self) -> None:
-        if self._handle is None:
+    def _next_flush(self) -> _Flush:
+        index = self.entries[-1][1] if self.entries else 0
+        proves = self._must_rewrite or self._handed == len(self.entries)
+        write = self._new_file() if self._must_rewrite else self._group()
+        self._handed, self._waiting_bytes = len(self.entries), 0
+        self._must_rewrite = self._must_prove = False
+        return _Flush(write, self.generation, index, self._length, proves=proves)
+
+    def _group(self) -> Callable[[], FileHandle]:
+        handle, offset = self._handle, self._length
+        if handle is None:
             msg = f"closed file={self._path}"
             raise StorageError(msg)
-        if self._buffer:
-            self._handle.pwrite(bytes(self._buffer), self._length)
-            self._length += len(self._buffer)
-        self._handle.sync()
-        self._durable_end = self._length
-        self._written(tail_proven=self._tail_proven)
+        mark, durable_end = self._mark, self._durable_end
+        new = self.entries[self._handed :]
+        data = b"".join([encode_record(mark, entry, durable_end) for entry in new])
+        data = data or encode_proof(mark, durable_end)
+        self._length += len(data)
 
-    def _written(self, *, tail_proven: bool) -> None:
-        self._buffer.clear()
-        self._dirty = False
-        self._durable_index = self.entries[-1][1] if self.entries else 0
-        self._tail_proven = tail_proven
+        def write() -> FileHandle:
+            handle.pwrite(data, offset)
+            handle.sync()
+            return handle
+
+        return write
+
+    def _new_file(self) -> Callable[[], FileHandle]:
+        files, path, entries = self._files, self._path, list(self.entries)
+        mark = self._mark = self._random_bytes(MARK_BYTES)
+        length = self._length = file_bytes(entries)
+
+        def write() -> FileHandle:
+            replace_file(files, path, encode_file(mark, entries, length))
+            return files.open(path)
+
+        return write
+
+    def _flushed(self, flush: _Flush) -> None:
+        if flush is not self._in_flight:
+            return  # `sync` has seen it already, or the journal is closed
+        self._in_flight = None
+        if flush.handle is None:
+            # rule Q2: not tried again, and nothing of it is believed.
+            self._faults.fatal(f"journal write failed file={self._path}", flush.error)
+        self._adopt(flush, flush.handle)
+        self.on_durable()
+        self.flush()
+
+    def _adopt(self, flush: _Flush, handle: FileHandle) -> None:
+        if self._handle is not None and self._handle is not handle:
+            self._handle.close()
+        self._handle = handle
         self.sync_count += 1
+        if flush.generation != self.generation:
+            # rule Q3: some of what it wrote was replaced meanwhile; a new file says what is true.
+            self._must_rewrite = True
+            return
+        self._durable_end, self._durable_index = flush.end, flush.index
+        self._tail_proven = flush.proves
+
+    def sync(self) -> None:
+        """Block until everything is durable, or the process has ended. Not for a running voter."""
+        self.flush()
+        while (flush := self._in_flight) is not None:
+            self._flusher.wait()
+            self._flushed(flush)
+
+    def _rewrite_now(self) -> None:
+        """At start, where an error is the opener's to handle."""
+        self._must_rewrite = True
+        flush = self._next_flush()
+        flush.work()
+        if flush.handle is None:
+            assert flush.error is not None, "it was run"
+            raise flush.error
+        self._adopt(flush, flush.handle)
 
     def prove_tail(self) -> None:
         """Called every second: after an idle one, prove the last group.
@@ -297,22 +354,18 @@ class DurableJournal:
         """
         idle = not self._added_since_timer
         self._added_since_timer = False
-        if not idle or self._dirty or self._tail_proven:
-            return
-        self._buffer += _record(self._mark, (b"", _PROOF_INDEX, 0), self._durable_end)
-        self._dirty = self._tail_proven = True
-        self.sync()
+        if idle and not self._tail_proven and self._in_flight is None:
+            self._must_prove = True
+            self.flush()
 
     # -- what Raft promises beside its entries
 
     def set_commit_index(self, index: int) -> None:
-        """The leader counts its own copy only once it is on disk. Not stored: re-learnt."""
-        if index > self.commit_index:
-            self.sync()
-            self.commit_index = index
+        """What may not be truncated any more. Not stored: re-learnt."""
+        self.commit_index = max(self.commit_index, index)
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
-        """Durable before the message that tells it."""
+        """Durable before the message that tells it: on the loop, because it comes once a term."""
         vote = Vote(term=term, voted_for=voted_for)
         if vote == self.vote:
             return
@@ -326,73 +379,15 @@ class DurableJournal:
         write_checked(self._files, self._vote_path, msgspec.json.encode(vote))
 
     def close(self) -> None:
-        """Give the file up without another write."""
+        """Give the file up once nobody writes to it; begins no other write."""
+        self._flusher.close()
+        flush, self._in_flight = self._in_flight, None
+        if flush is not None and flush.handle is not None and flush.handle is not self._handle:
+            flush.handle.close()
         if self._handle is not None:
             self._handle.close()
             self._handle = None
 
 
-def _record(mark: bytes, entry: Entry, durable_end: int) -> bytes:
-    command, index, term = entry
-    body = _CHECKED.pack(len(command), index, term, durable_end) + command
-    return mark + struct.pack("<I", zlib.crc32(body)) + body
-
-
-def _parse(data: bytes, mark: bytes, offset: int) -> _Record | None:
-    start = offset + _RECORD.size
-    if start > len(data) or data[offset : offset + MARK_BYTES] != mark:
-        return None
-    _, crc, length, index, term, durable_end = _RECORD.unpack_from(data, offset)
-    end = start + length
-    if end > len(data) or zlib.crc32(memoryview(data)[offset + _CRC_END : end]) != crc:
-        return None
-    return _Record((data[start:end], index, term), durable_end, end)
-
-
-def _good_records(data: bytes, mark: bytes, offset: int) -> Iterator[_Record]:
-    while (record := _parse(data, mark, offset)) is not None:
-        yield record
-        offset = record.end
-
-
-def parse_journal(data: bytes, path: Path) -> JournalScan:
-    """The whole file: torn behind ``end``, or CorruptionError where that was proven durable.
-
-    ``path`` is for the error only.
-    """
-    head_ok = len(data) >= _HEAD.size and (
-        zlib.crc32(data[: _HEAD.size - 4]) == _HEAD.unpack_from(data)[3]
-    )
-    if not head_ok or data[:8] != _MAGIC:
-        msg = f"corrupt head file={path} offset=0"
-        raise CorruptionError(msg)
-    _, mark, proven, _ = _HEAD.unpack_from(data)
-    scan = scan_records(data, mark, proven)
-    if scan.end < scan.proven:
-        msg = f"corrupt record file={path} offset={scan.end}: it was durable up to {scan.proven}"
-        raise CorruptionError(msg)
-    for before, after in zip(scan.entries, scan.entries[1:], strict=False):
-        if after[1] != before[1] + 1:
-            msg = f"index gap file={path} {before[1]} then {after[1]}"
-            raise CorruptionError(msg)
-    return scan
-
-
-def scan_records(data: bytes, mark: bytes, proven: int) -> JournalScan:
-    """Read records from behind the head up to the first bad one.
-
-    The good records behind it are used for one thing: what they prove about the durable end
-    (rule Q5: unsynced pages reach the disk in any order, so their presence alone proves nothing).
-    """
-    end, entries = _HEAD.size, []
-    for record in _good_records(data, mark, end):
-        end, proven = record.end, max(proven, record.durable_end)
-        if record.entry[1] != _PROOF_INDEX:
-            entries.append(record.entry)
-    found = data.find(mark, end + 1)
-    while found >= 0:
-        later = _parse(data, mark, found)
-        if later is not None:
-            proven = max(proven, later.durable_end)
-        found = data.find(mark, found + 1)
-    return JournalScan(entries, end, proven)
+def _nothing() -> None:
+    pass

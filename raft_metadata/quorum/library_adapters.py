@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from raft_metadata.common.faults import FaultHandler
-from raft_metadata.quorum.journal import DurableJournal, Entry
+from raft_metadata.quorum.journal import DurableJournal
+from raft_metadata.quorum.journal_format import Entry
 from raft_metadata.quorum.pysyncobj_internals import (
     NOT_SERIALIZING,
     SERIALIZE_FAILED,
@@ -30,8 +31,10 @@ _STATES = {
 class JournalAdapter:
     """The library's `Journal`. It holds no state of its own."""
 
-    def __init__(self, journal: DurableJournal) -> None:
+    def __init__(self, journal: DurableJournal, commit: Callable[[int], int]) -> None:
         self._journal = journal
+        self._commit = commit
+        """How much of a commit index that the library has just set may stand."""
 
     def add(self, command: bytes, idx: int, term: int) -> None:
         """Append."""
@@ -60,7 +63,7 @@ class JournalAdapter:
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
         """Called before anything is applied."""
-        self._journal.set_commit_index(raftCommitIndex)
+        self._journal.set_commit_index(self._commit(raftCommitIndex))
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
         """At start."""

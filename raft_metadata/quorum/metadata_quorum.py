@@ -18,6 +18,7 @@ from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.common.tls import load_contexts
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.files import DiskFiles, Files
+from raft_metadata.quorum.flusher import ThreadFlusher
 from raft_metadata.quorum.introductions import Introductions
 from raft_metadata.quorum.peer_links import LinkOwner, PeerLinks
 from raft_metadata.quorum.pysyncobj_internals import library_now, verify_library
@@ -96,8 +97,8 @@ class MetadataQuorum:
     """One voter of the metadata quorum, for the life of a controller process.
 
     Owned by the controller; single-threaded on its loop (asyncio or uvloop). `start` once, `stop`
-    once. Between them it owns the directory's lock, the links to the other voters, one timer, and
-    at times one thread that writes a snapshot.
+    once. Between them it owns the directory's lock, the links to the other voters, one timer, the
+    thread that waits for the disk, and at times another one that writes a snapshot.
     """
 
     def __init__(
@@ -136,7 +137,13 @@ class MetadataQuorum:
         verify_library()
         self._loop = asyncio.get_running_loop()
         tls = None if self._config.tls is None else load_contexts(self._config.tls)
-        disk = self._disk = open_voter_disk(self._config, self._machine, self._faults, self._files)
+        disk = self._disk = open_voter_disk(
+            self._config,
+            self._machine,
+            self._faults,
+            self._files,
+            flusher=ThreadFlusher(self._loop.call_soon_threadsafe),
+        )
         owner = LinkOwner(self._request_tick, self._event_failed)
         links = self._links = PeerLinks(self._config, Introductions(disk.home), tls, owner)
         try:

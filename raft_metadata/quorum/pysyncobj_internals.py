@@ -183,6 +183,11 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
     def applied_index(self, index: int) -> None:
         self._SyncObj__raftLastApplied = index
 
+    # Stock counts a leader's own copy as soon as it is in memory.
+    def lower_commit_index(self, index: int) -> None:
+        """Called from within the library's setting of it, before anything is applied or said."""
+        self._SyncObj__raftCommitIndex = index
+
     # Stock leaves the commit index behind after it installed a snapshot.
     def raise_commit_index(self, index: int) -> None:
         """What a snapshot holds is committed."""

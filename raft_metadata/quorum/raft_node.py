@@ -152,7 +152,8 @@ class RaftNode(PinnedSyncObj):
         self._pre_vote = PreVote(voters=len(config.voters))
         self._rejoin = Rejoin(frozenset(config.others))
         snapshot_adapter = SnapshotAdapter(parts.snapshots, parts.faults, self._backlog_bytes)
-        conf = library_conf(config, JournalAdapter(parts.journal), snapshot_adapter)
+        journal_adapter = JournalAdapter(parts.journal, self._commit)
+        conf = library_conf(config, journal_adapter, snapshot_adapter)
         conf.onStateChanged = self._on_role_changed
         super().__init__(
             VoterNode(config.node_id),
@@ -160,6 +161,7 @@ class RaftNode(PinnedSyncObj):
             conf,
             transportClass=FilteredTransport,
         )
+        self.journal.on_durable = self._on_durable
         self.load_snapshot(present=parts.snapshots.header is not None)
         self._min_election_s = conf.raftMinTimeout
         if not config.others:
@@ -195,7 +197,7 @@ class RaftNode(PinnedSyncObj):
 
     @override
     def append_queued(self) -> None:
-        """Send once for all that was queued, then sync: it overlaps with the followers' syncs."""
+        """Send once for all that was queued, then flush: it overlaps with the followers' syncs."""
         appended = 0
         while self._queue and appended < ENTRIES_PER_TURN:
             queued = self._queue.popleft()
@@ -211,8 +213,28 @@ class RaftNode(PinnedSyncObj):
         if self._isLeader() and (appended or self._commit_moved):
             self.send_append_entries()
         self._commit_moved = False
-        self.journal.sync()
-        if self._queue or (appended and not self.otherNodes):
+        self.journal.flush()
+        if self._queue:
+            self.parts.request_tick()
+
+    # -- what waits for the disk (rule M7: the loop does not)
+
+    def _commit(self, index: int) -> int:
+        """How far a commit index may go: the leader's own copy counts once it is on disk.
+
+        Defect 2. The library counts it at once, and is held back here until the flush is done; a
+        follower hears of what a majority has on disk without it.
+        """
+        if not self._isLeader():
+            return index
+        allowed = max(self.journal.commit_index, min(index, self.journal.durable_index))
+        if allowed < index:
+            self.lower_commit_index(allowed)
+        return allowed
+
+    def _on_durable(self) -> None:
+        self.transport.release()
+        if self._isLeader() or self.home.fenced:
             self.parts.request_tick()
 
     def _on_role_changed(self, old: int, _new: int) -> None:
@@ -354,7 +376,6 @@ class RaftNode(PinnedSyncObj):
                 self._rejoin.ask_again_at = self.now() + self.conf.appendEntriesPeriod
                 self._send_all({"type": "term_query"})
         elif fence_may_lift(self.contact, self.journal, meta.fence_term):
-            self.journal.sync()
             self.home.lift_fence()
 
     def on_term_answer(self, node: VoterNode, term: int) -> None:

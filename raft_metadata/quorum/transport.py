@@ -7,7 +7,9 @@ Each correction names the defect it closes, as numbered in the table of DESIGN.m
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from pysyncobj.transport import Transport
@@ -23,6 +25,12 @@ from raft_metadata.quorum.wire import MalformedMessageError, Message, checked
 MAX_APPENDS_AHEAD_BYTES = 4 * 1024 * 1024
 """Unsent to one follower: no further append until it has drained. What is on its way keeps the
 follower from standing; a slow link is not given more than it can take."""
+
+MAX_HELD = 4096
+"""Answers and votes that wait for the disk. The oldest is forgotten: answers are cumulative, and a
+lost vote is asked for again."""
+ALIVE_EVERY_S = 0.1
+"""While an answer waits for the disk its leader hears so often that we are there."""
 
 _log = logging.getLogger("raft_metadata.quorum")
 
@@ -85,6 +93,17 @@ class FilteredRaft(Protocol):
     def on_ping(self, node: VoterNode, message: Message) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A message that speaks of entries which are not on disk yet."""
+
+    node: VoterNode
+    message: Message
+    needed: int
+    generation: int
+    term: int
+
+
 class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
     """The library's `Transport` over our links, and `LinkEvents` for them.
 
@@ -99,6 +118,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         self._home = syncobj.home
         self._links = syncobj.links
         self._voters = {node.node_id: node for node in others}
+        self._held: deque[_Held] = deque(maxlen=MAX_HELD)
+        self._answered_at: dict[NodeId, float] = {}
         self._vote_term = 0
         self._voters_counted: set[int] = set()
         super().__init__(syncobj, self_node, others)
@@ -146,10 +167,10 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         kind = message["type"]
         if kind == "next_node_idx":
             self._complete_answer(message)
-        elif kind in ("request_vote", "response_vote"):
-            self._journal.sync()  # defect 2: it speaks of our last entry
-        message["stamp"] = self._home.stamp(node.node_id)
-        sent = self._links.send(node.node_id, message)
+        if self._rests_on(message) > self._journal.durable_index:
+            self._hold(node, message)
+            return True
+        sent = self._send_now(node, message)
         if kind == "append_entries":
             nothing = "serialized" in message and message["serialized"] is None
             if nothing or self.is_congested(node):
@@ -163,11 +184,58 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             claimed = min(message["next_node_idx"], journal.installed + 1)
             message["next_node_idx"], journal.installed = claimed, None
         message["term"] = self._raft.raftCurrentTerm  # defect 9
-        journal.sync()  # defect 2: acknowledge only what is on disk
         if message["reset"] and not message["success"]:
             # Defect 8: committed means surely equal. Stock steps back one entry per heartbeat and
             # never arrives while several batches are under way.
             message["next_node_idx"] = self._raft.raftCommitIndex + 1
+
+    # -- what waits for the disk (defect 2, rule M7)
+
+    def _rests_on(self, message: Message) -> int:
+        """The raft index that must be on disk before a message may leave; 0 for none."""
+        kind = message["type"]
+        if kind == "next_node_idx" and message["success"]:
+            return int(message["next_node_idx"]) - 1
+        if kind in ("request_vote", "response_vote"):
+            return self._journal.last[1]  # it speaks of our last entry
+        return 0
+
+    def _hold(self, node: VoterNode, message: Message) -> None:
+        journal, now = self._journal, self._raft.now()
+        needed, term = self._rests_on(message), self._raft.raftCurrentTerm
+        self._held.append(_Held(node, message, needed, journal.generation, term))
+        journal.flush()
+        answers = message["type"] == "next_node_idx"
+        if answers and now - self._answered_at.get(node.node_id, 0.0) >= ALIVE_EVERY_S:
+            # Claims nothing: a slow disk must not look like a lost follower to the leader.
+            alive = {**message, "next_node_idx": journal.durable_index + 1, "success": False}
+            self._send_now(node, alive)
+
+    def release(self) -> None:
+        """Send what the disk has now. Answers are cumulative: of several, the last one goes."""
+        journal, term = self._journal, self._raft.raftCurrentTerm
+        if not self._held:
+            return
+        ready: dict[tuple[NodeId, str], _Held] = {}
+        waiting: deque[_Held] = deque(maxlen=MAX_HELD)
+        for held in self._held:
+            if held.generation != journal.generation or held.term != term:
+                continue  # rule Q3: what it speaks of was replaced, or nobody asks any more
+            if held.needed > journal.durable_index:
+                waiting.append(held)
+                continue
+            key = held.node.node_id, held.message["type"]
+            if key not in ready or held.needed >= ready[key].needed:
+                ready[key] = held
+        self._held = waiting
+        for held in ready.values():
+            self._send_now(held.node, held.message)
+
+    def _send_now(self, node: VoterNode, message: Message) -> bool:
+        if message["type"] == "next_node_idx":
+            self._answered_at[node.node_id] = self._raft.now()
+        message["stamp"] = self._home.stamp(node.node_id)
+        return self._links.send(node.node_id, message)
 
     def _answer(
         self, node: VoterNode, next_index: int, *, success: bool = False, reset: bool = False

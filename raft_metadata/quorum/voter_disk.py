@@ -13,6 +13,7 @@ from raft_metadata.common.faults import FaultHandler
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import DataDir, Identity
 from raft_metadata.quorum.files import NEW_SUFFIX, Files, replace_file, storage_errors
+from raft_metadata.quorum.flusher import Flusher
 from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal
 from raft_metadata.quorum.snapshots import SnapshotStore, Snapshotted, start_thread
 
@@ -43,6 +44,7 @@ def open_voter_disk(
     files: Files,
     *,
     run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,
+    flusher: Flusher | None = None,
 ) -> VoterDisk:
     """Open everything, and hand the snapshot to the state machine.
 
@@ -64,7 +66,7 @@ def open_voter_disk(
             msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
             raise StorageError(msg)
         with storage_errors("open", config.raft_dir):
-            journal = _open_journal(config, faults, files)
+            journal = _open_journal(config, faults, files, flusher)
     except BaseException:
         home.close()
         raise
@@ -80,18 +82,20 @@ def open_voter_disk(
     return disk
 
 
-def _open_journal(config: QuorumConfig, faults: FaultHandler, files: Files) -> DurableJournal:
+def _open_journal(
+    config: QuorumConfig, faults: FaultHandler, files: Files, flusher: Flusher | None
+) -> DurableJournal:
     # Opening writes the whole journal into a new file (rule Q1): lesson 1, a full disk
     # can't do that, and the voter could not even vote.
     try:
-        return DurableJournal(files, config.raft_dir, faults)
+        return DurableJournal(files, config.raft_dir, faults, flusher=flusher)
     except OSError as error:
         reserve = config.raft_dir / RESERVE_FILE
         if error.errno != errno.ENOSPC or not files.exists(reserve):
             raise
         _log.warning("disk full, giving up the reserve file=%s", reserve)
         files.unlink(reserve)
-        return DurableJournal(files, config.raft_dir, faults)
+        return DurableJournal(files, config.raft_dir, faults, flusher=flusher)
 
 
 def _keep_reserve(config: QuorumConfig, files: Files) -> None:

@@ -40,7 +40,8 @@ MUTANTS = (
         "            data = files.read(self._path)\n"
         "            self._handle = files.open(self._path)\n"
         "            self._length = self._durable_end = len(data)\n"
-        "            self._mark, self._starts = data[8:16], [0] * len(self.entries)\n"
+        "            self._mark, self._handed = data[8:16], len(self.entries)\n"
+        "            self._durable_index = self.entries[-1][1]\n"
         "            return",
         ("journal",),
     ),
@@ -54,9 +55,11 @@ MUTANTS = (
     Mutant(
         "q2 EIO ignored",
         "journal.py",
-        "        self._handle.sync()\n        self._durable_end",
-        "        try: self._handle.sync()\n        except OSError: pass\n        self._durable_end",
-        ("journal",),
+        "            handle.sync()\n            return handle",
+        "            try: handle.sync()\n"
+        "            except OSError: pass\n"
+        "            return handle",
+        ("journal", "flusher"),
     ),
     Mutant(
         "q2 vote exception not fatal",
@@ -68,13 +71,13 @@ MUTANTS = (
     Mutant(
         "q5 no durable end in records",
         "journal.py",
-        "(command, index, term), self._durable_end)",
-        "(command, index, term), 0)",
+        "encode_record(mark, entry, durable_end) for",
+        "encode_record(mark, entry, 0) for",
         ("journal",),
     ),
     Mutant(
         "q5 any good record behind is corruption",
-        "journal.py",
+        "journal_format.py",
         "    if scan.end < scan.proven:",
         "    if scan.end < scan.proven or data.find(mark, scan.end + 1) >= 0:",
         ("journal",),
@@ -82,13 +85,13 @@ MUTANTS = (
     Mutant(
         "q5 no proof record",
         "journal.py",
-        "        if not idle or self._dirty or self._tail_proven:",
-        "        if True:",
+        "        if idle and not self._tail_proven and self._in_flight is None:",
+        "        if False:",
         ("journal",),
     ),
     Mutant(
         "q5 later records prove nothing",
-        "journal.py",
+        "journal_format.py",
         "            proven = max(proven, later.durable_end)",
         "            pass",
         ("journal",),
@@ -103,14 +106,12 @@ MUTANTS = (
     Mutant(
         "q5 truncates in place",
         "journal.py",
-        "        else:\n            self._must_rewrite = True\n\n    def delete_to",
-        "        else:\n"
+        "        if position < self._handed:\n            self._must_rewrite = True\n",
+        "        if position < self._handed:\n"
+        "            start = file_bytes(self.entries)\n"
         '            self._handle.content.cache[start:] = b""\n'
-        "            self._length = start\n"
-        "            self._durable_end = min(self._durable_end, start)\n"
-        "            self._buffer.clear()\n"
-        "\n"
-        "    def delete_to",
+        "            self._length, self._handed = start, position\n"
+        "            self._durable_end = min(self._durable_end, start)\n",
         ("journal",),
     ),
     Mutant(
@@ -130,16 +131,105 @@ MUTANTS = (
     Mutant(
         "defect 2 follower acks before sync",
         "transport.py",
-        "journal.sync()  # defect 2: acknowledge only what is on disk",
-        "pass",
-        ("reigns",),
+        'return int(message["next_node_idx"]) - 1',
+        "return 0",
+        ("flusher",),
     ),
     Mutant(
         "defect 2 leader counts before sync",
-        "journal.py",
-        "            self.sync()\n            self.commit_index = index",
-        "            self.commit_index = index",
+        "raft_node.py",
+        "        if allowed < index:\n"
+        "            self.lower_commit_index(allowed)\n"
+        "        return allowed",
+        "        return index",
         ("reigns",),
+    ),
+    Mutant(
+        "defect 2 only the journal is told that the leader does not count",
+        "raft_node.py",
+        "            self.lower_commit_index(allowed)\n",
+        "            pass\n",
+        ("reigns", "flusher"),
+    ),
+    Mutant(
+        "defect 2 votes before sync",
+        "transport.py",
+        "return self._journal.last[1]  # it speaks",
+        "return 0  # it speaks",
+        ("flusher",),
+    ),
+    Mutant(
+        "q3 truncation bumps no generation",
+        "journal.py",
+        "        self.generation += 1\n",
+        "",
+        ("flusher",),
+    ),
+    Mutant(
+        "q3 an old flush is believed",
+        "journal.py",
+        "if flush.generation != self.generation:",
+        "if False:",
+        ("flusher",),
+    ),
+    Mutant(
+        "q3 an old flush is dropped and nothing written anew",
+        "journal.py",
+        "            self._must_rewrite = True\n            return\n",
+        "            return\n",
+        ("flusher",),
+    ),
+    Mutant(
+        "q3 truncation keeps the durable index",
+        "journal.py",
+        "        self._durable_index = min(self._durable_index, max(0, index - 1))\n",
+        "",
+        ("flusher",),
+    ),
+    Mutant(
+        "q3 answers of an older log leave",
+        "transport.py",
+        "if held.generation != journal.generation or held.term != term:",
+        "if False:",
+        ("flusher",),
+    ),
+    Mutant(
+        "m7 no sign of life while the disk is slow",
+        "transport.py",
+        "            self._send_now(node, alive)\n",
+        "            pass\n",
+        ("flusher",),
+    ),
+    Mutant(
+        "m7 the loop waits for the disk",
+        "journal.py",
+        "        self._flusher.start(flush.work, lambda: self._flushed(flush))",
+        "        self._flusher.start(flush.work, lambda: None)\n"
+        "        self._flusher.wait()\n"
+        "        self._flushed(flush)",
+        ("flusher",),
+    ),
+    Mutant(
+        "q2 a flush that failed is believed",
+        "journal.py",
+        "        if flush.handle is None:\n            # rule Q2",
+        "        flush.handle = flush.handle or self._handle\n"
+        "        if flush.handle is None:\n            # rule Q2",
+        ("flusher",),
+    ),
+    Mutant(
+        "q4 a fence is lifted by what is in memory",
+        "elections.py",
+        "if entry is None or contact.commit_index > journal.durable_index:",
+        "if entry is None:",
+        ("flusher",),
+    ),
+    Mutant(
+        "a flush that waits begins by itself never",
+        "journal.py",
+        "        self.on_durable()\n        self.flush()\n",
+        "        self.on_durable()\n",
+        ("flusher",),
     ),
     Mutant(
         "defect 4 align clears",

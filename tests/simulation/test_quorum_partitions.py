@@ -33,14 +33,20 @@ class History:
         self.loss = 0.0
         self.elections = 0
         self.sim.drop = self._lose
+        self.slow = 0
+        self.sim.flush_steps = self._flush_steps
 
     def _lose(self, _sender: NodeId, _to: NodeId, _message: dict[str, Any]) -> bool:
         return self.rng.random() < self.loss
 
+    def _flush_steps(self) -> int:
+        """The flusher is an actor: its work and its news come at any later step (rule Q3)."""
+        return self.rng.choice((0, 1, self.slow)) if self.slow else 0
+
     def fault(self) -> None:
         rng, sim = self.rng, self.sim
         pairs = [(a, b) for a in sim.ids for b in sim.ids if a < b]
-        match rng.choice(("cut", "isolate", "lose", "kill", "heal", "start")):
+        match rng.choice(("cut", "isolate", "lose", "kill", "slow", "heal", "start")):
             case "cut":
                 sim.cut = {frozenset(pair) for pair in pairs if rng.random() < 0.4}
             case "isolate":
@@ -50,10 +56,12 @@ class History:
                 self.loss = rng.choice((0.05, 0.3))
             case "kill" if len(sim.up) > 1:
                 sim.kill(rng.choice(list(sim.up)))
+            case "slow":
+                self.slow = rng.choice((2, 10, 40))
             case "start":
                 self.start_all()
             case _:
-                sim.cut, self.loss = set(), 0.0
+                sim.cut, self.loss, self.slow = set(), 0.0, 0
 
     def start_all(self) -> None:
         for node in self.sim.ids:
@@ -92,7 +100,7 @@ def test_rule_q7_no_history_loses_or_doubles_what_was_acknowledged(seed: int) ->
     for _ in range(ROUNDS):
         history.fault()
         history.run(history.rng.uniform(0.1, 1.5))
-    sim.cut, history.loss = set(), 0.0
+    sim.cut, history.loss, history.slow = set(), 0.0, 0
     history.start_all()
     assert sim.active_leader(20) is not None
     history.run(0.5)

@@ -118,6 +118,50 @@ class SimLinks:
         return self._voter.sim.backlog(self._voter.node_id, node)
 
 
+class SimFlusher:
+    """A disk that takes its time: work and its news are events of the simulation (rule Q3).
+
+    `steps` draws how many steps the news take; 0 is a disk that is never waited for. The work
+    itself is done at some step before.
+    """
+
+    def __init__(self, sim: Sim) -> None:
+        self._sim = sim
+        self.steps = sim.flush_steps
+        self._jobs: deque[list[Any]] = deque()  # [steps to the work, steps to the news, both]
+
+    def start(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        steps = self.steps()
+        if steps == 0 and not self._jobs:
+            work()
+            done()
+            return
+        self._jobs.append([self._sim.flush_rng.randint(0, steps), steps, work, done])
+
+    def step(self) -> None:
+        for job in list(self._jobs):
+            job[0] -= 1
+            job[1] -= 1
+            if job[0] < 0:
+                self._work(job)
+        while self._jobs and self._jobs[0][1] < 0:
+            self._jobs.popleft()[3]()
+
+    @staticmethod
+    def _work(job: list[Any]) -> None:
+        work, job[2] = job[2], None
+        if work is not None:
+            work()
+
+    def wait(self) -> None:
+        for job in self._jobs:
+            self._work(job)
+
+    def close(self) -> None:
+        self.wait()
+        self._jobs.clear()
+
+
 class Voter:
     """One life of one voter process."""
 
@@ -127,7 +171,10 @@ class Voter:
         self.activations: list[tuple[int, int]] = []
         self.events: list[str] = []
         config = sim.config(node)
-        self.disk: VoterDisk = open_voter_disk(config, self.machine, self.faults, sim.disk, run=run)
+        self.flusher = sim.make_flusher(self)
+        self.disk: VoterDisk = open_voter_disk(
+            config, self.machine, self.faults, sim.disk, run=run, flusher=self.flusher
+        )
         self.raft: Any = RaftNode(
             RaftParts(
                 config=config,
@@ -199,6 +246,8 @@ class Sim:
         self.cut: set[frozenset[NodeId]] = set()
         self.drop: Callable[[NodeId, NodeId, dict[str, Any]], bool] = lambda *_: False
         self.said: list[tuple[NodeId, NodeId, dict[str, Any]]] = []
+        self.flush_rng = random.Random(seed)
+        self.flush_steps: Callable[[], int] = lambda: 0
         self.run_snapshot: Callable[[Callable[[], None]], None] = lambda write: write()
         for node in self.ids:
             self.format(node)
@@ -255,6 +304,9 @@ class Sim:
     def make_voter(self, node: NodeId) -> Voter:
         """A new life of this voter."""
         return Voter(self, node, self._snapshot)
+
+    def make_flusher(self, voter: Voter) -> Any:
+        return SimFlusher(self)
 
     def _snapshot(self, write: Callable[[], None]) -> None:
         self.run_snapshot(write)
@@ -328,6 +380,8 @@ class Sim:
         CLOCK.calls = 0
         for node, voter in list(self.up.items()):
             self._guard(node, partial(voter.raft.doTick, 0.0))
+            if node in self.up:
+                self._guard(node, voter.flusher.step)
         self._deliver()
 
     def until(self, condition: Callable[[], object], seconds: float) -> bool:

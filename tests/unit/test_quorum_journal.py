@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raft_metadata.common.errors import CorruptionError
-from raft_metadata.quorum.journal import DurableJournal, Entry, Vote, _record
+from raft_metadata.quorum.journal import DurableJournal, Vote
+from raft_metadata.quorum.journal_format import Entry, encode_record
 from tests.support.power_loss_disk import (
     Died,
     Killed,
@@ -213,7 +214,7 @@ def test_rule_q5_a_payload_cannot_imitate_a_record() -> None:
     disk = PowerLossDisk()
     started(disk)
     mark = bytes(disk.files[JOURNAL].cache)[8:16]  # of another voter's file
-    forged = _record(mark, (b"", 7, 1), 10**9)  # "durable up to here"
+    forged = encode_record(mark, (b"", 7, 1), 10**9)  # "durable up to here"
     other = PowerLossDisk()
     fresh = DurableJournal(
         _with_home(other), HOME, RaisingFaults(), random_bytes=random.Random(2).randbytes
