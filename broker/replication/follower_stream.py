@@ -30,8 +30,6 @@ class FollowerHost(Protocol):
     """What the stream asks of the `ReplicaManager`."""
 
     def broken(self, what: str, error: Exception) -> None: ...
-    def leader_attached(self, stream: FollowerStream) -> None: ...
-    def leader_detached(self, stream: FollowerStream) -> None: ...
     def leader_sent(self, stream: FollowerStream, key: Key, frame: frames.Frame) -> None: ...
 
 
@@ -54,14 +52,12 @@ class FollowerStream(asyncio.BufferedProtocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.host.leader_attached(self)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if not self.closed.done():
             self.closed.set_result(None)
-        self.host.leader_detached(self)
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:

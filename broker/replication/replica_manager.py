@@ -34,7 +34,7 @@ from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
 from broker.replication.topic_views import TopicViews
-from broker.replication.upkeep import Rounds, keep_streams
+from broker.replication.upkeep import Rounds, StreamCare
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -44,7 +44,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,11 +103,14 @@ class ReplicaManager:
         self._isr_rounds: Rounds[Replica] = Rounds(ISR_CHECK_MS // TICK_MS)
         self._parked: set[Replica] = set()
         """Where produces wait, or waited a moment ago."""
+        self._leaving: set[Replica] = set()
+        """Removed from this broker; they stay until what waits there is known."""
         self._early = EarlyOpens()
         self._roles_changed = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
-        self._pinged_ms = self._ticked_ms
+        heartbeat_ms = config.timeouts.replication_heartbeat_ms
+        self._stream_care = StreamCare(heartbeat_ms, STALL_MS, self._ticked_ms)
 
     # what others ask
 
@@ -191,10 +194,8 @@ class ReplicaManager:
     def _apply_partition(self, topic: TopicImage, key: Key) -> None:
         registration = topic.partitions[key.partition]
         replica = self._replicas.get(key)
-        if self._config.broker_id not in registration.replicas:
-            if replica is not None:
-                self._drop(replica)
-                self._keeper.set_aside(replica.partition.id, topic_lives=True)
+        here = self._config.broker_id in registration.replicas
+        if not here and (replica is None or not self._stays_a_while(replica, registration)):
             return
         if replica is None:
             replica = self._open(topic, key)
@@ -202,6 +203,8 @@ class ReplicaManager:
                 return
         else:
             replica.configure(self._views.of(self.image, topic.topic_id, registration))
+        if here:
+            self._leaving.discard(replica)
         partition = replica.partition
         role_before = partition.role
         partition.apply_image(
@@ -209,6 +212,17 @@ class ReplicaManager:
         )
         if partition.role is not role_before:
             self._role_changed(replica)
+
+    def _stays_a_while(self, replica: Replica, registration: PartitionRegistration) -> bool:
+        """Remove a replica that is another broker's now; but where produces wait, not at once.
+
+        It follows the new leader until it knows their fate (rule R5), or their deadlines pass.
+        """
+        if len(replica.partition.parked) and registration.has_leader:
+            self._leaving.add(replica)
+            return True
+        self._drop(replica, topic_lives=True)
+        return False
 
     def _open(self, topic: TopicImage, key: Key) -> Replica | None:
         """The replica of an assigned partition; None while its log is offline (rule Q5).
@@ -281,13 +295,12 @@ class ReplicaManager:
         for number in range(len(topic.partitions)):
             replica = self._replicas.get(Key(raw_id, number))
             if replica is not None:
-                self._drop(replica)
-                self._keeper.set_aside(replica.partition.id, topic_lives=False)
+                self._drop(replica, topic_lives=False)
             if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
                 yield
 
-    def _drop(self, replica: Replica) -> None:
-        """No replica here any more. Its data stays until a deletion fact is old enough (M5)."""
+    def _drop(self, replica: Replica, *, topic_lives: bool) -> None:
+        """No replica here any more. Its data stays until that fact is old enough (rule M5)."""
         del self._replicas[replica.key]
         for session in list(replica.sessions.values()):
             session.forget()
@@ -297,10 +310,12 @@ class ReplicaManager:
         self._led.pop(replica, None)
         self._dirty.discard(replica)
         self._parked.discard(replica)
+        self._leaving.discard(replica)
         self._early.drop(replica)
         replica.log.on_durable = None
         replica.partition.retire()
         replica.wake_fetches()
+        self._keeper.set_aside(replica.partition.id, topic_lives=topic_lives)
 
     # ends and high watermarks
 
@@ -378,12 +393,6 @@ class ReplicaManager:
 
     # follower host: streams to leaders
 
-    def leader_attached(self, stream: FollowerStream) -> None:
-        """Connected; the link opens the sessions."""
-
-    def leader_detached(self, stream: FollowerStream) -> None:
-        """The link's own task reconnects."""
-
     def leader_sent(self, stream: FollowerStream, key: Key, frame: Frame) -> None:
         """A frame of a leader: applied if it is of the present, else dropped (rule R4)."""
         replica = self._replicas.get(key)
@@ -451,7 +460,9 @@ class ReplicaManager:
                 session.announce()
         for link in self._links.values():
             link.open_again(now_ms)
-        self._keep_streams(now_ms, stalled_ms)
+        to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
+        stalled = stalled_ms > STALL_MS
+        self._stream_care.keep([*self._streams, *to_leaders], now_ms, stalled=stalled)
         self._keeper.quarantine_some()
         due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
         if due and self._tasks is not None:
@@ -469,24 +480,11 @@ class ReplicaManager:
             replica.partition.parked.expire(now_ms)
             if not len(replica.partition.parked):
                 self._parked.discard(replica)
+        for replica in [one for one in self._leaving if not len(one.partition.parked)]:
+            self._drop(replica, topic_lives=True)
         for name, error in self._logs.lost:
             # Reported unclean at the registration of the next life; the other replicas serve.
             self._faults.fatal(f"log {name} failed", error)
-
-    def _keep_streams(self, now_ms: int, stalled_ms: int) -> None:
-        """Rule R9: heartbeats both ways; three missed and the connection is closed."""
-        interval_ms = self._config.timeouts.replication_heartbeat_ms
-        ping = now_ms - self._pinged_ms >= interval_ms
-        if ping:
-            self._pinged_ms = now_ms
-        to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
-        keep_streams(
-            [*self._streams, *to_leaders],
-            now_ms,
-            silence_max_ms=3 * interval_ms + STALL_MS,
-            stalled=stalled_ms > STALL_MS,
-            ping=ping,
-        )
 
     def _propose(self, replica: Replica, *, lag_max_ms: int | None) -> None:
         epoch = self.broker_epoch

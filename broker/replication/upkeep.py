@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -38,24 +38,31 @@ class Rounds(Generic[T]):
         return islice(self._left, self._share)
 
 
-def keep_streams(
-    streams: Sequence[LeaderStream | FollowerStream],
-    now_ms: int,
-    *,
-    silence_max_ms: int,
-    stalled: bool,
-    ping: bool,
-) -> None:
-    """Rule R9: heartbeats both ways; a stream that was silent for too long is closed.
+class StreamCare:
+    """Rule R9: heartbeats both ways; a stream that was silent for three of them is closed."""
 
-    ``stalled``: this process stood still, nobody is blamed (rule M7).
-    """
-    for stream in streams:
-        if stream.heard_ms <= 0 or stalled:
-            stream.heard_ms = now_ms
-        elif now_ms - stream.heard_ms > silence_max_ms:
-            _log.warning("stream silent, closed ms=%d", now_ms - stream.heard_ms)
-            stream.close()
-            continue
+    def __init__(self, heartbeat_ms: int, slack_ms: int, now_ms: int) -> None:
+        """``slack_ms``: how late this process itself may be."""
+        self._heartbeat_ms = heartbeat_ms
+        self._silence_max_ms = 3 * heartbeat_ms + slack_ms
+        self._pinged_ms = now_ms
+
+    def keep(
+        self, streams: Iterable[LeaderStream | FollowerStream], now_ms: int, *, stalled: bool
+    ) -> None:
+        """To be called with every tick. ``stalled``: this process stood still, nobody is blamed.
+
+        That is rule M7.
+        """
+        ping = now_ms - self._pinged_ms >= self._heartbeat_ms
         if ping:
-            stream.ping()
+            self._pinged_ms = now_ms
+        for stream in streams:
+            if stream.heard_ms <= 0 or stalled:
+                stream.heard_ms = now_ms
+            elif now_ms - stream.heard_ms > self._silence_max_ms:
+                _log.warning("stream silent, closed ms=%d", now_ms - stream.heard_ms)
+                stream.close()
+                continue
+            if ping:
+                stream.ping()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.replication.frames import Push, Valid
 from broker.replication.log_keeper import PURGE_CHECK_MS
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following
@@ -177,19 +178,52 @@ def test_a_replica_that_comes_back_after_a_restart_starts_empty(tmp_path: Path) 
     assert host.replica.log.log_end_offset == 0
 
 
-def test_rule_r5_a_leader_that_is_removed_leads_no_more_and_calls_what_waits_unknown(
-    tmp_path: Path,
-) -> None:
-    host = Host(tmp_path, created(FIRST_ID, (ME, OTHER)))
+def removed_leader(folder: Path) -> tuple[Host, list[Fate]]:
+    """A leader with a produce that waits, when the partition is given to other brokers."""
+    host = Host(folder, created(FIRST_ID, (ME, OTHER)))
     assert isinstance(host.replica.partition.role, LeaderState)
-    partition = host.replica.partition
     append(host.replica.log, ["x"], epoch=0)
     fates: list[Fate] = []
     host.manager.park(host.replica, Parked(0, 0, 0, True, 60_000, fates.append))
     host.learn(now((OTHER, THIRD), epoch=1, leader_epoch=1))
-    assert not isinstance(partition.role, LeaderState)
     assert host.manager.led_epoch(HERE) is None
-    assert fates == [Fate.UNKNOWN], "another replica may hold it and commit it"
+    assert fates == []
+    return host, fates
+
+
+async def test_rule_r5_a_leader_that_is_removed_follows_until_it_knows_what_became_of_its_produces(
+    tmp_path: Path,
+) -> None:
+    host, fates = removed_leader(tmp_path)
+    partition = host.replica.partition
+    role = partition.role
+    assert isinstance(role, Following)
+    partition.open_message(9, 0)
+    assert partition.on_valid(Valid(9, 1, 5, 0))
+    assert partition.on_push(Push(5, 1, 1, 1, 1, 0, b""))
+    assert fates == [Fate.OK], "the new leader holds it, and has committed it"
+    host.manager._look_after_replicas(0, 0)
+    assert host.manager.replica(HERE) is None
+    host.tick()
+    assert host.logs.quarantined() == REMOVED
+
+
+async def test_a_removed_leader_does_not_wait_longer_than_its_produces(tmp_path: Path) -> None:
+    host, fates = removed_leader(tmp_path)
+    host.manager._look_after_replicas(59_999, 0)
+    assert (fates, host.manager.replica(HERE) is None) == ([], False)
+    host.manager._look_after_replicas(60_000, 0)
+    assert (fates, host.manager.replica(HERE) is None) == ([Fate.UNKNOWN], True)
+
+
+async def test_a_replica_that_comes_back_while_it_stayed_goes_on(tmp_path: Path) -> None:
+    host, fates = removed_leader(tmp_path)
+    log = host.replica.log
+    back = now((OTHER, THIRD, ME), epoch=2, leader_epoch=1, isr=(OTHER, THIRD), adding=(ME,))
+    host.learn(back)
+    host.manager._look_after_replicas(60_000, 0)
+    assert fates == [Fate.UNKNOWN]
+    assert host.replica.log is log, "validated by the leader, as any follower"
 
 
 def test_partitions_that_a_topic_is_given_appear(tmp_path: Path) -> None:
