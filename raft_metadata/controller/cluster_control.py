@@ -230,7 +230,9 @@ def _holding(
             where = f"{topic.name}-{index}"
             if partition.leader == broker_id:
                 yield where, True, min_isr
-            elif broker_id in partition.isr and may_be_relieved(
-                image.brokers, partition, broker_id
+            elif (
+                broker_id in partition.isr
+                and partition.has_leader  # without one nobody is ever proposed into the ISR
+                and may_be_relieved(image.brokers, partition, broker_id)
             ):
                 yield where, False, min_isr

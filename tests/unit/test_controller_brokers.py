@@ -440,6 +440,22 @@ def test_rule_r11_a_last_replica_leaves_when_nobody_could_take_over() -> None:
     assert world.partition().leader == B1
 
 
+def test_rule_r11_a_partition_without_a_leader_holds_nobody_back() -> None:
+    """Whoever could take over came back too late: nobody proposes it into the ISR any more."""
+    world = running(assignments={0: (1, 2)})
+    world.kill(B2)
+    leave(world, B1)
+    assert (world.partition().leader, world.partition().isr) == (NO_LEADER, (B1,))
+    world.join(B2, life="b", disk="another")
+    for broker in (B2, B3):
+        world.beat(broker)
+    world.beat(B1, want_shutdown=True)
+    for broker in (B2, B3):
+        world.beat(broker)
+    answer = world.beat(B1, want_shutdown=True)
+    assert answer.should_shut_down, answer.shutdown_blocked_by
+
+
 def test_rule_r11_all_brokers_may_leave_at_once() -> None:
     world = running(partitions_count=6)
     leave(world, *BROKERS)
