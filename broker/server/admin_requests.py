@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.server import forwarding
 from broker.server.progress import local_progress
-from broker.server.requests import PartitionProgress
+from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topic_requests import check_not_internal
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
@@ -57,7 +57,7 @@ class AdminRequests:
         loader: MetadataLoader,
         controllers: ControllerChannel,
         peers: PeerChannel,
-        static_configs: Mapping[str, str],
+        own_facts: Callable[[], OwnFacts],
         until_ready: Ready,
     ) -> None:
         """``until_ready``: every partition of the topic has a leader that knows of it."""
@@ -66,7 +66,7 @@ class AdminRequests:
         self._loader = loader
         self._controllers = controllers
         self._peers = peers
-        self._static_configs = static_configs
+        self._own_facts = own_facts
         self._until_ready = until_ready
 
     async def ask(self, command: AdminCommand[A]) -> A:
@@ -96,10 +96,10 @@ class AdminRequests:
 
     # facts that only one broker knows
 
-    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+    async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
         """See `BrokerApis`."""
         if broker_id == self._config.broker_id:
-            return self._static_configs
+            return self._own_facts()
         registration = self._loader.image.brokers.get(broker_id)
         if registration is None:
             text = f"broker {broker_id} is not registered"
@@ -108,14 +108,14 @@ class AdminRequests:
             answer = await self._peers.call(
                 broker_id,
                 registration.peer,
-                forwarding.STATIC_CONFIGS,
-                forwarding.encode_static_configs(),
+                forwarding.OWN_FACTS,
+                forwarding.encode_own_facts(),
                 PEER_TIMEOUT_MS,
             )
         except KafkaError as error:
-            text = f"broker {broker_id} can't be asked what its config.toml says: {error.message}"
+            text = f"broker {broker_id} can't be asked what only it knows: {error.message}"
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text) from error
-        return forwarding.decode_static_configs(answer)
+        return forwarding.decode_own_facts(answer)
 
     async def progress(
         self, partitions: Sequence[TopicIdPartition]

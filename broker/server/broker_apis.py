@@ -26,6 +26,7 @@ from broker.server.requests import (
     FetchRequest,
     FetchResult,
     OffsetsResult,
+    OwnFacts,
     PartitionProgress,
     ProduceRequest,
     RecordResult,
@@ -114,10 +115,10 @@ class RoutedBrokerApis:
         self._peers = peers
         self._clock = clock
         self._configs = LiveConfigs(config)
-        static_configs = config.static()
+        self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(
-            config, local, loader, controllers, peers, static_configs, self._topics.until_ready
+            config, local, loader, controllers, peers, self.facts_of_mine, self._topics.until_ready
         )
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
@@ -165,7 +166,7 @@ class RoutedBrokerApis:
 
     def topic_defaults(self) -> dict[str, str]:
         """See `BrokerApis`."""
-        layers = broker_layers(self.image, self._config.broker_id, self._config.static())
+        layers = broker_layers(self.image, self._config.broker_id, self._static_configs)
         return {name: layers.describe(row).value for name, row in TOPIC_CONFIGS.items()}
 
     # topics
@@ -194,9 +195,16 @@ class RoutedBrokerApis:
         """See `BrokerApis`."""
         return await self._admin.progress(partitions)
 
-    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+    async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
         """See `BrokerApis`."""
-        return await self._admin.static_configs(broker_id)
+        return await self._admin.own_facts(broker_id)
+
+    def facts_of_mine(self) -> OwnFacts:
+        """What this broker tells the others of itself."""
+        return OwnFacts(
+            static_configs=self._static_configs,
+            shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
+        )
 
     # groups
 

@@ -95,7 +95,7 @@ class BrokerServer:
         )
         self._coordinator.attach(OwnDoor(self.apis))
         self.peer_services = PeerRequests(
-            local, self.manager, self._loader, self._coordinator, config.static()
+            local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine
         )
 
     def _unclean_partitions(self) -> tuple[TopicIdPartition, ...]:

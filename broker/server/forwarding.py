@@ -18,7 +18,7 @@ from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
 from broker.server.progress import local_progress
-from broker.server.requests import FetchResult, OffsetsResult, PartitionProgress
+from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -30,7 +30,7 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.replication.leader_stream import LeaderStream
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from broker.server.metadata_loader import MetadataLoader
 
 APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
-PROGRESS, STATIC_CONFIGS = 7, 8
+PROGRESS, OWN_FACTS = 7, 8
 _LENGTH = struct.Struct("<I")
 
 
@@ -133,15 +133,17 @@ def decode_progress(body: bytes) -> dict[TopicIdPartition, PartitionProgress]:
     }
 
 
-def encode_static_configs() -> bytes:
-    """A STATIC_CONFIGS body: what do your own file and environment say?"""
+def encode_own_facts() -> bytes:
+    """An OWN_FACTS body: what do only you know of yourself?"""
     return _join({})
 
 
-def decode_static_configs(body: bytes) -> dict[str, str]:
-    """The answer to STATIC_CONFIGS."""
-    found: dict[str, str] = _split(body)[0]["configs"]
-    return found
+def decode_own_facts(body: bytes) -> OwnFacts:
+    """The answer to OWN_FACTS."""
+    head = _split(body)[0]
+    return OwnFacts(
+        static_configs=head["static_configs"], shutdown_blocked_by=head["shutdown_blocked_by"]
+    )
 
 
 def decode_base_offset(body: bytes) -> int:
@@ -177,9 +179,9 @@ class PeerRequests:
         manager: ReplicaManager,
         loader: MetadataLoader,
         coordinator: GroupCoordinator,
-        static_configs: Mapping[str, str],
+        own_facts: Callable[[], OwnFacts],
     ) -> None:
-        self._static_configs = static_configs
+        self._own_facts = own_facts
         self._coordinator = coordinator
         self._local = local
         self._manager = manager
@@ -214,8 +216,8 @@ class PeerRequests:
                     return group_wire.encode_answer(tuple(groups))
                 case 7:  # PROGRESS
                     return self._progress(head)
-                case 8:  # STATIC_CONFIGS
-                    return _join({"configs": dict(self._static_configs)})
+                case 8:  # OWN_FACTS
+                    return self._facts()
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         except KeyError as error:
@@ -256,6 +258,15 @@ class PeerRequests:
                 "leader_epoch": result.leader_epoch,
             },
             encode_slices(result.slices),
+        )
+
+    def _facts(self) -> bytes:
+        facts = self._own_facts()
+        return _join(
+            {
+                "static_configs": dict(facts.static_configs),
+                "shutdown_blocked_by": facts.shutdown_blocked_by,
+            }
         )
 
     def _progress(self, head: dict[str, Any]) -> bytes:

@@ -108,6 +108,16 @@ class PartitionProgress:
     """Log end of each follower that fetched from this leader in its present epoch."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFacts:
+    """What only a broker itself knows of itself."""
+
+    static_configs: Mapping[str, str]
+    """What its config.toml, environment and ``--set`` say, by config name."""
+    shutdown_blocked_by: str = ""
+    """Why its controlled shutdown is not granted yet, as the active controller last said."""
+
+
 class BrokerApis(Protocol):
     """The one door to a broker: everything `http_api.server` may call.
 
@@ -168,11 +178,8 @@ class BrokerApis(Protocol):
         """How far replicas are, asked of the leaders; what is not known just now is left out."""
         ...
 
-    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
-        """What a broker's own config.toml, environment and ``--set`` say, by config name.
-
-        BROKER_NOT_AVAILABLE when it can't be asked.
-        """
+    async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
+        """What a broker knows of itself. BROKER_NOT_AVAILABLE when it can't be asked."""
         ...
 
     async def group(self, request: GroupRequest[A]) -> A:

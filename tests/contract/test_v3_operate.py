@@ -34,7 +34,7 @@ from raft_metadata.records.admin import (
     UpgradeMetadata,
 )
 from raft_metadata.records.admin import Election as Wanted
-from raft_metadata.records.records import DrainScope
+from raft_metadata.records.records import BrokerState, DrainScope
 from tests.contract.test_v3 import CRN, broker, collection, partition, topic
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
 from tests.support.http_door import V3, V3_URL, Answer, Door
@@ -166,6 +166,16 @@ async def test_drain_the_replicas_of_a_broker_and_end_that(door: Door) -> None:
     assert answer.golden == (200, JSON, broker(2, holds=2))
     scopes = [one.scope for one in door.apis.requests if isinstance(one, DrainBroker)]
     assert scopes == [DrainScope.REPLICAS, DrainScope.NONE]
+
+
+async def test_a_broker_that_is_leaving_tells_what_it_waits_for(door: Door) -> None:
+    door.apis.change_broker(2, state=BrokerState.CONTROLLED_SHUTDOWN)
+    door.apis.shutdown_blocked_by[2] = "leads 1 partitions"
+    shown = broker(2, "controlled_shutdown", holds=2)
+    expected = shown | {"shutdown_blocked_by": "leads 1 partitions"}
+    assert (await door.get(f"{V3}/brokers/2")).golden == (200, JSON, expected)
+    del door.apis.static[2]
+    assert (await door.get(f"{V3}/brokers/2")).json["shutdown_blocked_by"] is None
 
 
 async def test_unregister_a_broker(door: Door) -> None:

@@ -18,6 +18,7 @@ from broker.server.requests import (
     FetchRequest,
     FetchResult,
     OffsetsResult,
+    OwnFacts,
     PartitionProgress,
     ProduceRequest,
     RecordResult,
@@ -167,6 +168,7 @@ class FakeBrokerApis:
         called with the command."""
         self.static: dict[int, dict[str, str]] = {1: {"segment.bytes": "4096"}, 2: {}}
         """What each broker's own config.toml says; brokers not named here can't be asked."""
+        self.shutdown_blocked_by: dict[int, str] = {}
         self.progress: dict[TopicIdPartition, PartitionProgress] = {}
 
     # ------------------------------------------------------------ set-up
@@ -380,10 +382,13 @@ class FakeBrokerApis:
     ) -> dict[TopicIdPartition, PartitionProgress]:
         return {place: self.progress[place] for place in partitions if place in self.progress}
 
-    async def static_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
+    async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
         if broker_id not in self.static:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is silent")
-        return self.static[broker_id]
+        return OwnFacts(
+            static_configs=self.static[broker_id],
+            shutdown_blocked_by=self.shutdown_blocked_by.get(broker_id, ""),
+        )
 
     async def group(self, request: GroupRequest[A]) -> A:
         self.requests.append(request)

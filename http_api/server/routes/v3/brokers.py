@@ -19,7 +19,7 @@ from http_api.server.routes.v3.partitions import partition_facts
 from http_api.server.topics import live_brokers
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.records.admin import DrainBroker, UnregisterBroker
-from raft_metadata.records.records import DrainScope
+from raft_metadata.records.records import BrokerState, DrainScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ class BrokerRoutes:
     async def describe(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """One registered broker, alive or not."""
         links = self._path.enter(request, cluster)
-        return json_reply(self._broker(links, broker_id(broker)), JSON)
+        return json_reply(await self._broker(links, broker_id(broker)), JSON)
 
     async def drain(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """Rid it of its leaderships or its replicas, or stop that: the broker, and how far it is.
@@ -81,7 +81,7 @@ class BrokerRoutes:
         check_fields(fields, ("scope",))
         scope = DrainScope(word(fields, "scope", SCOPES, None))
         await self._ask(DrainBroker(broker_id=wanted, scope=scope))
-        return json_reply(self._broker(links, wanted), JSON)
+        return json_reply(await self._broker(links, wanted), JSON)
 
     async def unregister(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """204 once it is gone for good; 400/40002 while it lives or holds replicas."""
@@ -115,7 +115,7 @@ class BrokerRoutes:
                 raise
             raise _not_found(command.broker_id) from None
 
-    def _broker(self, links: v3.Links, wanted: BrokerId) -> v3.JsonObject:
+    async def _broker(self, links: v3.Links, wanted: BrokerId) -> v3.JsonObject:
         image = self._apis.image
         registration = image.brokers.get(wanted)
         if registration is None:
@@ -124,7 +124,16 @@ class BrokerRoutes:
         body = v3.broker(links, facts)
         if registration.drain is not DrainScope.NONE:
             body["drain_progress"] = progress_of(image, registration)
+        if registration.state is BrokerState.CONTROLLED_SHUTDOWN:
+            body["shutdown_blocked_by"] = await self._shutdown_blocked_by(wanted)
         return body
+
+    async def _shutdown_blocked_by(self, wanted: BrokerId) -> str | None:
+        """What a leaving broker waits for; None: it can't be asked any more."""
+        try:
+            return (await self._apis.own_facts(wanted)).shutdown_blocked_by
+        except KafkaError:
+            return None
 
 
 class Shares:

@@ -251,7 +251,7 @@ class ConfigRoutes:
         asked = self._apis.broker_id
         if target.type is ResourceType.BROKER:
             asked = BrokerId(int(target.name))
-        static = await self._apis.static_configs(asked)
+        static = (await self._apis.own_facts(asked)).static_configs
         if target.topic is not None:
             return topic_layers(image, target.topic.topic_id, static)
         if target.type is ResourceType.BROKER:
