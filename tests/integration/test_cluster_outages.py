@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from chaos.cluster import runs
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 
@@ -19,6 +21,9 @@ log = logging.getLogger("tests.cluster")
 ALL = {1, 2, 3}
 STALL_S = 2.5
 """Two broker sessions."""
+MINUTE_S = 60.0
+BLOCKED_MAX_S = 1.0
+"""What waits for metadata waits for one election, not longer."""
 WITHOUT_CONTROLLERS_S = 3.0
 """More than two broker sessions: nobody may be fenced or stop because of it."""
 
@@ -66,28 +71,68 @@ async def test_each_acks_answers_and_too_few_replicas_refuse_only_acks_all(
     await cluster.wait_same_on_disk(topic, 1)
 
 
-async def test_produce_and_fetch_go_on_without_controllers_and_a_create_says_503(
-    cluster: LiveCluster,
+class Committer:
+    """Commits a group's offset, one higher each time, through one broker after the other."""
+
+    def __init__(self, cluster: LiveCluster, topic: str) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self.committed = 0
+
+    def url(self, broker: int) -> str:
+        return f"{self._cluster.topics_url(broker).removesuffix('topics')}consumer-groups/g/offsets"
+
+    async def commit(self, broker: int) -> None:
+        row = {"topic_name": self._topic, "partition_id": 0, "offset": self.committed + 1}
+        answer = await self._cluster.ask("PATCH", self.url(broker), {"data": [row]})
+        assert answer.status == 204, answer
+        self.committed += 1
+
+    async def judge(self) -> None:
+        for broker in sorted(ALL):
+            data = (await self._cluster.ask("GET", self.url(broker))).body["data"]
+            assert [row["offset"] for row in data] == [self.committed], (broker, data)
+
+
+@pytest.mark.parametrize(
+    "outage_s",
+    [WITHOUT_CONTROLLERS_S, pytest.param(MINUTE_S, marks=pytest.mark.slow)],
+)
+async def test_data_goes_on_without_controllers_and_what_asks_them_says_503(
+    cluster: LiveCluster, outage_s: float
 ) -> None:
-    topic = "headless"
+    """Produce, fetch and commits live on the leaders that are; metadata waits, and says so."""
+    topic = f"headless-{outage_s:.0f}"
     await cluster.create_topic(topic, 2)
     before = [await cluster.partition(topic, partition) for partition in range(2)]
     names = [f"controller-{one.id}" for one in cluster.controllers]
+    committer = Committer(cluster, topic)
+    await committer.commit(1)  # the group's home is made on first use
     async with writing(cluster, topic, 2) as writer:
         for name in names:
             await cluster.kill(name)
         since_ms = writer.now_ms()
-        while writer.now_ms() - since_ms < WITHOUT_CONTROLLERS_S * 1000:
+        while writer.now_ms() - since_ms < outage_s * 1000:
             await writer.more(20)
             for broker in sorted(ALL):
                 assert (await cluster.fetch(broker, topic)).body
+                await committer.commit(broker)
         began = time.monotonic()
-        answer = await cluster.ask(
-            "POST", cluster.topics_url(1), {"topic_name": "impossible"}, deadline_s=30
+        answers = await asyncio.gather(
+            *(
+                cluster.ask(method, url, body, deadline_s=30)
+                for method, url, body in (
+                    ("POST", cluster.topics_url(1), {"topic_name": "impossible"}),
+                    ("DELETE", f"{cluster.topics_url(2)}/{topic}", None),
+                    ("PUT", f"{cluster.topics_url(3)}/{topic}/configs/flush", {"value": "os"}),
+                )
+            )
         )
         waited_s = time.monotonic() - began
-        assert (answer.status, answer.headers.get("Retry-After")) == (503, "1"), answer
-        assert answer.body["retriable"] is True, answer
+        for answer in answers:
+            assert (answer.status, answer.headers.get("Retry-After")) == (503, "1"), answer
+            assert answer.body["retriable"] is True, answer
+            assert answer.body["outcome"] == "not_written", answer
         await writer.more(20)
         for name in names:
             cluster.start_node(name)
@@ -96,14 +141,62 @@ async def test_produce_and_fetch_go_on_without_controllers_and_a_create_says_503
             return (await cluster.active_controller())[0] is not None
 
         await cluster.until(decides, "a controller is active")
-        await cluster.create_topic("possible-again", through=2)
+        await cluster.create_topic(f"possible-again-{outage_s:.0f}", through=2)
         await writer.more(20)
         gap = writer.gap(since_ms)
     assert not writer.history.unacknowledged, writer.history.unacknowledged[:3]
+    await committer.judge()
     after = [await cluster.partition(topic, partition) for partition in range(2)]
     assert [one["leader_epoch"] for one in after] == [one["leader_epoch"] for one in before]
-    log.info("create refused after %.1f s: %s", waited_s, answer.body)
+    log.info("refused after %.1f s: %s", waited_s, answers[0].body)
     log.info("longest gap %d ms; %s", gap.ms, await writer.judge(cluster))
+
+
+async def test_a_rolling_restart_of_all_controllers_under_load_loses_nothing(
+    cluster: LiveCluster,
+) -> None:
+    """Each in its turn, as an upgrade does it; somebody asks them for something all the while."""
+    topic = "rolling"
+    await cluster.create_topic(topic, 2)
+    before = [await cluster.partition(topic, partition) for partition in range(2)]
+    asking = True
+    longest_s, asked = 0.0, 0
+
+    async def ask() -> None:
+        nonlocal longest_s, asked
+        while asking:
+            began = time.monotonic()
+            url = f"{cluster.topics_url(1 + asked % 3)}/{topic}/configs/segment.ms"
+            answer = await cluster.ask("PUT", url, {"value": str(100_000 + asked)})
+            assert answer.status == 204, answer
+            longest_s = max(longest_s, time.monotonic() - began)
+            asked += 1
+            await asyncio.sleep(0.01)
+
+    async with writing(cluster, topic, 2) as writer, asyncio.TaskGroup() as tasks:
+        since_ms = writer.now_ms()
+        tasks.create_task(ask())
+        for endpoint in cluster.controllers:
+            name = f"controller-{endpoint.id}"
+            pid = cluster.signal(name, signal.SIGTERM)
+            await cluster.until(lambda pid=pid: not runs(pid), f"{name} has ended")  # type: ignore[misc]
+            cluster.start_node(name)
+            url = f"{endpoint.url}/readyz"
+
+            async def ready(url: str = url) -> bool:
+                return (await cluster.ask("GET", url, deadline_s=1.0)).status == 200
+
+            await cluster.until(ready, f"{name} is ready")
+            await writer.more(20)
+        asking = False
+    log.info("asked %d times, blocked %.2f s at most", asked, longest_s)
+    log.info("longest gap %d ms; %s", writer.gap(since_ms).ms, await writer.judge(cluster))
+    assert longest_s < BLOCKED_MAX_S
+    assert not writer.history.unacknowledged, writer.history.unacknowledged[:3]
+    after = [await cluster.partition(topic, partition) for partition in range(2)]
+    assert [one["leader_epoch"] for one in after] == [one["leader_epoch"] for one in before]
+    described = await cluster.ask("GET", f"{cluster.topics_url(2)}/{topic}/configs/segment.ms")
+    assert described.body["value"] == str(100_000 + asked - 1)
 
 
 async def test_rule_f1_what_the_killed_leader_had_taken_is_unknown_and_stands_there_once(
