@@ -237,7 +237,8 @@ def _cleared_elrs(
         for index, partition in enumerate(topic.partitions):
             factor = partition.replication_factor
             min_isr = then.min_isr(factor)
-            if partition.elr and before.min_isr(factor) > min_isr <= len(partition.isr):
+            eligible = partition.elr or partition.last_known_elr
+            if eligible and before.min_isr(factor) > min_isr <= len(partition.isr):
                 draft = PartitionDraft.of(partition)
                 draft.keep_eligible(min_isr)
                 yield draft.record(at(topic.topic_id, index), image.feature_level)

@@ -66,6 +66,8 @@ class Voter:
     tail: list[Entry] = field(default_factory=list)
     refuse: bool = False
     """Answer QUEUE_FULL to whatever is submitted."""
+    levels: dict[NodeId, int | None] = field(default_factory=dict)
+    """Which ``metadata.version`` each voter said it can follow."""
     controller: ActiveController = field(init=False)
 
     @property
@@ -76,6 +78,9 @@ class Voter:
     @property
     def commit_index(self) -> int:
         return self.applied_index
+
+    def voter_feature_levels(self) -> dict[NodeId, int | None]:
+        return self.levels
 
     def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
