@@ -15,6 +15,11 @@ from raft_metadata.image.snapshot import snapshot_of
 from raft_metadata.records.commands import FetchMetadata, FetchMetadataAnswer, MetadataSnapshot
 from raft_metadata.records.serde import encode_snapshot
 
+LARGE_IMAGE_PARTITIONS = 2_000
+"""From here on a snapshot takes more than 20 ms to write as JSON: 1 s at 100,000."""
+SNAPSHOT_KEPT_S = 10.0
+"""A large one; brokers that start together share it."""
+
 
 class LeaderKnowledge(Protocol):
     """What a voter knows of its leader; ``metadata_quorum.MetadataQuorum`` is one."""
@@ -39,6 +44,7 @@ class MetadataFeed:
         self._changed = asyncio.Event()
         self._stopping = False
         self._snapshot: MetadataSnapshot | None = None
+        self._encoding: asyncio.Future[MetadataSnapshot] | None = None
         self.waiting = 0
         """Fetches that wait for a newer image."""
 
@@ -69,7 +75,7 @@ class MetadataFeed:
         if self._machine.image.next_offset == request.from_offset:
             await self._newer_image(request)
             self._check_source(request, quorum)
-        return self._page(request, quorum)
+        return await self._page(request, quorum)
 
     def _check_source(self, request: FetchMetadata, quorum: LeaderKnowledge) -> None:
         """Rule M6: a stale source says so, and one that is behind too."""
@@ -96,23 +102,50 @@ class MetadataFeed:
         finally:
             self.waiting -= 1
 
-    def _page(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
-        image = self._machine.image
+    async def _page(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
         batches = self._machine.batches_from(
             request.from_offset, self._config.fetch_bytes_max, inside=request.inside_batch
         )
+        snapshot = None
+        if batches is None:
+            snapshot = await self._snapshot_of(self._machine.image)
+            self._check_source(request, quorum)
         return FetchMetadataAnswer(
             leader_id=quorum.leader_id,
             epoch=ControllerEpoch(quorum.term),
             leader_contact_age_ms=quorum.leader_contact_age_ms,
-            end_offset=image.next_offset,
+            end_offset=self._machine.image.next_offset,
             batches=batches or (),
-            snapshot=self._snapshot_of(image) if batches is None else None,
+            snapshot=snapshot,
         )
 
-    def _snapshot_of(self, image: MetadataImage) -> MetadataSnapshot:
-        """Encoded once for all brokers that need it."""
-        if self._snapshot is None or self._snapshot.next_offset != image.next_offset:
-            snapshot = snapshot_of(image)
-            self._snapshot = replace(snapshot, encoded=encode_snapshot(snapshot))
-        return self._snapshot
+    async def _snapshot_of(self, image: MetadataImage) -> MetadataSnapshot:
+        """Made once for all brokers that need it; a large one beside the loop, which votes."""
+        if self._snapshot is not None and self._snapshot.next_offset == image.next_offset:
+            return self._snapshot
+        if sum(len(topic.partitions) for topic in image.topics.values()) < LARGE_IMAGE_PARTITIONS:
+            self._snapshot = _encoded_snapshot(image)
+            return self._snapshot
+        loop = asyncio.get_running_loop()
+        if self._encoding is None:
+            self._encoding = loop.run_in_executor(None, _encoded_snapshot, image)
+            self._encoding.add_done_callback(self._encoded)
+        # What is being made may be older than this image: the broker fetches on from its end.
+        return await asyncio.shield(self._encoding)
+
+    def _encoded(self, encoding: asyncio.Future[MetadataSnapshot]) -> None:
+        self._encoding = None
+        if not encoding.cancelled() and encoding.exception() is None:
+            self._snapshot = encoding.result()
+            asyncio.get_running_loop().call_later(SNAPSHOT_KEPT_S, self._forget, self._snapshot)
+
+    def _forget(self, snapshot: MetadataSnapshot) -> None:
+        """It takes half as much memory as the image itself."""
+        if self._snapshot is snapshot:
+            self._snapshot = None
+
+
+def _encoded_snapshot(image: MetadataImage) -> MetadataSnapshot:
+    """Images are immutable: any thread may."""
+    snapshot = snapshot_of(image)
+    return replace(snapshot, encoded=encode_snapshot(snapshot))
