@@ -41,6 +41,8 @@ ROUND_BACKOFF_MAX_MS = 250
 """Pause after every controller has been asked in vain; an election takes about half a second."""
 LOOP_PROGRESS_MAX_MS = 1_200
 """How long the broker's loop may stand still: its session (see `HeartbeatThread`)."""
+LAST_ATTEMPT_MS = 50
+"""With less time left nobody is asked any more: the answer could not come, only the doubt."""
 MIN_ATTEMPT_MS = 1_000
 """A repeatable command gives one attempt a third of its time, but not less than this."""
 
@@ -202,7 +204,7 @@ class HttpControllerChannel:
                 if attempts % len(self._links) == 0 or error.code is ErrorCode.QUEUE_FULL:
                     pause_s = backoff_ms / 1000
                     backoff_ms = min(2 * backoff_ms, ROUND_BACKOFF_MAX_MS)
-                if loop.time() + pause_s >= deadline:
+                if loop.time() + pause_s + LAST_ATTEMPT_MS / 1000 >= deadline:
                     raise _gave_up(timeout_ms, error, uncertain=uncertain) from error
             await asyncio.sleep(pause_s)
 

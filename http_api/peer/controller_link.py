@@ -21,6 +21,8 @@ IDLE_CONNECTION_S = 30.0
 """Idle connections are closed from this side first (the server's `KEEPALIVE_TIMEOUT_S` is longer),
 so that a command is rarely written to a connection the other side is closing."""
 
+CONNECT_SHARE = 0.8
+"""Of the time a command has, what a connection may take of it."""
 LARGE_BODY_BYTES = 262_144
 """Larger ones are sent in pieces, and decoded off the loop."""
 
@@ -85,9 +87,10 @@ class ControllerLink:
         """
         client = self._urgent if urgent else self._pool
         assert client is not None, "open() comes first"
-        timeout = aiohttp.ClientTimeout(
-            total=timeout_ms / 1000, connect=min(self._connect_timeout_s, timeout_ms / 1000)
-        )
+        total_s = timeout_ms / 1000
+        # A connection that takes all the time there is must fail as one: nothing was written then.
+        connect_s = min(self._connect_timeout_s, total_s * CONNECT_SHARE)
+        timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
         try:
             async with client.post(
                 self._base + path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -432,6 +433,25 @@ async def test_a_dead_or_black_holed_controller_is_passed_over() -> None:
             )
             error = await refused(controllers.fetch_metadata(A, fetch))
             assert error.code is ErrorCode.NETWORK_EXCEPTION
+
+
+async def test_nobody_to_connect_to_until_the_deadline_is_surely_not_written() -> None:
+    """However little time is left for the last attempt: a doubt would be one for nothing."""
+    silent = socket.create_server(("127.0.0.1", 0), backlog=0)
+    held = [socket.create_connection(silent.getsockname())]
+    for _ in range(8):  # its backlog is full: later connections wait for ever
+        waiting = socket.socket()
+        waiting.setblocking(False)
+        waiting.connect_ex(silent.getsockname())
+        held.append(waiting)
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    async with channel({A: address, B: address}, connect_timeout_ms=30) as controllers:
+        for timeout_ms in (40, 70, 95, 130, 155):
+            error = await refused(controllers.ask(DRAIN, timeout_ms))
+            assert error.outcome is Outcome.NOT_WRITTEN, (timeout_ms, error)
+            assert error.code is ErrorCode.REQUEST_TIMED_OUT
+    for each in [silent, *held]:
+        each.close()
 
 
 async def test_heartbeats_reach_every_controller_over_connections_of_their_own() -> None:
