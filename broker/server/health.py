@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from raft_metadata.common.topic_config import MIN_INSYNC_REPLICAS
+from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.quorum_view import ControllerState
 from raft_metadata.records.records import BrokerState, DrainScope

@@ -150,6 +150,8 @@ def controller_config(config: NodeConfig) -> ControllerConfig:
             num_partitions=config.defaults.num_partitions,
             default_replication_factor=config.defaults.default_replication_factor,
             min_insync_replicas=config.defaults.min_insync_replicas,
+            flush=config.defaults.flush,
+            unclean_leader_election_enable=config.defaults.unclean_leader_election_enable,
             partitions_per_topic_max=config.limits.max_partitions_per_topic,
         ),
         broker_session_timeout_ms=config.timeouts.broker_session_timeout_ms,

@@ -9,7 +9,6 @@ import pytest
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, TopicId, TopicName
-from raft_metadata.common.topic_config import effective_min_isr
 from raft_metadata.controller.replica_placer import place
 from raft_metadata.records.commands import CreateTopic, DeleteTopic
 from raft_metadata.records.records import RemoveTopicRecord
@@ -189,17 +188,6 @@ def test_an_unknown_config_names_the_nearest(world: World) -> None:
     assert error.code is ErrorCode.INVALID_CONFIG
     assert error.message.endswith("did you mean segment.bytes?")
     assert refusal(world, configs={"retention.ms": None}).code is ErrorCode.INVALID_CONFIG
-
-
-@pytest.mark.parametrize(
-    ("explicit", "default", "replicas", "expected"),
-    [(None, 2, 3, 2), (None, 2, 1, 1), (None, 1, 3, 1), ("3", 1, 3, 3), ("1", 2, 3, 1)],
-)
-def test_rule_m8_min_isr_is_configuration(
-    explicit: str | None, default: int, replicas: int, expected: int
-) -> None:
-    configs = {} if explicit is None else {MIN_INSYNC_REPLICAS: explicit}
-    assert effective_min_isr(configs, default, replicas) == expected
 
 
 # ---- placement

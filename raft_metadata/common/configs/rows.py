@@ -61,11 +61,6 @@ class _Row:
         return self.name.replace(".", "_")
 
     @property
-    def default_key(self) -> str:
-        """The same, for who reads the dataclasses of config.toml."""
-        return self.key
-
-    @property
     def update(self) -> Update:
         """A config that can't be set while the cluster runs is read once, at start."""
         return Update.LIVE if self.scopes else Update.RESTART
