@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.server import forwarding
@@ -18,22 +18,25 @@ from broker.server.progress import local_progress
 from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topic_requests import check_not_internal
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
+from raft_metadata.common.ids import BrokerId, TopicIdPartition
 from raft_metadata.records.admin import (
     A,
     AddPartitions,
     AdminCommand,
+    AlterConfigs,
     Altered,
     LeadersElected,
     MetadataUpgraded,
     PartitionsAdded,
 )
+from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel, PeerChannel
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
+    from broker.server.topic_requests import TopicRequests
 
 _log = logging.getLogger("broker.admin")
 
@@ -43,8 +46,6 @@ PEER_TIMEOUT_MS = 2_000
 """Another broker tells what it knows in this time, or is not waited for."""
 PROGRESS_PARTITIONS_MAX = 10_000
 """Partitions whose progress one request tells: a page of 2 MB."""
-
-Ready = Callable[[TopicId, MetadataOffset], Awaitable[None]]
 
 
 class AdminRequests:
@@ -58,34 +59,46 @@ class AdminRequests:
         controllers: ControllerChannel,
         peers: PeerChannel,
         own_facts: Callable[[], OwnFacts],
-        until_ready: Ready,
+        topics: TopicRequests,
     ) -> None:
-        """``until_ready``: every partition of the topic has a leader that knows of it."""
         self._config = config
         self._local = local
         self._loader = loader
         self._controllers = controllers
         self._peers = peers
         self._own_facts = own_facts
-        self._until_ready = until_ready
+        self._topics = topics
 
     async def ask(self, command: AdminCommand[A]) -> A:
         """See `BrokerApis.admin`."""
+        had = 0
         if isinstance(command, AddPartitions):
             self._check_growth(command)
+            before = self._loader.image.topic(command.topic)
+            had = 0 if before is None else len(before.partitions)
         answer: A = await self._controllers.ask(command, COMMAND_TIMEOUT_MS)
         if getattr(command, "validate_only", False):
             return answer
         try:
             async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
                 if isinstance(answer, PartitionsAdded):
-                    await self._until_ready(answer.topic_id, answer.next_offset)
+                    await self._topics.until_ready(answer.topic_id, answer.next_offset, had)
                 elif isinstance(answer, Altered | LeadersElected | MetadataUpgraded):
                     await self._loader.wait_for(answer.next_offset)
+                if isinstance(command, AlterConfigs) and isinstance(answer, Altered):
+                    # in force on every broker that lives, not only on the one that was asked
+                    await self._topics.until_known(self._live(), answer.next_offset)
         except TimeoutError:
             text = "it was decided, but this broker has not seen it come true yet"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
         return answer
+
+    def _live(self) -> list[BrokerId]:
+        return [
+            broker.broker_id
+            for broker in self._loader.image.brokers.values()
+            if broker.state in {BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN}
+        ]
 
     def _check_growth(self, command: AddPartitions) -> None:
         check_not_internal(command.topic)  # groups are spread over as many as there were at first

@@ -118,7 +118,7 @@ class RoutedBrokerApis:
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(
-            config, local, loader, controllers, peers, self.facts_of_mine, self._topics.until_ready
+            config, local, loader, controllers, peers, self.facts_of_mine, self._topics
         )
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes

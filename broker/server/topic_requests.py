@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from broker.coordinator.records import OFFSETS_TOPIC
@@ -88,20 +88,27 @@ class TopicRequests:
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
         return created
 
-    async def until_ready(self, topic_id: TopicId, offset: MetadataOffset) -> None:
-        """Until this image has the offset, and every partition a leader that knows of it."""
+    async def until_ready(self, topic_id: TopicId, offset: MetadataOffset, first: int = 0) -> None:
+        """Until this image has the offset, and each partition a leader that knows of it.
+
+        Those below ``first`` were there before: one of them may have no leader for long.
+        """
         await self._loader.wait_for(offset)
         while True:
             topic = self._loader.image.topics.get(topic_id)
             if topic is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "the topic was deleted meanwhile")
-            if topic.is_complete and all(p.has_leader for p in topic.partitions):
+            if topic.is_complete and all(p.has_leader for p in topic.partitions[first:]):
                 break
             await self._loader.changed()
         now = self._loader.image.next_offset
-        leaders = {p.leader for p in topic.partitions} - {self._config.broker_id}
-        for leader in leaders:
-            await self._await_peer(leader, now)
+        await self.until_known({p.leader for p in topic.partitions[first:]}, now)
+
+    async def until_known(self, brokers: Iterable[BrokerId], offset: MetadataOffset) -> None:
+        """Until these brokers' images have the offset; one that does not answer is left alone."""
+        async with asyncio.TaskGroup() as tasks:
+            for broker in set(brokers) - {self._config.broker_id}:
+                tasks.create_task(self._await_peer(broker, offset))
 
     async def _await_peer(self, leader: BrokerId, offset: MetadataOffset) -> None:
         registration = self._loader.image.brokers.get(leader)

@@ -56,6 +56,16 @@ async def topic_or_404(
     return topic
 
 
+async def find_partition(
+    apis: BrokerApis, name: TopicName, partition: PartitionId
+) -> PartitionRegistration:
+    """The partition, or 404: 40401 without the topic, 40402 without the partition of it."""
+    topic = await find_topic(apis, name, partition)
+    if topic is None:
+        raise RestError(404, RestCode.TOPIC_NOT_FOUND, topic_not_found(name))
+    return partition_or_404(topic, partition)
+
+
 def partition_or_404(topic: TopicImage, partition: PartitionId) -> PartitionRegistration:
     """The partition, or 404/40402."""
     if not 0 <= partition < len(topic.partitions):

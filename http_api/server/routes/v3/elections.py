@@ -13,7 +13,7 @@ from http_api.server.context import json_reply
 from http_api.server.parameters import partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.routes.v3.partitions import partition_facts
-from http_api.server.topics import partition_or_404, topic_or_404
+from http_api.server.topics import find_partition, topic_or_404
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NO_LEADER, PartitionId
 from raft_metadata.records.admin import Election, ElectionResult, ElectLeaders, PartitionPlace
@@ -68,14 +68,13 @@ class ElectionRoutes:
             text = "A partition is named without its topic: expected topics/T/partitions/P."
             raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
         name, number = topic_name(topic), partition_id(partition)
-        partition_or_404(await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND), number)
+        await find_partition(self._apis, name, number)
         place = PartitionPlace(topic=name, partition=number)
         elected = await self._apis.admin(ElectLeaders(election=election, partitions=(place,)))
         for result in elected.results:
             if result.error is not None:
                 raise KafkaError(ErrorCode.from_number(result.error), result.message)
-        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
-        facts = partition_facts(number, partition_or_404(found, number))
+        facts = partition_facts(number, await find_partition(self._apis, name, number))
         return json_reply(v3.partition(links, name, facts), JSON)
 
 

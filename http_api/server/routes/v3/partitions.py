@@ -10,7 +10,7 @@ from http_api.contract.media_types import JSON
 from http_api.server.context import json_reply
 from http_api.server.parameters import bad_parameter, broker_id, partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import partition_or_404, topic_or_404
+from http_api.server.topics import find_partition, topic_or_404
 from raft_metadata.common.ids import NO_LEADER
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class PartitionRoutes:
 
     async def _find(self, topic: str, partition: str) -> tuple[TopicName, v3.PartitionFacts]:
         name, number = topic_name(topic), partition_id(partition)
-        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
-        return name, partition_facts(number, partition_or_404(found, number))
+        return name, partition_facts(number, await find_partition(self._apis, name, number))
 
 
 def partition_facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:

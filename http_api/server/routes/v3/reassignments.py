@@ -23,7 +23,7 @@ from http_api.server.body_fields import (
 from http_api.server.context import json_reply, reply
 from http_api.server.parameters import partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import partition_or_404, topic_or_404
+from http_api.server.topics import find_partition, partition_or_404, topic_or_404
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from raft_metadata.records.admin import AlterReassignments, Reassignment
 
@@ -129,7 +129,7 @@ class ReassignmentRoutes:
             check_fields(fields, ("replicas", "validate_only"))
             replicas = broker_ids("replicas", fields.get("replicas"))
             number = partition_id(partition)
-            partition_or_404(await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND), number)
+            await find_partition(self._apis, name, number)
             change = Reassignment(topic=name, partition=number, replicas=replicas)
             return [change], flag(fields, "validate_only")
         check_fields(fields, ("data", "validate_only"))
@@ -146,6 +146,8 @@ class ReassignmentRoutes:
             topics = [image.topics[image.topic_ids[name]] for name in names]
         else:
             name = topic_name(topic)
+            if partition != ALL:
+                await find_partition(self._apis, name, partition_id(partition))
             topics = [await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)]
         if partition != ALL:
             number = partition_id(partition)
