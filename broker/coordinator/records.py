@@ -25,8 +25,8 @@ from raft_metadata.common.ids import (
     TopicName,
     TopicPartition,
 )
+from raft_metadata.common.internal_topics import OFFSETS_TOPIC as OFFSETS_TOPIC
 
-OFFSETS_TOPIC = TopicName("__consumer_offsets")
 OFFSETS_PARTITIONS = 12
 """Made on first use (interfaces, section 4)."""
 

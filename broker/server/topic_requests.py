@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from broker.coordinator.records import OFFSETS_TOPIC
 from broker.server import forwarding
 from broker.server.live_configs import LiveConfigs
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -19,6 +18,7 @@ from raft_metadata.common.ids import (
     TopicName,
     id_from_bytes,
 )
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import TopicImage
 
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC})
 CATCH_UP_MS = 1_000
 """How long an unknown topic is looked for at the active controller before it counts as unknown."""
 CREATE_TIMEOUT_MS = 5_000

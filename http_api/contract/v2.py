@@ -18,6 +18,7 @@ from http_api.contract.errors import (
     record_error_name,
     shown,
 )
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS as INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from raft_metadata.common.errors import KafkaError
 
 JsonObject = dict[str, Any]
-
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Topics the cluster makes for itself: hidden in v2 lists, ``is_internal`` in v3."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Topics, groups, instances. 249: Kafka's limit, so that ``<name>-<partition>`` is a file name."""
