@@ -28,6 +28,7 @@ from http_api.node.settings import (
     split_assignment,
 )
 from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId, NodeId
+from raft_metadata.common.tls import TlsFiles
 
 ENVIRONMENT_PREFIX = "QUORUMLOG_"
 ROLES = ("broker", "controller")
@@ -38,11 +39,16 @@ HEARTBEATS_PER_ELECTION = 3
 
 _NODE_KEYS = ("id", "role", "cluster_id", "data_dir", "rack", "log_level", "log_format")
 _ADDRESS_KEYS = ("http", "peer", "raft")
+_TLS_HINTS = {
+    "ca": "ca.pem: the cluster's own authority; paths are relative to this file",
+    "certificate": "node.pem: with this node's name, such as controller-101, as a DNS name",
+    "key": "node.key: of the certificate, without a password",
+}
 _DIAL_KEY = re.compile(r"(?:broker|controller)-\d+\.(?:http|peer|raft)")
 _DIAL_ENVIRONMENT = re.compile(r"(BROKER|CONTROLLER)_(\d+)_(HTTP|PEER|RAFT)")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
-SECTIONS = ("node", "listeners", "advertised", "controllers", "dial", *SETTING_SECTIONS)
+SECTIONS = ("node", "listeners", "advertised", "controllers", "dial", "tls", *SETTING_SECTIONS)
 
 _Section = TypeVar("_Section")
 
@@ -92,6 +98,8 @@ class NodeConfig:
     advertised_inner: Address
     controllers: Mapping[int, ControllerAddresses]
     dial: Mapping[str, Address] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+    """Mutual TLS, for the controllers' Raft listeners only so far."""
     rack: str | None = None
     log_level: str = "info"
     log_format: str = "text"
@@ -255,6 +263,8 @@ def _check_key(section: str, key: str, origin: str) -> None:
             known: Sequence[str] = _NODE_KEYS
         case "listeners" | "advertised":
             known = _ADDRESS_KEYS
+        case "tls":
+            known = tuple(_TLS_HINTS)
         case _:
             known = [name for name, row in BY_NAME.items() if row.section == section]
     if key not in known:
@@ -303,6 +313,7 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         advertised_inner=told[1],
         controllers=controllers,
         dial=dial,
+        tls=_tls(table["tls"], path),
         defaults=_section(BrokerDefaults, values),
         limits=_section(BrokerLimits, values),
         timeouts=_section(BrokerTimeouts, values),
@@ -350,6 +361,19 @@ def _controllers(table: Mapping[str, Any], origin: str) -> dict[int, ControllerA
             raft=parse_address(value["raft"], f"{name}.raft"),
         )
     return result
+
+
+def _tls(table: Mapping[str, Any], path: Path) -> TlsFiles | None:
+    """All three files or none; what is in them is looked at when they are used."""
+    if not table:
+        return None
+    for key, meaning in _TLS_HINTS.items():
+        if not isinstance(table.get(key), str) or not table[key]:
+            msg = f"{path}: tls.{key} = {table.get(key)!r}, expected a file such as {meaning};"
+            msg += f" [tls] needs {', '.join(_TLS_HINTS)}"
+            raise ConfigError(msg)
+    files = {key: (path.parent / table[key]).absolute() for key in _TLS_HINTS}
+    return TlsFiles(ca=files["ca"], certificate=files["certificate"], key=files["key"])
 
 
 def _checked_settings(table: Mapping[str, Mapping[str, Any]], origin: str) -> dict[str, Any]:
@@ -404,12 +428,16 @@ def _section(kind: type[_Section], values: Mapping[str, Any]) -> _Section:
 
 def _refuse_public_bind(config: NodeConfig) -> None:
     """Decision D11: nothing listens beyond this machine unless that was said aloud."""
-    for key, address in (("http", config.listen_http), ("inner", config.listen_inner)):
-        if not address.is_loopback:
-            kind = key if key == "http" else ("peer" if config.role == "broker" else "raft")
-            msg = f"listeners.{kind} = {str(address)!r} can be reached from other machines and"
-            msg += " there is no TLS and no authentication yet: bind 127.0.0.1 or say --insecure"
-            raise ConfigError(msg)
+    inner = "peer" if config.role == "broker" else "raft"
+    for kind, address in (("http", config.listen_http), (inner, config.listen_inner)):
+        if address.is_loopback or (kind == "raft" and config.tls is not None):
+            continue
+        msg = f"listeners.{kind} = {str(address)!r} can be reached from other machines and"
+        if kind == "raft":
+            msg += " [tls] names no ca, certificate and key: set them, bind 127.0.0.1"
+        else:
+            msg += " there is no TLS and no authentication for it yet: bind 127.0.0.1"
+        raise ConfigError(msg + " or say --insecure")
 
 
 def render_config(
@@ -423,11 +451,17 @@ def render_config(
     ]
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
-        lines += [f"{_toml_key(key)} = {_toml(value)}" for key, value in table[section].items()]
+        given = table.get(section, {})
+        lines += [f"{_toml_key(key)} = {_toml(value)}" for key, value in given.items()]
+        if section == "tls":
+            lines += [
+                "# Mutual TLS between controllers (listeners.raft); no other listener uses it yet."
+            ]
+            lines += [f"# {key} = ...  # {hint}" for key, hint in _TLS_HINTS.items()]
         lines += [
             f"# {row.name} = {_toml(row.default)}  # {row.meaning}"
             for row in rows
-            if row.section == section and row.name not in table[section]
+            if row.section == section and row.name not in given
         ]
     return "\n".join(lines) + "\n"
 

@@ -177,6 +177,7 @@ def quorum_config(node: OpenedNode) -> QuorumConfig:
         bind=str(config.listen_inner),
         voters={NodeId(voter): str(each.raft) for voter, each in config.controllers.items()},
         dial=dial,
+        tls=config.tls,
         election_timeout_ms=config.raft.election_timeout_ms,
         heartbeat_ms=config.raft.raft_heartbeat_ms,
         leader_fallback_ms=config.raft.raft_step_down_ms,
