@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 BODY_READ_TIMEOUT_S = 60.0
 """A body arrives within this time or the request is given up: a silent client holds memory. The
 largest body at 300 KB/s takes as long."""
+MAX_ADMIN_BODY_BYTES = 1_048_576
+"""Of what operators send: a thousand changes with the longest names. Decoding more would hold the
+loop."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

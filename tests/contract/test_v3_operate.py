@@ -511,3 +511,13 @@ async def test_a_wrong_request_names_what_was_expected(
     assert answer.json["error_code"] == code, answer.json
     assert named in answer.json["message"]
     assert door.apis.requests == []
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [one for one in WRITES if one[2]])
+async def test_a_body_over_the_limit_is_refused_before_it_is_read(
+    door: Door, method: str, path: str, body: Any
+) -> None:
+    headers = {"Content-Type": JSON, "Content-Length": str(2 << 20)}
+    answer = await door.call(method, V3 + path, b"", headers)
+    assert (answer.status, answer.json["error_code"]) == (413, 413)
+    assert door.apis.requests == []

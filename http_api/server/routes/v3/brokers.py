@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import read_json_object
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
 from http_api.server.body_fields import check_fields, word
 from http_api.server.context import json_reply, reply
 from http_api.server.drain import progress_of
@@ -39,7 +39,7 @@ class BrokerRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
-        self._limits = context.limits
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
         self._shares = Shares()
 
@@ -77,7 +77,7 @@ class BrokerRoutes:
         """
         links = self._path.enter(request, cluster)
         wanted = broker_id(broker)
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("scope",))
         scope = DrainScope(word(fields, "scope", SCOPES, None))
         await self._ask(DrainBroker(broker_id=wanted, scope=scope))

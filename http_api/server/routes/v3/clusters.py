@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3, v3_admin
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import read_json_object
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
 from http_api.server.body_fields import check_fields, flag, integer, wrong_kind
 from http_api.server.context import json_reply
 from http_api.server.routes.v3.cluster_path import ClusterPath
@@ -28,7 +28,7 @@ class ClusterRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
-        self._limits = context.limits
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
 
     def add_to(self, router: Router) -> None:
@@ -60,7 +60,7 @@ class ClusterRoutes:
     async def upgrade(self, request: web.Request, cluster: str) -> web.Response:
         """Raise it; null: as far as every node can follow. Never lowered."""
         links = self._path.enter(request, cluster)
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, _UPGRADE)
         if "metadata_version" not in fields:
             expected = "a level, or null for the highest that every node can follow"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3_configs as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import read_json_object
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
 from http_api.server.body_fields import (
     check_fields,
     config_text,
@@ -82,7 +82,7 @@ class ConfigRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
-        self._limits = context.limits
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
 
     def add_to(self, router: Router) -> None:
@@ -137,7 +137,7 @@ class ConfigRoutes:
         self._path.enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("value",))
         value = config_text("value", fields.get("value"))
         if value is None:
@@ -160,7 +160,7 @@ class ConfigRoutes:
         target = None
         if kind is not ResourceType.TOPIC or whose != ALL:
             target = await self._target(kind, whose)
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("data", "validate_only"))
         if target is not None:
             changes = self._changes(fields, target)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3, v3_admin
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import read_optional_json_object
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_optional_json_object
 from http_api.server.body_fields import check_fields, word
 from http_api.server.context import json_reply
 from http_api.server.parameters import partition_id, topic_name
@@ -33,7 +33,7 @@ class ElectionRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
-        self._limits = context.limits
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
 
     def add_to(self, router: Router) -> None:
@@ -45,7 +45,7 @@ class ElectionRoutes:
     ) -> web.Response:
         """One partition: itself, or the reason as an error. Several: a row each, always 200."""
         links = self._path.enter(request, cluster)
-        fields = await read_optional_json_object(request, self._limits.max_body_bytes)
+        fields = await read_optional_json_object(request, self._body_bytes_max)
         check_fields(fields, ("election",))
         election = Election(word(fields, "election", ELECTIONS, Election.PREFERRED.value))
         if partition != ALL:

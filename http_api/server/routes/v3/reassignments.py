@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3_admin
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import read_json_object
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
 from http_api.server.body_fields import (
     broker_ids,
     check_fields,
@@ -53,7 +53,7 @@ class ReassignmentRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
-        self._limits = context.limits
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
 
     def add_to(self, router: Router) -> None:
@@ -123,7 +123,7 @@ class ReassignmentRoutes:
     async def _changes(
         self, request: web.Request, topic: str, partition: str
     ) -> tuple[list[Reassignment], bool]:
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        fields = await read_json_object(request, self._body_bytes_max)
         if partition != ALL:
             name = _named_topic(topic)
             check_fields(fields, ("replicas", "validate_only"))
