@@ -21,6 +21,7 @@ from http_api.node.exits import EXIT_USAGE, ConfigError
 from http_api.node.formatting import defaults_for_size
 from http_api.node.settings import BY_NAME, SETTINGS, RaftTimeouts
 from raft_metadata.common.ids import DirectoryId
+from raft_metadata.common.tls import TlsFiles
 
 BROKER = """
 [node]
@@ -152,6 +153,59 @@ def test_a_bad_value_is_named_with_what_was_expected(tmp_path: Path, override: s
     message = refused(write(tmp_path), None, override)
     assert "expected" in message
     assert override.partition("=")[2] in message
+
+
+CONTROLLER = """
+[node]
+id = 101
+role = "controller"
+cluster_id = "AAAAAAAAAAAAAAAAAAAAAA"
+data_dir = "."
+[listeners]
+http = "127.0.0.1:10082"
+raft = "0.0.0.0:11082"
+[controllers]
+101 = {http = "127.0.0.1:10082", raft = "10.0.0.1:11082"}
+"""
+TLS = """
+[tls]
+ca = "ca.pem"
+certificate = "/etc/quorumlog/node.pem"
+key = "secret/node.key"
+"""
+
+
+def test_a_public_raft_bind_needs_tls_or_insecure(tmp_path: Path) -> None:
+    told = refused(write(tmp_path, CONTROLLER))
+    for part in (
+        "listeners.raft",
+        "0.0.0.0:11082",
+        "[tls]",
+        "ca, certificate and key",
+        "--insecure",
+    ):
+        assert part in told
+    assert load(write(tmp_path, CONTROLLER), insecure=True).tls is None
+    config = load(write(tmp_path, CONTROLLER + TLS))
+    assert config.tls == TlsFiles(
+        ca=tmp_path / "ca.pem",
+        certificate=Path("/etc/quorumlog/node.pem"),
+        key=tmp_path / "secret/node.key",
+    )
+    # No other listener is behind it.
+    public = "listeners.http=0.0.0.0:8082"
+    assert "listeners.http" in refused(write(tmp_path, CONTROLLER + TLS), None, public)
+
+
+def test_tls_wants_all_of_its_files(tmp_path: Path) -> None:
+    for key in ("ca", "certificate", "key"):
+        lines = [line for line in TLS.splitlines() if not line.startswith(f"{key} ")]
+        assert f"tls.{key} = None" in refused(write(tmp_path, CONTROLLER + "\n".join(lines)))
+    assert "tls.kez" in refused(write(tmp_path, CONTROLLER + TLS + "kez = 'x'"))
+    environment = {f"QUORUMLOG_TLS__{key}": f"{key}.pem" for key in ("CA", "CERTIFICATE", "KEY")}
+    config = load(write(tmp_path, CONTROLLER), environment)
+    assert config.tls is not None
+    assert config.tls.key == tmp_path / "KEY.pem"
 
 
 def test_a_public_bind_needs_insecure(tmp_path: Path) -> None:
