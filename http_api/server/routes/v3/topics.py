@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import read_json_object
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
 from http_api.server.body_fields import (
     check_fields,
     config_text,
@@ -99,7 +99,8 @@ class TopicRoutes:
         """More partitions: 200 once each of them has a ready leader."""
         links = self._path.enter(request, cluster)
         name = topic_name(topic)
-        fields = await read_json_object(request, self._limits.max_body_bytes)
+        limit = min(self._limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
+        fields = await read_json_object(request, limit)
         check_fields(fields, _GROWTH)
         command = AddPartitions(
             topic=name,
