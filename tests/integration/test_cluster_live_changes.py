@@ -5,12 +5,14 @@ Four brokers, three replicas each: there is always somewhere to move to.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from broker.record.values import partition_for_key
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 
@@ -133,6 +135,49 @@ async def test_partitions_that_a_topic_is_given_are_there_through_every_broker(
     for partition in range(1, 6):
         values = [record["value"] for record in (await cluster.fetch(4, topic, partition)).body]
         assert [value for value in values if isinstance(value, int)] == [1, 2, 3, 4]
+
+
+async def test_a_growth_of_several_batches_stops_no_write_and_moves_a_key_once(
+    cluster: LiveCluster,
+) -> None:
+    topic, before, after = "grows-far", 3, 2_300
+    await create(cluster, topic, before)
+    grown = asyncio.Event()
+
+    async def lane(broker: int) -> list[tuple[str, int]]:
+        """Keyed records through one broker until the growth is answered: (key, partition)."""
+        url = f"{cluster.url(broker)}/topics/{topic}"
+        sent: list[tuple[str, int]] = []
+        while not grown.is_set() or len(sent) < 20:
+            key = f"key-{len(sent) % 10}"
+            answer = await cluster.ask("POST", url, {"records": [{"key": key, "value": broker}]})
+            assert answer.status == 200, answer
+            sent.append((key, entry(answer)["partition"]))
+        return sent
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = [tasks.create_task(lane(broker)) for broker in (1, 2, 3, 4)]
+        url = f"{cluster.topics_url(3)}/{topic}"
+        answer = await cluster.ask("PATCH", url, {"partitions_count": after})
+        assert answer.status == 200, answer
+        grown.set()
+    for done in lanes:
+        counts = [
+            {n for n in (before, after) if partition_for_key(f'"{key}"'.encode(), n) == partition}
+            for key, partition in done.result()
+        ]
+        assert all(counts), "spread over a number of partitions that was never answered"
+        sure = [count for count in counts if len(count) == 1]
+        assert sure == sorted(sure, key=lambda count: after in count), "a key came back"
+    for broker in (1, 2, 3, 4):
+        sent = await cluster.produce(broker, topic, broker, partition=after - 1)
+        assert sent.status == 200, sent
+    key = next(n for n in range(100) if partition_for_key(f'"{n}"'.encode(), after) >= before)
+    body = {"records": [{"key": str(key), "value": 1}]}
+    answer = await cluster.ask("POST", f"{cluster.url(1)}/topics/{topic}", body)
+    assert entry(answer)["partition"] == partition_for_key(f'"{key}"'.encode(), after)
+    deleted = await cluster.ask("DELETE", f"{cluster.topics_url(1)}/{topic}")
+    assert deleted.status == 204, deleted
 
 
 async def move(cluster: LiveCluster, topic: str, partitions: int, replicas: list[int]) -> None:
