@@ -73,8 +73,10 @@ def _node_exits() -> Iterator[None]:
         first = _first(error)
         if isinstance(first, NodeExit):
             raise first from None
-        _log.critical("node failed error=%r", first, exc_info=first)
-        raise exit_for(first) from error
+        ending = exit_for(first)
+        if not isinstance(ending, ConfigError):  # whose message says all
+            _log.critical("node failed error=%r", first, exc_info=first)
+        raise ending from error
 
 
 def exit_for(error: BaseException) -> NodeExit:

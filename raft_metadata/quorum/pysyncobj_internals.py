@@ -69,7 +69,10 @@ class UnsupportedLibraryError(RuntimeError):
 def verify_library(folder: Path | None = None) -> None:
     """Refuse any other version, and any changed file, of pysyncobj."""
     if VERSION != PINNED_VERSION:
-        msg = f"pysyncobj {VERSION} is installed, exactly {PINNED_VERSION} is supported"
+        msg = (
+            f"pysyncobj {VERSION} is installed, expected exactly {PINNED_VERSION}; "
+            f"reinstall pysyncobj=={PINNED_VERSION}"
+        )
         raise UnsupportedLibraryError(msg)
     root = folder or Path(pysyncobj.__file__).parent
     for name, expected in PINNED_SHA256.items():
