@@ -17,6 +17,7 @@ from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistrat
 from raft_metadata.records.quorum_view import ControllerState
 from raft_metadata.records.records import BrokerState, DrainScope
 
+NO_FENCE = "none"
 EXAMPLES_MAX = 5
 """Partitions that a reason names."""
 
@@ -140,15 +141,15 @@ def judge(
     image: MetadataImage,
     tallies: PartitionTallies,
     leader: ControllerState | None,
-    reachable: Mapping[int, bool],
+    controllers: Mapping[int, ControllerState | None],
 ) -> ClusterHealth:
     """``leader``: what the active controller says, None where none answers as such.
 
-    ``reachable``: which controllers answered this broker.
+    ``controllers``: what each one answered this broker, None where it did not.
     """
     reasons = sorted(
         (
-            *_controller_reasons(leader, reachable),
+            *_controller_reasons(leader, controllers),
             *_broker_reasons(image),
             *_partition_reasons(tallies),
         ),
@@ -163,8 +164,8 @@ def judge(
         controller_id=None if leader is None else leader.node_id,
         metadata_offset=image.next_offset,
         counts={
-            "controllers": len(reachable),
-            "controllers_unreachable": sum(not answered for answered in reachable.values()),
+            "controllers": len(controllers),
+            "controllers_unreachable": sum(state is None for state in controllers.values()),
             "brokers": len(states),
             "draining_brokers": sum(
                 broker.drain is not DrainScope.NONE for broker in image.brokers.values()
@@ -186,9 +187,9 @@ _ORDER = list(HealthStatus)
 
 
 def _controller_reasons(
-    leader: ControllerState | None, reachable: Mapping[int, bool]
+    leader: ControllerState | None, controllers: Mapping[int, ControllerState | None]
 ) -> Iterator[HealthReason]:
-    silent = [str(controller) for controller, answered in reachable.items() if not answered]
+    silent = [str(controller) for controller, state in controllers.items() if state is None]
     if leader is None:
         yield HealthReason(
             code="NO_ACTIVE_CONTROLLER",
@@ -212,6 +213,14 @@ def _controller_reasons(
         if behind:
             message = "controllers are not connected to the active one"
             yield _named("VOTER_DISCONNECTED", HealthStatus.DEGRADED, message, behind)
+    fenced = [
+        str(controller)
+        for controller, state in controllers.items()
+        if state is not None and state.fence != NO_FENCE
+    ]
+    if fenced:
+        message = "controllers that lost their disk may not vote yet"
+        yield _named("VOTER_REJOINING", HealthStatus.DEGRADED, message, fenced)
 
 
 def _broker_reasons(image: MetadataImage) -> Iterator[HealthReason]:

@@ -37,8 +37,8 @@ class QuorumView:
     is_from_leader: bool
     urls: Mapping[NodeId, str]
     """Of every controller, for operators."""
-    reachable: Mapping[NodeId, bool]
-    """Which of them answered this broker."""
+    controllers: Mapping[NodeId, ControllerState | None]
+    """What each of them answered this broker; None: nothing."""
 
 
 class MetadataApis(Protocol):
@@ -90,7 +90,7 @@ class MetadataRequests:
             told_by=newest if leader is None else leader,
             is_from_leader=leader is not None,
             urls={node: self._controllers.controller_url(node) for node in states},
-            reachable={node: state is not None for node, state in states.items()},
+            controllers=states,
         )
 
     async def _states(self) -> dict[NodeId, ControllerState | None]:
@@ -143,8 +143,7 @@ class MetadataRequests:
         image = self._loader.image
         tallies = await self._tallies(image)
         leader = _leader(state for state in states.values() if state is not None)
-        reachable = {int(node): state is not None for node, state in states.items()}
-        return judge(image, tallies, leader, reachable)
+        return judge(image, tallies, leader, {int(node): state for node, state in states.items()})
 
     async def _tallies(self, image: MetadataImage) -> PartitionTallies:
         async with self._views:

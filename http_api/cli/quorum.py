@@ -90,7 +90,7 @@ def _print_replication(found: Row) -> None:
         [
             *(
                 (
-                    *(voter["voter_id"], "leader" if voter["is_leader"] else "follower"),
+                    *(voter["voter_id"], _voter_status(voter)),
                     *(_known(voter["log_end_index"]), _known(voter["lag"])),
                     *(_known(voter["contact_age_ms"]), _known(voter["caught_up_age_ms"])),
                     *("yes" if voter["is_reachable"] else "no", voter["url"] or UNKNOWN),
@@ -108,6 +108,12 @@ def _print_replication(found: Row) -> None:
             ),
         ],
     )
+
+
+def _voter_status(voter: Row) -> str:
+    if voter["fence"] not in {None, "none"}:
+        return "rejoining"
+    return "leader" if voter["is_leader"] else "follower"
 
 
 def _known(value: int | None) -> object:

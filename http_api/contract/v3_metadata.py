@@ -19,9 +19,12 @@ def quorum(
     *,
     is_from_leader: bool,
     urls: Mapping[int, str],
-    reachable: Mapping[int, bool],
+    answers: Mapping[int, ControllerState | None],
 ) -> JsonObject:
-    """The quorum as ``told_by`` sees it. An index counts Raft entries, an offset records."""
+    """The quorum as ``told_by`` sees it. An index counts Raft entries, an offset records.
+
+    ``answers``: what each controller says of itself; None: it does not answer.
+    """
     return {
         "kind": "KafkaQuorum",
         "metadata": links.metadata("quorum", "quorum"),
@@ -37,7 +40,7 @@ def quorum(
         "voters": [
             {
                 **_voter(told_by, voter, urls.get(voter.voter_id)),
-                "is_reachable": reachable.get(voter.voter_id, False),
+                **_own(answers.get(voter.voter_id)),
             }
             for voter in told_by.voters
         ],
@@ -57,6 +60,11 @@ def _voter(told_by: ControllerState, voter: VoterState, url: str | None) -> Json
         "feature_level_max": voter.feature_level_max,
         **_times(told_by, voter.contact_age_ms, voter.caught_up_age_ms),
     }
+
+
+def _own(answer: ControllerState | None) -> JsonObject:
+    """What a voter says of itself; its fence stands while it came back without its disk."""
+    return {"is_reachable": answer is not None, "fence": None if answer is None else answer.fence}
 
 
 def _observer(told_by: ControllerState, observer: ObserverState) -> JsonObject:

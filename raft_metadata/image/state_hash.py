@@ -74,7 +74,7 @@ class HashChain:
 
 
 def image_hash(image: MetadataImage) -> str:
-    """Over all that the image says; half a second for 100,000 partitions, so not on a loop."""
+    """Over all that the image says; a second for 100,000 partitions, so not on a loop."""
     found = blake2b(b"%d %d" % (image.next_offset, image.epoch), digest_size=HASH_BYTES)
     for record in image_records(image):
         found.update(encode_record(record))

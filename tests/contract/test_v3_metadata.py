@@ -92,6 +92,7 @@ async def test_the_quorum_as_its_leader_says(door: Door) -> None:
                     "url": "http://127.0.0.1:10082",
                     "is_leader": False,
                     "is_reachable": False,
+                    "fence": None,
                     "is_connected": True,
                     "log_end_index": 65,
                     "lag": 5,
@@ -107,6 +108,7 @@ async def test_the_quorum_as_its_leader_says(door: Door) -> None:
                     "url": "http://127.0.0.1:10083",
                     "is_leader": True,
                     "is_reachable": True,
+                    "fence": "none",
                     "is_connected": True,
                     "log_end_index": 70,
                     "lag": 0,
@@ -192,6 +194,17 @@ async def test_a_degraded_cluster_says_why_with_a_200(door: Door) -> None:
         "reassigning_partitions": 0,
         "preferred_leader_imbalance": 0,
     }
+
+
+async def test_a_controller_that_may_not_vote_yet_is_no_whole_one(door: Door) -> None:
+    door.apis.metadata.view = quorum_view(fence="adopted")
+    said = (await door.get(f"{V3}:health")).json
+    reasons = {reason["code"]: reason["message"] for reason in said["reasons"]}
+    assert reasons["VOTER_REJOINING"] == (
+        "1 controllers that lost their disk may not vote yet: 102"
+    )
+    voters = (await door.get(f"{V3}/quorum")).json["voters"]
+    assert [voter["fence"] for voter in voters] == [None, "adopted"]
 
 
 async def test_health_of_another_cluster_is_a_404(door: Door) -> None:

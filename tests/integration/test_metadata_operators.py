@@ -39,7 +39,8 @@ async def v3(cluster: LiveCluster, path: str, broker: int = 1) -> Answer:
 
 
 async def is_healthy(cluster: LiveCluster) -> bool:
-    return bool((await v3(cluster, ":health")).body["status"] == "healthy")
+    status: str = (await v3(cluster, ":health")).body["status"]
+    return status == "healthy"
 
 
 async def states(cluster: LiveCluster, query: str = "") -> dict[int, dict[str, Any]]:

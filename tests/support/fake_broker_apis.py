@@ -125,10 +125,10 @@ class FakeMetadata:
     async def health(self) -> ClusterHealth:
         image, view = self._apis.image, self.view
         known = view if isinstance(view, QuorumView) else None
-        reachable = {101: False} if known is None else known.reachable
         leader = known.told_by if known is not None and known.is_from_leader else None
-        numbered = {int(node): answered for node, answered in reachable.items()}
-        return judge(image, tally_partitions(image, 2), leader, numbered)
+        states = {} if known is None else known.controllers
+        numbered = {int(node): state for node, state in states.items()}
+        return judge(image, tally_partitions(image, 2), leader, numbered or {101: None})
 
 
 class FakeBrokerApis:

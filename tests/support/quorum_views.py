@@ -77,9 +77,11 @@ def controller_state(**changes: object) -> ControllerState:
 
 def quorum_view(*, all_reachable: bool = False, **changes: object) -> QuorumView:
     """As a broker sees it; controller 101 does not answer unless all do."""
+    told_by = controller_state(**changes)
+    other = controller_state(node_id=NodeId(101), is_active=False, is_leader=False)
     return QuorumView(
-        told_by=controller_state(**changes),
+        told_by=told_by,
         is_from_leader=bool(changes.get("is_active", True)),
         urls={NodeId(101): "http://127.0.0.1:10082", NodeId(102): "http://127.0.0.1:10083"},
-        reachable={NodeId(101): all_reachable, NodeId(102): True},
+        controllers={NodeId(101): other if all_reachable else None, NodeId(102): told_by},
     )

@@ -208,7 +208,7 @@ async def test_dump_prints_one_readable_line_for_each_fact(shell: Shell) -> None
     assert [json.loads(line)["offset"] for line in out.splitlines()] == [1042, 1043]
 
 
-LINES = [
+LINES: list[tuple[dict[str, Any], str]] = [
     ({"type": "feature_level", "level": 2}, "metadata.version 2"),
     (
         {"type": "topic", "name": "orders", "topic_id": "T" * 22, "partitions_count": 3},

@@ -25,6 +25,10 @@ def content(directory: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
 
 
+def topic(number: int) -> TopicRecord:
+    return TopicRecord(name=TopicName(f"t{number}"), topic_id=topic_id(number), partitions_count=1)
+
+
 async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> MetadataQuorum:
     """A lone voter, running, whose log has so many topics; the last batch is refused by all."""
     format_all(root, [1])
@@ -44,11 +48,9 @@ async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> Me
     await until(lambda: bool(reigns))
     term = reigns[0].term
     for number in range(topics):
-        record = TopicRecord(
-            name=TopicName(f"t{number}"), topic_id=topic_id(number), partitions_count=1
-        )
-        await quorum.submit(encode_batch(number, term, [record], time_ms=1_700_000_000_000), term)
-    await quorum.submit(encode_batch(0, term, [record]), term)
+        batch = encode_batch(number, term, [topic(number)], time_ms=1_700_000_000_000)
+        await quorum.submit(batch, term)
+    await quorum.submit(encode_batch(0, term, [topic(99)]), term)
     return quorum
 
 

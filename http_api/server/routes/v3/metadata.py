@@ -35,7 +35,7 @@ MAX_WAIT_MS = 30_000
 MAX_OFFSET = 10**18 - 1
 MAX_REFUSAL_CHARS = 4_096
 """Of what a refused path's refusal lists."""
-FACTS_PER_TURN = 200
+FACTS_PER_TURN = 100
 """Told before the loop gets its turn: about 5 ms."""
 LOG_REPLIES: Mapping[str, str] = {NDJSON: NDJSON}
 NEXT_OFFSET_HEADER = "Quorumlog-Next-Offset"
@@ -69,7 +69,7 @@ class ClusterMetadataRoutes:
             view.told_by,
             is_from_leader=view.is_from_leader,
             urls={int(node): url for node, url in view.urls.items()},
-            reachable={int(node): answered for node, answered in view.reachable.items()},
+            answers={int(node): state for node, state in view.controllers.items()},
         )
         return json_reply(body, JSON)
 

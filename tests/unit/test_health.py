@@ -1,0 +1,130 @@
+"""The verdict over a cluster: what is felt is unhealthy, what may be felt next is degraded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from broker.server.health import ClusterHealth, HealthStatus, judge, tally_partitions
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    BrokerId,
+    DirectoryId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    TopicName,
+)
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.records.records import BrokerState, ResourceType
+from tests.support.fake_broker_apis import broker
+from tests.support.metadata_world import topic_id
+from tests.support.quorum_views import controller_state, voter
+
+
+def partition(leader: int, *isr: int, **changes: tuple[BrokerId, ...]) -> PartitionRegistration:
+    """On brokers 1, 2 and 3."""
+    replicas = (BrokerId(1), BrokerId(2), BrokerId(3))
+    said = PartitionRegistration(
+        replicas=replicas,
+        directories=(DirectoryId("d" * 22),) * 3,
+        isr=tuple(map(BrokerId, isr)),
+        elr=(),
+        leader=BrokerId(leader),
+        leader_epoch=LeaderEpoch(4),
+        partition_epoch=PartitionEpoch(7),
+        leader_epoch_offset=MetadataOffset(3),
+    )
+    return replace(said, **changes)  # type: ignore[arg-type] # a test's shorthand
+
+
+def image(*partitions: PartitionRegistration, asked: int | None = None) -> MetadataImage:
+    topic = TopicImage(
+        name=TopicName("orders"),
+        topic_id=topic_id(1),
+        partitions_count=len(partitions) if asked is None else asked,
+        partitions=partitions,
+    )
+    return MetadataImage(
+        brokers=MappingProxyType({BrokerId(n): broker(n) for n in (1, 2, 3)}),
+        topics=MappingProxyType({topic.topic_id: topic}),
+        topic_ids=MappingProxyType({topic.name: topic.topic_id}),
+    )
+
+
+def verdict(found: MetadataImage, min_isr: int = 2) -> ClusterHealth:
+    """With every controller well."""
+    state = controller_state(voters=(voter(101), voter(102)))
+    return judge(found, tally_partitions(found, min_isr), state, {101: state, 102: state})
+
+
+def codes(found: ClusterHealth) -> list[str]:
+    return [reason.code for reason in found.reasons]
+
+
+WELL = partition(1, 1, 2, 3)
+
+
+def test_a_cluster_with_everything_in_place_is_healthy() -> None:
+    found = verdict(image(WELL, partition(2, 1, 2, 3)))
+    assert (found.status, found.reasons) == (HealthStatus.HEALTHY, ())
+    assert found.counts["preferred_leader_imbalance"] == 1, "counted, not blamed"
+
+
+def test_a_partition_without_a_leader_is_unhealthy_and_comes_first() -> None:
+    found = verdict(image(WELL, partition(NO_LEADER)))
+    assert found.status is HealthStatus.UNHEALTHY
+    assert codes(found) == [
+        "OFFLINE_PARTITIONS",
+        "UNDER_MIN_ISR_PARTITIONS",
+        "UNDER_REPLICATED_PARTITIONS",
+    ]
+    assert found.reasons[0].examples == ("orders-1",)
+
+
+def test_at_min_isr_is_degraded_and_below_it_is_unhealthy() -> None:
+    at = verdict(image(partition(1, 1, 2)))
+    assert (at.status, codes(at)) == (HealthStatus.DEGRADED, ["UNDER_REPLICATED_PARTITIONS"])
+    assert at.counts["at_min_isr_partitions"] == 1
+    under = verdict(image(partition(1, 1)))
+    assert under.status is HealthStatus.UNHEALTHY
+    assert under.counts["at_min_isr_partitions"] == 0
+
+
+def test_min_isr_is_the_topics_own_then_the_clusters_then_the_default() -> None:
+    found = image(partition(1, 1))
+    assert verdict(found, min_isr=1).counts["under_min_isr_partitions"] == 0
+    cluster = {(ResourceType.CLUSTER, ""): MappingProxyType({"min.insync.replicas": "2"})}
+    for_all = replace(found, configs=MappingProxyType(cluster))
+    assert verdict(for_all, min_isr=1).counts["under_min_isr_partitions"] == 1
+    own = {(ResourceType.TOPIC, str(topic_id(1))): MappingProxyType({"min.insync.replicas": "1"})}
+    for_one = replace(found, configs=MappingProxyType(cluster | own))
+    assert verdict(for_one, min_isr=1).counts["under_min_isr_partitions"] == 0
+
+
+def test_a_replica_on_its_way_in_is_not_missing_yet() -> None:
+    found = verdict(image(partition(1, 1, 2, adding=(BrokerId(3),))))
+    assert found.status is HealthStatus.HEALTHY
+    assert found.counts["reassigning_partitions"] == 1
+
+
+def test_what_brokers_and_unfinished_topics_say() -> None:
+    found = image(WELL, asked=5)
+    brokers = {**found.brokers, BrokerId(2): broker(2, BrokerState.FENCED)}
+    said = verdict(replace(found, brokers=MappingProxyType(brokers)))
+    assert codes(said) == ["BROKER_FENCED", "TOPIC_INCOMPLETE"]
+    assert said.counts["fenced_brokers"] == 1
+    assert verdict(replace(found, brokers=MappingProxyType({}))).status is HealthStatus.UNHEALTHY
+
+
+def test_what_controllers_say() -> None:
+    found = image(WELL)
+    tallies = tally_partitions(found, 2)
+    state = controller_state(voters=(voter(101, is_connected=False), voter(102)))
+    cut = judge(found, tallies, state, {101: state, 102: state})
+    assert codes(cut) == ["VOTER_DISCONNECTED"]
+    down = judge(found, tallies, state, {101: None, 102: state})
+    assert codes(down) == ["CONTROLLER_DOWN"], "one that is down is named once"
+    nobody = judge(found, tallies, None, {101: None, 102: state})
+    assert codes(nobody) == ["NO_ACTIVE_CONTROLLER", "CONTROLLER_DOWN"]
+    assert nobody.controller_id is None
