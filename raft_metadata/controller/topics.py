@@ -43,13 +43,21 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
-def live_brokers(image: MetadataImage) -> dict[BrokerId, str | None]:
-    """The rack of every broker that takes replicas: unfenced, and not drained of them."""
-    return {
-        broker_id: broker.rack
-        for broker_id, broker in sorted(image.brokers.items())
+def live_brokers(image: MetadataImage, wanted: int | None = None) -> dict[BrokerId, str | None]:
+    """The rack of every broker that takes replicas: unfenced, and not drained of them.
+
+    ``wanted``: how many replicas a partition is to have; where the others are as many, those that
+    are to lead nothing are left out too.
+    """
+    live = [
+        broker
+        for _, broker in sorted(image.brokers.items())
         if broker.state is BrokerState.UNFENCED and broker.drain is not DrainScope.REPLICAS
-    }
+    ]
+    undrained = [broker for broker in live if broker.drain is DrainScope.NONE]
+    if wanted is not None and len(undrained) >= wanted:
+        live = undrained
+    return {broker.broker_id: broker.rack for broker in live}
 
 
 def decide_create_topic(
@@ -71,7 +79,7 @@ def decide_create_topic(
     if command.replicas_assignments is None:
         count, factor = _counts(image, command, defaults)
         first = range(min(count, defaults.partitions_per_batch_max))
-        racks = live_brokers(image)
+        racks = live_brokers(image, factor)
         placed = place(racks, partitions=first, replication_factor=factor, start=start)
     else:
         placed = _assignments(image, command, command.replicas_assignments, defaults)
@@ -109,7 +117,7 @@ def decide_growth(
     factor = defaults.in_force(image).default_replication_factor
     if topic.partitions:
         factor = topic.replication_factor
-    racks = live_brokers(image)
+    racks = live_brokers(image, factor)
     if len(racks) < factor:
         return ()
     more = range(done, min(topic.partitions_count, done + defaults.partitions_per_batch_max))
@@ -140,7 +148,7 @@ def decide_add_partitions(
     _check_growth(topic, count, defaults)
     _check_total(image, count - done, defaults)
     if command.replicas_assignments is None:
-        racks = live_brokers(image)
+        racks = live_brokers(image, topic.replication_factor)
         _check_factor(racks, topic.replication_factor)
         first = range(done, min(count, done + defaults.partitions_per_batch_max))
         factor = topic.replication_factor
@@ -215,14 +223,14 @@ def _counts(image: MetadataImage, command: CreateTopic, defaults: TopicDefaults)
             f"{count} partitions: a topic has 1 to {defaults.partitions_per_topic_max} of them"
         )
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
-    _check_factor(live_brokers(image), factor)
+    _check_factor(live_brokers(image, factor), factor)
     return count, factor
 
 
 def _check_factor(live: Mapping[BrokerId, str | None], factor: int) -> None:
     if factor < 1 or factor > len(live):
         names = f" ({', '.join(map(str, live))})" if live else ""
-        number = f"the number of live brokers {len(live)}{names}"
+        number = f"the number of live brokers {len(live)}{names}, without drained ones"
         message = f"replication factor {factor} must be at least 1 and at most {number}"
         raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, message)
 

@@ -31,6 +31,7 @@ from raft_metadata.common.ids import (
 from raft_metadata.controller.controller import Controller, ControllerConfig
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.topics import live_brokers
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
@@ -350,7 +351,7 @@ class Invariants:
         self.checked += 1
         for broker in image.brokers.values():
             assert broker.settled, f"C14 {broker}"
-        live = sum(b.state is BrokerState.UNFENCED for b in image.brokers.values())
+        live = len(live_brokers(image))
         for topic in image.topics.values():
             assert topic.is_complete or live < len(topic.partitions[0].replicas)
             rules = TopicRules(image, topic, self._defaults)

@@ -224,8 +224,20 @@ def test_new_topics_leave_a_broker_out_that_gives_its_replicas_away() -> None:
     world.create("new", 2, partitions_count=8, replication_factor=3)
     partitions = world.image.topics[topic_id(2)].partitions
     assert all(B1 not in partition.replicas for partition in partitions)
-    with pytest.raises(KafkaError):
+    with pytest.raises(KafkaError, match="without drained ones"):
         world.create("wide", 3, partitions_count=1, replication_factor=4)
+
+
+def test_new_topics_leave_a_broker_out_that_is_to_lead_nothing_while_there_are_others() -> None:
+    world = running()
+    world.drain(B1, LEADERS)
+    world.create("narrow", 2, partitions_count=8, replication_factor=3)
+    partitions = world.image.topics[topic_id(2)].partitions
+    assert all(B1 not in partition.replicas for partition in partitions)
+    world.create("wide", 3, partitions_count=4, replication_factor=4)
+    partitions = world.image.topics[topic_id(3)].partitions
+    assert all(B1 in partition.replicas for partition in partitions)
+    assert all(partition.leader != B1 for partition in partitions)
 
 
 def test_a_replica_goes_to_the_rack_with_the_fewest_of_the_partition() -> None:
