@@ -1,7 +1,8 @@
 """Random commands in random order, one decision at a time: invariants after every step.
 
-`World` checks P1 to P5 and C1 to C4 on every fold; here P6 (what must be refused is, and changes
-nothing) and the ground truth of disks are added. Shrinks to the shortest story that breaks one.
+`World` checks P1 to P5, P8, P11 and C1 to C4 on every fold; here P6 (what must be refused is, and
+changes nothing), P9, P12 and the ground truth of disks are added. Shrinks to the shortest story
+that breaks one.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override
 
 from raft_metadata.common.errors import KafkaError
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, PartitionId, TopicIdPartition
+from raft_metadata.common.ids import NO_LEADER, BrokerEpoch, BrokerId, PartitionId, TopicIdPartition
 from raft_metadata.image.metadata_delta import delta_between
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
+from raft_metadata.records.admin import Election
 from raft_metadata.records.commands import IsrMember
-from raft_metadata.records.records import BrokerState
+from raft_metadata.records.records import BrokerState, DrainScope
 from tests.support.metadata_world import World, config, registration, topic_id
 
 BROKERS = tuple(map(BrokerId, (1, 2, 3, 4)))
+CONFIGS: tuple[dict[str, str], ...] = (
+    {},
+    {"flush": "os"},
+    {"unclean.leader.election.enable": "true"},
+)
 brokers = st.sampled_from(BROKERS)
 topics = st.integers(1, 3)
 partitions = st.integers(0, 2)
@@ -126,20 +134,90 @@ class Deciders(RuleBasedStateMachine):
 
     # ---- topics and ISRs
 
-    @rule(number=topics, count=st.integers(1, 3), factor=st.integers(1, 4))
-    def a_topic_is_created(self, number: int, count: int, factor: int) -> None:
+    @rule(
+        number=topics,
+        count=st.integers(1, 3),
+        factor=st.integers(1, 4),
+        configs=st.sampled_from(CONFIGS),
+    )
+    def a_topic_is_created(
+        self, number: int, count: int, factor: int, configs: dict[str, str]
+    ) -> None:
         def create() -> None:
             self.world.create(
-                f"t{number}", number, partitions_count=count, replication_factor=factor
+                f"t{number}",
+                number,
+                partitions_count=count,
+                replication_factor=factor,
+                configs=configs,
             )
 
-        live = [b for b in self.world.image.brokers.values() if b.state is BrokerState.UNFENCED]
+        live = [
+            broker
+            for broker in self.world.image.brokers.values()
+            if broker.state is BrokerState.UNFENCED and broker.drain is not DrainScope.REPLICAS
+        ]
         new = topic_id(number) not in self.world.image.topics
         self.attempt(create, must_fail=new and factor > len(live))
 
     @rule(number=topics)
     def a_topic_is_deleted(self, number: int) -> None:
         self.attempt(lambda: self.world.delete(f"t{number}"))
+
+    # ---- operators
+
+    @rule(number=topics, index=partitions, to=st.permutations(BROKERS), size=st.integers(1, 4))
+    def replicas_are_to_move(self, number: int, index: int, to: list[BrokerId], size: int) -> None:
+        self.attempt(lambda: self.world.reassign(to[:size], f"t{number}", index))
+
+    @rule(number=topics, index=partitions)
+    def a_move_is_cancelled(self, number: int, index: int) -> None:
+        before = self.world.image.partition(topic_id(number), PartitionId(index))
+        self.attempt(lambda: self.world.reassign(None, f"t{number}", index))
+        after = self.world.image.partition(topic_id(number), PartitionId(index))
+        if before is not None and after is not None and after != before:
+            original = [replica for replica in before.replicas if replica not in before.adding]
+            assert after.replicas == tuple(original), "P8"
+            assert set(after.isr) == set(before.isr) & set(original), "P8"
+
+    @rule(number=topics, index=partitions)
+    def new_replicas_catch_up(self, number: int, index: int) -> None:
+        partition = self.world.image.partition(topic_id(number), PartitionId(index))
+        if partition is None or not partition.has_leader:
+            return
+        if any(self.world.state(each) is not BrokerState.UNFENCED for each in partition.adding):
+            return
+        self.attempt(lambda: self.world.catch_up(*partition.adding, number=number, index=index))
+
+    @rule(election=st.sampled_from(Election))
+    def leaders_are_elected(self, election: Election) -> None:
+        before = self.world.image
+        for result in self.world.elect(election):
+            where = before.topic_ids[result.topic], result.partition
+            partition, was = self.world.image.partition(*where), before.partition(*where)
+            assert partition is not None
+            assert was is not None
+            if result.error is not None:
+                assert partition == was
+                continue
+            assert partition.leader == result.leader != NO_LEADER
+            if election is Election.PREFERRED:
+                assert result.leader == was.target[0], "P9"
+                assert result.leader in was.isr, "P9"
+
+    @rule(broker=brokers, scope=st.sampled_from(DrainScope))
+    def a_broker_is_drained(self, broker: BrokerId, scope: DrainScope) -> None:
+        self.attempt(lambda: self.world.drain(broker, scope))
+
+    @rule()
+    def a_minute_passes(self) -> None:
+        """With a check for preferred leaders in it."""
+        for broker in tuple(self.world.alive):
+            if self.world.image.brokers[broker].broker_epoch != self.world.alive[broker]:
+                del self.world.alive[broker]
+        self.world.core._balance.returned_ms = 100
+        self.world.core._balance._checked_ms -= 20_000
+        self.world.pass_time(300)
 
     @precondition(lambda self: self.world.image.topics)
     @rule(
@@ -205,17 +283,36 @@ class Deciders(RuleBasedStateMachine):
         assert delta.apply(image.next_offset, image.epoch) == image
         self.checked = image
 
+    @override
     def teardown(self) -> None:
         """C14, and that the controller always comes to rest: everyone is back."""
         if not hasattr(self, "world"):
             return
-        for broker, known in self.world.image.brokers.items():
-            self.world.alive[broker] = known.broker_epoch
+        for broker_id, known in self.world.image.brokers.items():
+            self.world.alive[broker_id] = known.broker_epoch
         self.world.pass_time(300)
+        self.moves_go_through()
         for broker in self.world.image.brokers.values():
             allowed = (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
             assert broker.state in allowed, f"C14 {broker}"
         assert self.world.invariants.checked > 3
+
+    def moves_go_through(self) -> None:
+        """P12: with everybody alive and every replica in sync no reassignment is left."""
+        for number in (1, 2, 3):
+            topic = self.world.image.topics.get(topic_id(number))
+            for index in range(0 if topic is None else len(topic.partitions)):
+                partition = self.world.partition(number, index)
+                states = {self.world.state(replica) for replica in partition.replicas}
+                if states == {BrokerState.UNFENCED} and partition.has_leader:
+                    self.world.catch_up(*partition.replicas, number=number, index=index)
+        self.world.decide_all()
+        for topic in self.world.image.topics.values():
+            for partition in topic.partitions:
+                states = {self.world.state(replica) for replica in partition.replicas}
+                if states == {BrokerState.UNFENCED} and partition.has_leader:
+                    new = set(partition.adding) - set(partition.isr)
+                    assert not partition.is_reassigning or new, f"P12 {partition}"
 
 
 TestDeciders = Deciders.TestCase
