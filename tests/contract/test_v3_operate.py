@@ -307,6 +307,24 @@ async def test_cancel_reassignments(door: Door, path: str) -> None:
     assert door.apis.requests == [AlterReassignments(changes=(change,))]
 
 
+async def test_what_comes_to_its_end_meanwhile_holds_no_other_cancellation_up(door: Door) -> None:
+    moving(door)
+    door.apis.change_partition("flights", 1, adding=brokers(3))
+
+    def cancel(command: AlterReassignments) -> Altered | KafkaError:
+        if any(change.partition == 0 for change in command.changes):
+            return KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+        return Altered(next_offset=OFFSET)
+
+    door.apis.admin_answers[AlterReassignments] = cancel
+    assert (await send(door, "DELETE", MOVES)).golden == (204, JSON, None)
+    asked = [one for one in door.apis.requests if isinstance(one, AlterReassignments)]
+    named = [[change.partition for change in one.changes] for one in asked]
+    assert named == [[0, 1], [0], [1]]
+    text = "No reassignment of partition 0 of topic flights is under way."
+    assert (await send(door, "DELETE", MOVE)).golden == (404, JSON, refused(404, text))
+
+
 async def test_a_refused_reassignment_says_why(door: Door) -> None:
     error = KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "broker 9 is not registered")
     door.apis.admin_answers[AlterReassignments] = error

@@ -24,6 +24,7 @@ from http_api.server.context import json_reply, reply
 from http_api.server.parameters import partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.topics import find_partition, partition_or_404, topic_or_404
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from raft_metadata.records.admin import AlterReassignments, Reassignment
 
@@ -71,8 +72,7 @@ class ReassignmentRoutes:
         data = await self._resources(links, found)
         if partition != ALL:
             if not data:
-                text = f"No reassignment of partition {partition} of topic {topic} is under way."
-                raise RestError(404, RestCode.NOT_FOUND, text)
+                raise _not_under_way(topic, partition)
             return json_reply(data[0], JSON)
         path = ("topics", topic, "partitions", ALL, "reassignment")
         return json_reply(links.collection("KafkaReassignment", data, *path), JSON)
@@ -109,16 +109,30 @@ class ReassignmentRoutes:
         """
         self._path.enter(request, cluster)
         found = [place for place in await self._named(topic, partition) if place[2].is_reassigning]
-        if partition != ALL and not found:
-            text = f"No reassignment of partition {partition} of topic {topic} is under way."
-            raise RestError(404, RestCode.NOT_FOUND, text)
-        for first in range(0, len(found), ROWS_MAX):
-            changes = tuple(
-                Reassignment(topic=image.name, partition=PartitionId(number), replicas=None)
-                for image, number, _ in found[first : first + ROWS_MAX]
-            )
-            await self._apis.admin(AlterReassignments(changes=changes))
+        changes = [
+            Reassignment(topic=image.name, partition=PartitionId(number), replicas=None)
+            for image, number, _ in found
+        ]
+        if partition != ALL:
+            if not changes or not await self._cancelled(changes):
+                raise _not_under_way(topic, partition)
+            return reply(b"", JSON, 204)
+        for first in range(0, len(changes), ROWS_MAX):
+            batch = changes[first : first + ROWS_MAX]
+            if not await self._cancelled(batch):  # one of them has come to its end meanwhile
+                for change in batch:
+                    await self._cancelled([change])
         return reply(b"", JSON, 204)
+
+    async def _cancelled(self, changes: list[Reassignment]) -> bool:
+        """False: one of them was not under way any more, so that none was cancelled."""
+        try:
+            await self._apis.admin(AlterReassignments(changes=tuple(changes)))
+        except KafkaError as error:
+            if error.code is not ErrorCode.NO_REASSIGNMENT_IN_PROGRESS:
+                raise
+            return False
+        return True
 
     async def _changes(
         self, request: web.Request, topic: str, partition: str
@@ -208,6 +222,11 @@ def _change(row: dict[str, Any], topic: str) -> Reassignment:
         partition=PartitionId(needed_integer(row, "partition_id")),
         replicas=None if replicas is None else broker_ids("data.replicas", replicas),
     )
+
+
+def _not_under_way(topic: str, partition: str) -> RestError:
+    text = f"No reassignment of partition {partition} of topic {topic} is under way."
+    return RestError(404, RestCode.NOT_FOUND, text)
 
 
 def _named_topic(topic: str) -> TopicName:
