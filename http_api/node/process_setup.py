@@ -53,7 +53,6 @@ def calm_collector() -> None:
     """Said once start-up is done: what lives now lives for ever, so it is never scanned again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
@@ -63,6 +62,9 @@ def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
         import uvloop
 
         factory = uvloop.new_event_loop
+    # What is opened first (a snapshot, thousands of logs) is no garbage: with the default thresholds
+    # looking for some takes longer than reading 100,000 partitions.
+    gc.set_threshold(*_GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
 
