@@ -62,8 +62,8 @@ def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
         import uvloop
 
         factory = uvloop.new_event_loop
-    # What is opened first (a snapshot, thousands of logs) is no garbage: with the default thresholds
-    # looking for some takes longer than reading 100,000 partitions.
+    # What is opened first (a snapshot, thousands of logs) is no garbage: by default looking for
+    # some takes longer than reading 100,000 partitions.
     gc.set_threshold(*_GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
