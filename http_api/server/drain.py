@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from http_api.contract.v3_admin import JsonObject, StuckPartition, drain_progress
+from http_api.server.topics import each_partition
 from raft_metadata.controller.broker_views import is_drained, is_electable
 from raft_metadata.records.records import DrainScope
 
 if TYPE_CHECKING:
-    from raft_metadata.common.ids import BrokerId
     from raft_metadata.image.metadata_image import (
         BrokerRegistration,
         MetadataImage,
@@ -21,28 +20,21 @@ STUCK_SHOWN_MAX = 100
 """Partitions named of those that are still to be moved."""
 
 
-def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
+async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
     """What the broker still leads and holds, and why the first of them did not move yet."""
     leaders = replicas = 0
     stuck: list[StuckPartition] = []
-    for name, number, partition in _places(image, broker.broker_id):
+    async for topic, number, partition in each_partition(image):
+        if broker.broker_id not in partition.replicas:
+            continue
         leads = partition.leader == broker.broker_id
         leaders += leads
         replicas += 1
         if len(stuck) < STUCK_SHOWN_MAX and (leads or broker.drain is DrainScope.REPLICAS):
             reason = _reason(image, partition, broker)
-            stuck.append(StuckPartition(topic=name, partition_id=number, reason=reason))
+            stuck.append(StuckPartition(topic=topic.name, partition_id=number, reason=reason))
     left = replicas if broker.drain is DrainScope.REPLICAS else leaders
     return drain_progress(leaders, replicas, stuck, is_done=left == 0)
-
-
-def _places(
-    image: MetadataImage, broker_id: BrokerId
-) -> Iterator[tuple[str, int, PartitionRegistration]]:
-    for name in sorted(image.topic_ids):
-        for number, partition in enumerate(image.topics[image.topic_ids[name]].partitions):
-            if broker_id in partition.replicas:
-                yield name, number, partition
 
 
 def _reason(

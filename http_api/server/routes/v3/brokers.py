@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from http_api.contract import v3
@@ -16,7 +15,7 @@ from http_api.server.drain import progress_of
 from http_api.server.parameters import bad_parameter, broker_id
 from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.routes.v3.partitions import partition_facts
-from http_api.server.topics import live_brokers
+from http_api.server.topics import each_partition, live_brokers
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.records.admin import DrainBroker, UnregisterBroker
 from raft_metadata.records.records import BrokerState, DrainScope
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import BrokerId
     from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 
+Counts = tuple["Mapping[BrokerId, int]", "Mapping[BrokerId, int]"]
 SCOPES = tuple(scope.value for scope in DrainScope)
 
 
@@ -61,7 +61,7 @@ class BrokerRoutes:
         found = live_brokers(image)
         if include == "all":
             found = [image.brokers[key] for key in sorted(image.brokers)]
-        shares = self._shares.of(image)
+        shares = await self._shares.of(image)
         data = [v3.broker(links, _facts(one, shares)) for one in found]
         return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
 
@@ -96,14 +96,10 @@ class BrokerRoutes:
         if wanted not in image.brokers:
             raise _not_found(wanted)
         data: list[v3.JsonObject] = []
-        for name in sorted(image.topic_ids):
-            topic = image.topics[image.topic_ids[name]]
-            data += [
-                v3.replica(links, name, partition_facts(number, partition), wanted)
-                for number, partition in enumerate(topic.partitions)
-                if wanted in partition.replicas
-            ]
-            await asyncio.sleep(0)  # there may be tens of thousands
+        async for topic, number, partition in each_partition(image):
+            if wanted in partition.replicas:
+                facts = partition_facts(number, partition)
+                data.append(v3.replica(links, topic.name, facts, wanted))
         path = ("brokers", wanted, "partition-replicas")
         return json_reply(links.collection("KafkaReplica", data, *path), JSON)
 
@@ -120,10 +116,10 @@ class BrokerRoutes:
         registration = image.brokers.get(wanted)
         if registration is None:
             raise _not_found(wanted)
-        facts = _facts(registration, self._shares.of(image))
+        facts = _facts(registration, await self._shares.of(image))
         body = v3.broker(links, facts)
         if registration.drain is not DrainScope.NONE:
-            body["drain_progress"] = progress_of(image, registration)
+            body["drain_progress"] = await progress_of(image, registration)
         if registration.state is BrokerState.CONTROLLED_SHUTDOWN:
             body["shutdown_blocked_by"] = await self._shutdown_blocked_by(wanted)
         return body
@@ -141,24 +137,23 @@ class Shares:
 
     def __init__(self) -> None:
         self._image: MetadataImage | None = None
-        self._leads: Counter[BrokerId] = Counter()
-        self._holds: Counter[BrokerId] = Counter()
+        self._counted: Counts = ({}, {})
 
-    def of(self, image: MetadataImage) -> tuple[Mapping[BrokerId, int], Mapping[BrokerId, int]]:
+    async def of(self, image: MetadataImage) -> Counts:
         """(leaders, replicas) by broker."""
-        if image is not self._image:
-            self._leads, self._holds = Counter(), Counter()
-            for topic in image.topics.values():
-                for partition in topic.partitions:
-                    self._leads[partition.leader] += 1
-                    self._holds.update(partition.replicas)
-            self._image = image
-        return self._leads, self._holds
+        if image is self._image:
+            return self._counted
+        leads: defaultdict[BrokerId, int] = defaultdict(int)
+        holds: defaultdict[BrokerId, int] = defaultdict(int)
+        async for _, _, partition in each_partition(image):
+            leads[partition.leader] += 1
+            for replica in partition.replicas:
+                holds[replica] += 1
+        self._image, self._counted = image, (leads, holds)
+        return self._counted
 
 
-def _facts(
-    broker: BrokerRegistration, shares: tuple[Mapping[BrokerId, int], Mapping[BrokerId, int]]
-) -> v3.BrokerFacts:
+def _facts(broker: BrokerRegistration, shares: Counts) -> v3.BrokerFacts:
     leads, holds = shares
     return v3.BrokerFacts(
         broker_id=broker.broker_id,

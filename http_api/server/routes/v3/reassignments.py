@@ -23,7 +23,7 @@ from http_api.server.body_fields import (
 from http_api.server.context import json_reply, reply
 from http_api.server.parameters import partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import find_partition, partition_or_404, topic_or_404
+from http_api.server.topics import each_partition, find_partition, topic_or_404
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from raft_metadata.records.admin import AlterReassignments, Reassignment
@@ -68,7 +68,7 @@ class ReassignmentRoutes:
     ) -> web.Response:
         """What is under way, with how far each replica on its way in has come."""
         links = self._path.enter(request, cluster)
-        found = [place for place in await self._named(topic, partition) if place[2].is_reassigning]
+        found = await self._under_way(topic, partition)
         data = await self._resources(links, found)
         if partition != ALL:
             if not data:
@@ -108,7 +108,7 @@ class ReassignmentRoutes:
         Of all that are named by ``-`` only those under way; of one that is not, 404.
         """
         self._path.enter(request, cluster)
-        found = [place for place in await self._named(topic, partition) if place[2].is_reassigning]
+        found = await self._under_way(topic, partition)
         changes = [
             Reassignment(topic=image.name, partition=PartitionId(number), replicas=None)
             for image, number, _ in found
@@ -150,26 +150,22 @@ class ReassignmentRoutes:
         changes = [_change(row, topic) for row in rows(fields, ROWS_MAX, _EXPECTED)]
         return changes, flag(fields, "validate_only")
 
-    async def _named(self, topic: str, partition: str) -> list[Place]:
-        """The partitions a path means."""
-        image = self._apis.image
+    async def _under_way(self, topic: str, partition: str) -> list[Place]:
+        """Of the partitions a path means, those that are being reassigned."""
         if topic == ALL:
             if partition != ALL:
                 raise _one_topic()
-            names = sorted(image.topic_ids)
-            topics = [image.topics[image.topic_ids[name]] for name in names]
-        else:
-            name = topic_name(topic)
-            if partition != ALL:
-                await find_partition(self._apis, name, partition_id(partition))
-            topics = [await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)]
-        if partition != ALL:
-            number = partition_id(partition)
-            return [(topics[0], number, partition_or_404(topics[0], number))]
+            every = each_partition(self._apis.image)
+            return [place async for place in every if place[2].is_reassigning]
+        name = topic_name(topic)
+        wanted = None if partition == ALL else partition_id(partition)
+        if wanted is not None:
+            await find_partition(self._apis, name, wanted)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         return [
             (found, number, registration)
-            for found in topics
             for number, registration in enumerate(found.partitions)
+            if registration.is_reassigning and wanted in {None, number}
         ]
 
     async def _resources(self, links: Links, found: Iterable[Place]) -> list[JsonObject]:
