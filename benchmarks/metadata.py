@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import metadata_fencing, metadata_join
+from benchmarks import metadata_commit, metadata_fencing, metadata_join
 from benchmarks.metadata_log import MetadataLog, Seen
 from benchmarks.metadata_stalls import Stalls
 from benchmarks.processes import cpu_seconds, memory_mb
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from benchmarks.product import Product
 
-SECTIONS = ("create", "leaders", "join", "memory", "fencing")
-BY_DEFAULT = ("create", "leaders", "join", "memory")
+SECTIONS = ("quorum", "create", "leaders", "join", "memory", "fencing")
+BY_DEFAULT = ("quorum", "create", "leaders", "join", "memory")
 CALM_S = 3.0
 """Registrations, first elections and start-up work are over by then."""
 REQUEST_TIMEOUT_S = 60.0
@@ -55,6 +55,7 @@ class Options:
     joining: int
     minutes: float
     trials: int
+    kills: int
 
 
 @asynccontextmanager
@@ -280,6 +281,8 @@ async def measure_memory(options: Options) -> list[Row]:
 async def measure(section: str, options: Options) -> list[Row]:
     """One section's rows."""
     match section:
+        case "quorum":
+            return await metadata_commit.measure(options.kills, options.joining)
         case "create":
             return await measure_create(options)
         case "leaders":
@@ -320,6 +323,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--joining", type=int, help="partitions that a new broker reads: 100,000")
     parser.add_argument("--minutes", type=float, help="of fencing, only run when said: 10")
     parser.add_argument("--trials", type=int, help="of leaders, each on a fresh cluster: 3")
+    parser.add_argument("--kills", type=int, help="of the quorum's leader: 50")
     said = parser.parse_args(arguments)
     return Options(
         sections=tuple(said.only or BY_DEFAULT),
@@ -327,6 +331,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         joining=said.joining or (10_000 if said.quick else 100_000),
         minutes=said.minutes or (0.2 if said.quick else 10.0),
         trials=said.trials or (1 if said.quick else 3),
+        kills=said.kills or (5 if said.quick else 50),
     )
 
 

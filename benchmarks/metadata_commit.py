@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import shutil
 import signal
@@ -23,9 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from benchmarks.processes import ROOT, cpu_seconds
 from benchmarks.report import Row, at_least, at_most, machine, missed, percentile, table
-from http_api.node.process_setup import run_loop
+from http_api.node.process_setup import calm_collector, run_loop, share_promptly
 from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import (
     BrokerId,
@@ -63,6 +64,7 @@ WAIT_S = 30.0
 class Machine(MetadataStateMachine):
     """The real state, and commands that change nothing."""
 
+    @override
     def apply(self, index: int, term: int, payload: bytes) -> Any:
         return None if payload[0] == 0 else super().apply(index, term, payload)
 
@@ -113,7 +115,8 @@ class Voter:
                 return await self._fill(question["partitions"])
             case "snapshot":
                 return await self._snapshot()
-        raise ValueError(question)
+            case _:
+                raise ValueError(question)
 
     async def _sequential(self, seconds: float) -> list[float]:
         took, end = [], time.monotonic() + seconds
@@ -147,13 +150,16 @@ class Voter:
         gaps: list[float] = []
         last = loop.time()
 
-        def ring() -> None:
-            nonlocal last, bell
-            now = loop.time()
-            gaps.append(now - last)
-            last, bell = now, loop.call_later(RING_S, ring)
+        ringing = True
 
-        bell = loop.call_later(RING_S, ring)
+        def ring() -> None:
+            nonlocal last
+            gaps.append(loop.time() - last)
+            last = loop.time()
+            if ringing:
+                loop.call_later(RING_S, ring)
+
+        ring()
         await self._sequential(1)
         usual = max(gaps)
         gaps.clear()
@@ -164,15 +170,14 @@ class Voter:
             await self._sequential(0.05)
             if loop.time() - start > WAIT_S:
                 raise TimeoutError("no snapshot")
-        bell.cancel()
+        ringing = False
         return {"pause_s": max(gaps), "usual_s": usual, "took_s": loop.time() - start}
 
     async def run(self) -> None:
         """Until the end of the input."""
         await self.quorum.start()
-        # as `controller_node` does: a collection of 100,000 partitions is no figure of the quorum
-        gc.collect()
-        gc.freeze()
+        calm_collector()  # both as a controller's process does
+        share_promptly()
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -233,6 +238,7 @@ class Cluster:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._addresses = free_addresses(VOTERS)
+        self._log = (root / "log").open("ab")
         self.up: dict[int, Running] = {}
         directories = {NodeId(node): DirectoryId(f"disk-{node}") for node in VOTERS}
         for node, directory in directories.items():
@@ -248,6 +254,7 @@ class Cluster:
                 cwd=ROOT,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                stderr=self._log,
                 limit=64 << 20,
             )
             self.up[node] = Running(process)
@@ -273,6 +280,7 @@ class Cluster:
     async def stop(self) -> None:
         """Kill all."""
         await asyncio.gather(*(voter.kill() for voter in self.up.values()))
+        self._log.close()
 
 
 def free_addresses(nodes: Sequence[int]) -> dict[int, str]:
@@ -367,17 +375,37 @@ async def snapshot(cluster: Cluster, partitions: int) -> Row:
     )
 
 
-async def run(options: argparse.Namespace) -> list[Row]:
+SECTIONS = ("idle", "commit", "kill", "snapshot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How long, how often, and where the voters' disks are."""
+
+    sections: tuple[str, ...] = SECTIONS
+    seconds: float = 5.0
+    idle_s: float = 20.0
+    trials: int = 50
+    partitions: int = 100_000
+    folder: Path | None = None
+
+
+async def measure(kills: int, partitions: int) -> list[Row]:
+    """All of it, for `make bench-metadata`."""
+    return await run(Options(trials=kills, partitions=partitions))
+
+
+async def run(options: Options) -> list[Row]:
     """Every section on one cluster; the state grows last."""
     rows: list[Row] = []
-    root = Path(tempfile.mkdtemp(prefix="quorumlog-bench-", dir=options.dir))
+    root = Path(tempfile.mkdtemp(prefix="quorumlog-bench-", dir=options.folder))
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, root)
         cluster = Cluster(root)
         stack.push_async_callback(cluster.stop)
         await cluster.start(*VOTERS)
         if "idle" in options.sections:
-            rows.append(await idle(cluster, options.idle_seconds))
+            rows.append(await idle(cluster, options.idle_s))
         if "commit" in options.sections:
             rows += await commits(cluster, options.seconds)
         if "kill" in options.sections:
@@ -390,20 +418,28 @@ async def run(options: argparse.Namespace) -> list[Row]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="metadata_commit", description=__doc__)
-    parser.add_argument("sections", nargs="*", default=["idle", "commit", "kill", "snapshot"])
+    parser.add_argument("sections", nargs="*", default=SECTIONS, help=", ".join(SECTIONS))
     parser.add_argument("--seconds", type=float, default=5, help="each commit figure")
-    parser.add_argument("--idle-seconds", type=float, default=10)
+    parser.add_argument("--idle-seconds", type=float, default=20)
     parser.add_argument("--trials", type=int, default=50, help="kills of the leader")
     parser.add_argument("--partitions", type=int, default=100_000)
-    parser.add_argument("--dir", help="where the voters' disks are; default: the temporary folder")
+    parser.add_argument("--dir", type=Path, help="of the voters' disks; default: the temporary one")
     parser.add_argument("--voter", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.voter:
-        node, root, known = json.loads(options.voter)
+    said = parser.parse_args()
+    if said.voter:
+        node, root, known = json.loads(said.voter)
         voter = Voter(node, Path(root), {int(other): address for other, address in known.items()})
         run_loop(voter.run())
         return
     print(machine())
+    options = Options(
+        sections=tuple(said.sections),
+        seconds=said.seconds,
+        idle_s=said.idle_seconds,
+        trials=said.trials,
+        partitions=said.partitions,
+        folder=said.dir,
+    )
     rows = asyncio.run(run(options))
     print(table(rows))
     print(missed(rows))

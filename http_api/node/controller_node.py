@@ -23,7 +23,7 @@ from http_api.node.node_start import (
     stop_signal,
     until_stopped,
 )
-from http_api.node.process_setup import calm_collector, run_loop
+from http_api.node.process_setup import calm_collector, run_loop, share_promptly
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import ProcessFaultHandler
@@ -136,6 +136,7 @@ async def _serve(node: OpenedNode) -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(or_die(controller.run(), faults), name="controller")
             calm_collector()
+            share_promptly()
             try:
                 await until_stopped(asked, running)
             finally:

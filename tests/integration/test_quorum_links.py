@@ -122,8 +122,9 @@ async def introduced(end: End, node: int = 103) -> tuple[asyncio.StreamReader, A
     """A connection of ours that passes for a voter."""
     reader, writer = await asyncio.open_connection(*end.address)
     writer.write(framed(hello(node, CLUSTER, f"disk-{node}")))
-    (length,) = struct.unpack("<I", await reader.readexactly(4))
-    assert Codec.loads(await reader.readexactly(length))["node_id"] == end.node
+    async with asyncio.timeout(5):
+        (length,) = struct.unpack("<I", await reader.readexactly(4))
+        assert Codec.loads(await reader.readexactly(length))["node_id"] == end.node
     return reader, writer
 
 

@@ -626,13 +626,6 @@ MUTANTS = (
         ("links",),
     ),
     Mutant(
-        "tls without the peer's certificate",
-        "../common/tls.py",
-        "server.verify_mode = ssl.CERT_REQUIRED",
-        "server.verify_mode = ssl.CERT_OPTIONAL",
-        ("tls",),
-    ),
-    Mutant(
         "tls without the dialled name",
         "../common/tls.py",
         "        context.minimum_version",
