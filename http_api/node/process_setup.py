@@ -23,8 +23,8 @@ _M_MMAP_THRESHOLD = -3
 _KEEP_BYTES = 1 << 30
 _TOP_PAD_BYTES = 64 << 20
 _GC_THRESHOLDS = (50_000, 20, 50)
-_SWITCH_INTERVAL_S = 0.0005
 """The young generation holds a burst of requests; the old one hardly ever runs."""
+_SWITCH_INTERVAL_S = 0.0005
 
 _Result = TypeVar("_Result")
 
