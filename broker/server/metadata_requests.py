@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.ids import MetadataOffset
     from raft_metadata.image.metadata_image import MetadataImage
-    from raft_metadata.records.commands import FetchMetadataAnswer
+    from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch
     from raft_metadata.records.quorum_view import ControllerState
 
 CONTROLLER_TIMEOUT_MS = 1_000
 """A controller that is slower is shown as unreachable; a page must not wait for it."""
 MAX_LOG_WAIT_MS = 30_000
 """Longest long poll of the log through this door."""
+MAX_LOG_READERS = 100
+"""Long polls of the log that wait at once; they wait here, never at a controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,17 @@ class QuorumView:
     """What each of them answered this broker; None: nothing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPage:
+    """Part of the metadata log."""
+
+    batches: tuple[MetadataBatch, ...]
+    """From the offset asked for on, or from the beginning of the batch that holds it."""
+    end_offset: MetadataOffset
+    instead: MetadataImage | None = None
+    """The offset is older than what the controllers keep: this is what the log led to since."""
+
+
 class MetadataApis(Protocol):
     """Part of `broker.server.requests.BrokerApis`. Reads only; every method raises `KafkaError`."""
 
@@ -48,11 +61,11 @@ class MetadataApis(Protocol):
         """Asks every controller. NOT_CONTROLLER when none answers."""
         ...
 
-    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> FetchMetadataAnswer:
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> LogPage:
         """A page of the log from ``offset``, which may lie within its first batch.
 
         Waits for the next record; OFFSET_OUT_OF_RANGE beyond the end, NOT_CONTROLLER when no
-        controller answers.
+        controller answers, QUEUE_FULL when too many wait.
         """
         ...
 
@@ -74,7 +87,9 @@ class MetadataRequests:
         self._config = config
         self._loader = loader
         self._controllers = controllers
-        self._views = asyncio.Semaphore(1)
+        self._views = asyncio.Lock()
+        self._tallying = asyncio.Lock()
+        self._readers = 0
         self._tallied: tuple[MetadataImage, PartitionTallies] | None = None
 
     async def quorum(self) -> QuorumView:
@@ -106,13 +121,42 @@ class MetadataRequests:
         answers = await asyncio.gather(*map(ask, nodes))
         return dict(zip(nodes, answers, strict=True))
 
-    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> FetchMetadataAnswer:
-        """See `MetadataApis`. The controller that this broker's own leader is comes first."""
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> LogPage:
+        """See `MetadataApis`."""
+        await self._wait_beyond(offset, min(max_wait_ms, MAX_LOG_WAIT_MS))
+        answer = await self._fetch(offset)
+        instead = None
+        if not answer.batches and offset < answer.end_offset:
+            # Told from this broker's image in pieces: to decode a snapshot would hold its loop.
+            instead = self._loader.image
+            if instead.next_offset <= offset:
+                message = f"this broker's image is at {instead.next_offset} only"
+                raise KafkaError(ErrorCode.METADATA_BEHIND, message)
+        return LogPage(batches=answer.batches, end_offset=answer.end_offset, instead=instead)
+
+    async def _wait_beyond(self, offset: MetadataOffset, wait_ms: int) -> None:
+        """Until this broker's image has reached more: a controller keeps its places for brokers."""
+        if wait_ms <= 0 or self._loader.image.next_offset > offset:
+            return
+        if self._readers >= MAX_LOG_READERS:
+            raise KafkaError(ErrorCode.QUEUE_FULL, f"{self._readers} readers of the log wait")
+        self._readers += 1
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                while self._loader.image.next_offset <= offset:
+                    await self._loader.changed()
+        except TimeoutError:
+            return
+        finally:
+            self._readers -= 1
+
+    async def _fetch(self, offset: MetadataOffset) -> FetchMetadataAnswer:
+        """From whoever answers; the controller that leads, as far as is known, comes first."""
         request = FetchMetadata(
             cluster_id=self._config.cluster_id,
             broker_id=self._config.broker_id,
             from_offset=offset,
-            max_wait_ms=max(0, min(max_wait_ms, MAX_LOG_WAIT_MS)),
+            max_wait_ms=0,
             inside_batch=True,
         )
         last: KafkaError | None = None
@@ -146,7 +190,7 @@ class MetadataRequests:
         return judge(image, tallies, leader, {int(node): state for node, state in states.items()})
 
     async def _tallies(self, image: MetadataImage) -> PartitionTallies:
-        async with self._views:
+        async with self._tallying:
             if self._tallied is None or self._tallied[0] is not image:
                 default = self._config.defaults.min_insync_replicas
                 tallies = await asyncio.to_thread(tally_partitions, image, default)

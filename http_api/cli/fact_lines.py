@@ -23,10 +23,7 @@ def _place(fact: Fact) -> str:
 
 
 def _snapshot(fact: Fact) -> str:
-    return (
-        f"of everything below offset {fact['next_offset']}, epoch {fact['controller_epoch']}: "
-        f"{fact['records']} facts"
-    )
+    return f"of everything below offset {fact['next_offset']}, epoch {fact['controller_epoch']}"
 
 
 def _partition(fact: Fact) -> str:

@@ -30,7 +30,7 @@ def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
 def facts_of(log: OfflineLog) -> Iterator[Fact]:
     """The snapshot's facts, then the journal's."""
     teller = FactTeller(log.image, log.before)
-    if log.snapshot is not None:
-        yield from teller.tell_snapshot(log.snapshot)
+    if log.snapshot_index:
+        yield from teller.tell_snapshot(log.before)
     for batch in log.batches:
         yield from teller.tell(batch)

@@ -15,7 +15,8 @@ import orjson
 
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicId
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.commands import MetadataBatch, MetadataSnapshot
+from raft_metadata.image.snapshot import image_records
+from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
     BrokerState,
@@ -66,16 +67,15 @@ class FactTeller:
             head = {"offset": batch.base_offset + at, "epoch": batch.epoch, "time": time}
             yield head | self._fields(record)
 
-    def tell_snapshot(self, snapshot: MetadataSnapshot) -> Iterator[Fact]:
-        """What a snapshot says instead of the log below ``next_offset``; its head comes first."""
+    def tell_snapshot(self, image: MetadataImage) -> Iterator[Fact]:
+        """What an image says instead of the log below its offset; its head comes first."""
         head: Fact = {"offset": None, "epoch": None, "time": None, "snapshot": True}
         yield head | {
             "type": "snapshot",
-            "next_offset": snapshot.next_offset,
-            "controller_epoch": snapshot.epoch,
-            "records": len(snapshot.records),
+            "next_offset": image.next_offset,
+            "controller_epoch": image.epoch,
         }
-        for record in snapshot.records:
+        for record in image_records(image):
             yield head | self._fields(record)
 
     def _fields(self, record: MetadataRecord) -> Fact:

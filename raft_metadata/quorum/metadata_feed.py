@@ -107,7 +107,7 @@ class MetadataFeed:
             request.from_offset, self._config.fetch_bytes_max, inside=request.inside_batch
         )
         snapshot = None
-        if batches is None:
+        if batches is None and not request.inside_batch:
             snapshot = await self._snapshot_of(self._machine.image)
             self._check_source(request, quorum)
         return FetchMetadataAnswer(

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from raft_metadata.common.errors import StorageError
-from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
 from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
@@ -23,8 +20,7 @@ from raft_metadata.quorum.journal import JOURNAL_FILE
 from raft_metadata.quorum.journal_format import Entry, parse_journal
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, parse_snapshot
-from raft_metadata.records.commands import MetadataBatch, MetadataSnapshot
-from raft_metadata.records.records import MetadataRecord
+from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.serde import decode_batch
 
 
@@ -38,8 +34,8 @@ class OfflineLog:
 
     node_id: int
     cluster_id: str
-    snapshot: MetadataSnapshot | None
     snapshot_index: int
+    """The Raft entry the snapshot ends with; 0: there is none."""
     batches: tuple[MetadataBatch, ...]
     """Accepted ones, from the snapshot's ``next_offset`` on."""
     last_index: int
@@ -47,7 +43,7 @@ class OfflineLog:
     torn_bytes: int
     """At the journal's end, not counted: a write that was cut short."""
     before: MetadataImage
-    """What the first batch changes."""
+    """What the first batch changes: the snapshot's image, or an empty one."""
     image: MetadataImage
     """What all of it leads to."""
 
@@ -72,9 +68,11 @@ def read_offline_log(
         found = files.read(snapshot_path) if files.exists(snapshot_path) else None
         journal = files.read(journal_path) if files.exists(journal_path) else None
     machine = MetadataStateMachine()
-    snapshot, index = None, 0
+    index = 0
     if found is not None:
-        snapshot, index = _thawed(found, snapshot_path, machine)
+        header, chunks = parse_snapshot(found, snapshot_path)
+        index = header.last[1]
+        machine.thaw(chunks, index, header.last[2])
     entries: Sequence[Entry] = ()
     torn = 0
     if journal is not None:
@@ -86,7 +84,6 @@ def read_offline_log(
     return OfflineLog(
         node_id=meta.node_id,
         cluster_id=meta.cluster_id,
-        snapshot=snapshot,
         snapshot_index=index,
         batches=batches,
         last_index=last[1],
@@ -104,22 +101,6 @@ def _refuse_locked(files: Files, raft_dir: Path) -> None:
     except BlockingIOError as error:
         msg = f"in use by a running controller directory={raft_dir}"
         raise InUseError(msg) from error
-
-
-def _thawed(data: bytes, path: Path, machine: MetadataStateMachine) -> tuple[MetadataSnapshot, int]:
-    header, chunks = parse_snapshot(data, path)
-    index, term = header.last[1], header.last[2]
-    machine.thaw(chunks, index, term)
-    head = orjson.loads(chunks[0])
-    records: list[MetadataRecord] = []
-    for chunk in chunks[1:]:
-        records.extend(decode_batch(chunk).records)
-    snapshot = MetadataSnapshot(
-        next_offset=MetadataOffset(head["next_offset"]),
-        epoch=ControllerEpoch(head["epoch"]),
-        records=tuple(records),
-    )
-    return snapshot, index
 
 
 def _applied(

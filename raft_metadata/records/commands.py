@@ -153,7 +153,8 @@ class FetchMetadata:
     """Next offset wanted."""
     max_wait_ms: int = 1000
     inside_batch: bool = False
-    """Whoever only reads the log may ask from within a batch and is answered the whole of it."""
+    """Whoever only reads the log may ask from within a batch, is answered the whole of it, and is
+    sent no snapshot: no batches below ``end_offset`` say that ``from_offset`` is too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from types import MappingProxyType
 
+from broker.server.metadata_requests import LogPage
 from http_api.contract.media_types import JSON, NDJSON
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -14,15 +15,13 @@ from raft_metadata.common.ids import (
     DirectoryId,
     LeaderEpoch,
     MetadataOffset,
-    NodeId,
     PartitionEpoch,
     PartitionId,
     TopicId,
     TopicName,
 )
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.image.snapshot import snapshot_of
-from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch
+from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import MetadataRecord, PartitionChangeRecord, TopicRecord
 from raft_metadata.records.security import UserScramRecord
 from tests.support.fake_broker_apis import CLUSTER_ID, NOW_MS
@@ -33,20 +32,14 @@ LOG = f"{V3}/metadata/log"
 IMAGE = f"{V3}/metadata/image"
 
 
-def page(*records: MetadataRecord, base: int = 4, end: int = 9) -> FetchMetadataAnswer:
+def page(*records: MetadataRecord, base: int = 4, end: int = 9) -> LogPage:
     batch = MetadataBatch(
         base_offset=MetadataOffset(base),
         epoch=ControllerEpoch(3),
         records=records,
         time_ms=NOW_MS + 7,
     )
-    return FetchMetadataAnswer(
-        leader_id=NodeId(102),
-        epoch=ControllerEpoch(3),
-        leader_contact_age_ms=0,
-        end_offset=MetadataOffset(end),
-        batches=(batch,) if records else (),
-    )
+    return LogPage(batches=(batch,) if records else (), end_offset=MetadataOffset(end))
 
 
 def moved(leader: int, epoch: int, *isr: int) -> PartitionChangeRecord:
@@ -287,7 +280,7 @@ async def test_the_log_is_cut_where_asked_also_within_a_batch(door: Door) -> Non
 async def test_a_snapshot_comes_first_and_says_that_it_is_one(door: Door) -> None:
     door.apis.add_topic("orders")
     image = replace(door.apis.image, next_offset=MetadataOffset(9), brokers=MappingProxyType({}))
-    door.apis.metadata.page = replace(page(), snapshot=snapshot_of(image))
+    door.apis.metadata.page = replace(page(), instead=image)
     answer = await door.get(LOG)
     assert answer.headers["quorumlog-next-offset"] == "9"
     facts = [json.loads(line) for line in answer.body.splitlines()]
@@ -299,7 +292,6 @@ async def test_a_snapshot_comes_first_and_says_that_it_is_one(door: Door) -> Non
         "type": "snapshot",
         "next_offset": 9,
         "controller_epoch": 0,
-        "records": 5,
     }
     assert all(fact["snapshot"] for fact in facts)
     assert [fact["type"] for fact in facts[1:]] == [
@@ -336,6 +328,12 @@ async def test_an_empty_page_is_an_empty_body(door: Door) -> None:
     answer = await door.get(f"{LOG}?offset=4")
     assert (answer.status, answer.body) == (200, b"")
     assert answer.headers["quorumlog-next-offset"] == "4"
+
+
+async def test_a_head_of_the_log_has_no_body(door: Door) -> None:
+    door.apis.metadata.page = page(moved(2, 5, 2))
+    answer = await door.call("HEAD", f"{LOG}?offset=4")
+    assert (answer.status, answer.headers["quorumlog-next-offset"]) == (200, "5")
 
 
 async def test_refusals_of_the_log(door: Door) -> None:

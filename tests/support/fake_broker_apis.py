@@ -12,7 +12,7 @@ from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines
 from broker.record.values import partition_for_key
 from broker.server.health import ClusterHealth, judge, tally_partitions
-from broker.server.metadata_requests import QuorumView
+from broker.server.metadata_requests import LogPage, QuorumView
 from broker.server.requests import (
     ACKS_NONE,
     FetchRequest,
@@ -47,7 +47,7 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.admin import Altered
-from raft_metadata.records.commands import FetchMetadataAnswer, TopicCreated, TopicDeleted
+from raft_metadata.records.commands import TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class FakeMetadata:
         self.view: QuorumView | KafkaError = KafkaError(
             ErrorCode.NOT_CONTROLLER, "no controller answers"
         )
-        self.page: FetchMetadataAnswer | KafkaError = KafkaError(ErrorCode.NOT_CONTROLLER)
+        self.page: LogPage | KafkaError = KafkaError(ErrorCode.NOT_CONTROLLER)
         self.asked: list[tuple[int, int]] = []
 
     async def quorum(self) -> QuorumView:
@@ -113,7 +113,7 @@ class FakeMetadata:
             raise self.view
         return self.view
 
-    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> FetchMetadataAnswer:
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> LogPage:
         self.asked.append((offset, max_wait_ms))
         if isinstance(self.page, KafkaError):
             raise self.page

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from broker.server.metadata_requests import LogPage
 from http_api.cli import main
 from http_api.cli.fact_lines import line_of
-from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, NodeId
+from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
 from raft_metadata.image.facts import FactTeller
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch
+from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import decode_record
 from tests.support.fake_broker_apis import NOW_MS, broker
@@ -171,20 +172,14 @@ def change(leader: int, epoch: int, isr: list[int], **fields: Any) -> MetadataRe
     return record(**{**said, **fields})
 
 
-def answer(*records: MetadataRecord, base: int, end: int) -> FetchMetadataAnswer:
+def answer(*records: MetadataRecord, base: int, end: int) -> LogPage:
     batch = MetadataBatch(
         base_offset=MetadataOffset(base),
         epoch=ControllerEpoch(3),
         records=records,
         time_ms=NOW_MS + 123,
     )
-    return FetchMetadataAnswer(
-        leader_id=NodeId(102),
-        epoch=ControllerEpoch(3),
-        leader_contact_age_ms=0,
-        end_offset=MetadataOffset(end),
-        batches=(batch,),
-    )
+    return LogPage(batches=(batch,), end_offset=MetadataOffset(end))
 
 
 async def test_dump_prints_one_readable_line_for_each_fact(shell: Shell) -> None:

@@ -21,10 +21,10 @@ from raft_metadata.image.image_view import UnknownPathError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from broker.server.metadata_requests import LogPage
     from http_api.server.context import ApiContext
     from http_api.server.routing import Router
     from raft_metadata.image.facts import Fact
-    from raft_metadata.records.commands import FetchMetadataAnswer
 
 IMAGE_DEPTH_MAX = 6
 """``topics/orders/partitions/0/isr/1`` is the deepest there is."""
@@ -111,19 +111,21 @@ class ClusterMetadataRoutes:
         timeout_ms = query_integer(query, "timeout", 0, 0, MAX_WAIT_MS)
         facts_max = query_integer(query, "max", DEFAULT_FACTS, 1, MAX_FACTS)
         before = self._apis.image
-        answer = await self._apis.metadata.log(offset, timeout_ms)
+        page = await self._apis.metadata.log(offset, timeout_ms)
         teller = FactTeller(self._apis.image, before if before.next_offset == offset else None)
-        next_offset = _next_offset(answer, offset, facts_max)
+        next_offset = _next_offset(page, offset, facts_max)
         response = web.StreamResponse(
             headers={
                 "Content-Type": NDJSON,
                 NEXT_OFFSET_HEADER: str(next_offset),
-                END_OFFSET_HEADER: str(answer.end_offset),
+                END_OFFSET_HEADER: str(page.end_offset),
             }
         )
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         lines: list[bytes] = []
-        for fact in _facts(teller, answer, offset, next_offset):
+        for fact in _facts(teller, page, offset, next_offset):
             lines.append(orjson.dumps(fact))
             if len(lines) >= FACTS_PER_TURN:
                 await response.write(b"\n".join(lines) + b"\n")
@@ -135,25 +137,20 @@ class ClusterMetadataRoutes:
         return response
 
 
-def _next_offset(answer: FetchMetadataAnswer, offset: int, facts_max: int) -> int:
+def _next_offset(page: LogPage, offset: int, facts_max: int) -> int:
     """Where to read on after this answer."""
-    end = offset if answer.snapshot is None else int(answer.snapshot.next_offset)
-    limit = offset + facts_max
-    for batch in answer.batches:
-        end = batch.base_offset + len(batch.records)
-        if answer.snapshot is None and end >= limit:
-            return limit
-    return end
+    if page.instead is not None:
+        return page.instead.next_offset
+    end = max((batch.base_offset + len(batch.records) for batch in page.batches), default=offset)
+    return min(end, offset + facts_max)
 
 
-def _facts(
-    teller: FactTeller, answer: FetchMetadataAnswer, offset: int, next_offset: int
-) -> Iterator[Fact]:
+def _facts(teller: FactTeller, page: LogPage, offset: int, next_offset: int) -> Iterator[Fact]:
     """From ``offset`` to ``next_offset``; the first batch may begin before it."""
-    if answer.snapshot is not None:
-        yield from teller.tell_snapshot(answer.snapshot)
+    if page.instead is not None:
+        yield from teller.tell_snapshot(page.instead)
         return
-    for batch in answer.batches:
+    for batch in page.batches:
         for fact in teller.tell(batch):
             if fact["offset"] >= next_offset:
                 return
