@@ -136,8 +136,6 @@ def reassign(
     bringing in go at once, and only when they are not needed: NOT_ENOUGH_REPLICAS.
     """
     original = original_replicas(partition)
-    if target == partition.target:
-        return None
     draft = PartitionDraft.of(partition)
     draft.keep_replicas({*original, *target})
     directories = dict(zip(draft.replicas, draft.directories, strict=True))

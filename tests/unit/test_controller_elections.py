@@ -112,6 +112,14 @@ def test_below_feature_level_2_nothing_is_remembered_and_nobody_elected() -> Non
     assert error.value.code is ErrorCode.POLICY_VIOLATION
 
 
+def test_below_feature_level_2_no_topic_gets_a_leader_that_may_lack_records() -> None:
+    world = running(configs={"unclean.leader.election.enable": "true"}, level=1)
+    for broker in (B1, B2, B3):
+        world.kill(broker)
+    world.join(B1, life="b")
+    assert not world.partition().has_leader
+
+
 # ---- without an operator
 
 
@@ -139,6 +147,18 @@ def test_with_flush_os_only_the_last_known_leader() -> None:
     back(world, B1, unclean=True)
     world.pass_time(3 * TICK_MS)
     assert world.partition().leader == 1
+
+
+def test_with_flush_os_nobody_is_elected_uncleanly_while_somebody_is_eligible() -> None:
+    world = running((1, 2), OS)
+    world.kill(B1, B2)
+    back(world, B1, unclean=True)
+    world.pass_time(3 * TICK_MS)
+    assert (world.partition().last_known_leader, world.partition().elr) == (1, (2,))
+    assert not world.partition().has_leader, "2 may hold all of it"
+    world.join(B2, life="b")
+    assert world.partition().leader == 2
+    assert world.partition().unclean_epoch == -1
 
 
 def test_rule_r6_with_flush_ack_nobody_without_proof_leads() -> None:
@@ -362,6 +382,17 @@ def test_it_does_not_go_back_where_an_operator_says_so() -> None:
     )
     world.ask(AlterConfigs(changes=(change,)))
     assert not balanced(world, 60_000)
+
+
+def test_leaders_stay_while_replicas_move() -> None:
+    world = running()
+    world.join(BrokerId(4))
+    world.reassign((3, 2, 4))
+    world.pass_time(60_000)
+    assert world.partition().leader == 1, "it moves once, when the replicas have"
+    world.catch_up(BrokerId(4))
+    world.decide_all()
+    assert world.partition().leader == 3
 
 
 @pytest.mark.parametrize("why", ["drained", "not in sync"])

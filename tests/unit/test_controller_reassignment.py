@@ -9,8 +9,9 @@ from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
 from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, merged
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.admin import AlterReassignments, Reassignment
+from raft_metadata.records.commands import CreateTopic
 from raft_metadata.records.records import DrainScope, FeatureLevelRecord
-from tests.support.metadata_world import World, config, registration
+from tests.support.metadata_world import World, config, registration, topic_id
 
 B1, B2, B3, B4, B5 = map(BrokerId, (1, 2, 3, 4, 5))
 
@@ -273,6 +274,23 @@ def test_further_partitions_get_as_many_replicas_as_the_first_will_have() -> Non
 @pytest.mark.parametrize("target", [(), (1, 1, 2), (1, 2, 9)])
 def test_rule_m8_a_target_that_can_not_be_is_refused(target: tuple[int, ...]) -> None:
     assert refused(running(), target)[0] is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+def test_a_broker_that_is_not_registered_is_named() -> None:
+    assert "brokers [9] are not registered" in refused(running(), (1, 2, 9))[1]
+
+
+def test_partitions_of_a_topic_that_is_being_created_stay_where_they_are() -> None:
+    world = World(config=config(per_batch=1))
+    world.decide_all()
+    world.join(B1, B2, B3, B4)
+    command = CreateTopic(
+        name=TopicName("t"), topic_id=topic_id(1), partitions_count=2, replication_factor=3
+    )
+    world.append(world.core.create_topic(world.image, command)[0])
+    code, message = refused(world, (1, 2, 3))
+    assert code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "still being created" in message
 
 
 def test_rule_m8_a_dead_broker_is_given_nothing_and_named() -> None:
