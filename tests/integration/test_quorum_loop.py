@@ -8,6 +8,7 @@ import dataclasses
 import pickle
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
+from raft_metadata.quorum.files import DiskFiles, FileHandle, Files
 from raft_metadata.quorum.metadata_quorum import NEVER_HEARD_MS, Leadership, MetadataQuorum
 from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import PayloadList, config, format_all, free_addresses
@@ -31,7 +33,7 @@ NODES = (1, 2, 3)
 class Voter:
     """One quorum and what it told its owner."""
 
-    def __init__(self, settings: QuorumConfig) -> None:
+    def __init__(self, settings: QuorumConfig, files: Files | None = None) -> None:
         self.machine = PayloadList()
         self.leaderships: list[Leadership] = []
         self.deactivations = 0
@@ -42,6 +44,7 @@ class Voter:
             on_activated=self.leaderships.append,
             on_deactivated=self._deactivated,
             on_applied=lambda: None,
+            files=files,
         )
 
     def _deactivated(self) -> None:
@@ -122,6 +125,60 @@ def test_three_voters_on_uvloop(tmp_path: Path) -> None:
             await voter.quorum.stop()
 
     uvloop.run(story())
+
+
+class SlowFiles(DiskFiles):
+    """A disk of which every fdatasync takes 400 ms from some moment on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slow = False
+
+    def open(self, path: Path, *, create: bool = False) -> FileHandle:
+        handle = super().open(path, create=create)
+        sync = handle.sync
+
+        def slow_sync() -> None:
+            if self.is_slow:
+                time.sleep(0.4)
+            sync()
+
+        handle.sync = slow_sync  # type: ignore[method-assign]
+        return handle
+
+
+async def test_rule_m7_a_disk_that_takes_400_ms_a_sync_causes_no_election(tmp_path: Path) -> None:
+    format_all(tmp_path, NODES)
+    addresses, files = free_addresses(NODES), SlowFiles()
+    voters = [Voter(config(node, tmp_path, addresses), files) for node in NODES]
+    for voter in voters:
+        await voter.quorum.start()
+    leader = await active(voters)
+    term = leader.quorum.term
+    await leader.quorum.submit(b"quick", term)
+    files.is_slow = True
+    loop = asyncio.get_running_loop()
+    took, longest = [], 0.0
+
+    async def write() -> None:
+        while loop.time() < end:
+            start = loop.time()
+            await leader.quorum.submit(b"slow", term)
+            took.append(loop.time() - start)
+
+    end = loop.time() + 2.5
+    writing = [loop.create_task(write()) for _ in range(4)]
+    while not all(task.done() for task in writing):
+        before = loop.time()
+        await asyncio.sleep(0.005)
+        longest = max(longest, loop.time() - before)
+    files.is_slow = False
+    assert min(took) > 0.4, "the disk was waited for"
+    assert longest < 0.3, "the loop stood still"
+    assert {voter.quorum.term for voter in voters} == {term}
+    assert [len(voter.leaderships) for voter in voters].count(1) == 1
+    assert leader.deactivations == 0
+    await asyncio.gather(*(voter.quorum.stop() for voter in voters))
 
 
 async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
