@@ -234,11 +234,14 @@ def _cleared_elrs(
         if then.topic is not before.topic:
             fewest = min((each.replication_factor for each in topic.partitions), default=1)
             _check_own_min_isr(then.topic, fewest)
+        if then.said(MIN_INSYNC_REPLICAS) == before.said(MIN_INSYNC_REPLICAS):
+            continue
         for index, partition in enumerate(topic.partitions):
+            if not (partition.elr or partition.last_known_elr):
+                continue
             factor = partition.replication_factor
             min_isr = then.min_isr(factor)
-            eligible = partition.elr or partition.last_known_elr
-            if eligible and before.min_isr(factor) > min_isr <= len(partition.isr):
+            if before.min_isr(factor) > min_isr <= len(partition.isr):
                 draft = PartitionDraft.of(partition)
                 draft.keep_eligible(min_isr)
                 yield draft.record(at(topic.topic_id, index), image.feature_level)

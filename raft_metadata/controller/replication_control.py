@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
+from raft_metadata.common.configs.table import (
+    FLUSH,
+    MIN_INSYNC_REPLICAS,
+    UNCLEAN_LEADER_ELECTION_ENABLE,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -29,6 +33,9 @@ from raft_metadata.image.metadata_image import (
 )
 from raft_metadata.records.commands import AlterPartition, PartitionAltered
 from raft_metadata.records.records import BrokerState, PartitionChangeRecord, ResourceType
+
+_RULES = (MIN_INSYNC_REPLICAS, FLUSH, UNCLEAN_LEADER_ELECTION_ENABLE)
+"""Configs that say who is eligible and who may lead."""
 
 
 def decide_alter_partition(
@@ -184,11 +191,14 @@ class MinIsrHistory:
 
 def concerned_topics(delta: MetadataDelta, image: MetadataImage) -> Iterable[TopicId]:
     """Topics whose partitions may owe a change because a config changed."""
-    kinds = {key[0] for key in delta.changed_configs}
-    if ResourceType.CLUSTER in kinds:
+    changed = [
+        key
+        for key, configs in delta.changed_configs.items()
+        if any(configs.get(name) != delta.image.configs.get(key, {}).get(name) for name in _RULES)
+    ]
+    if any(kind is ResourceType.CLUSTER for kind, _ in changed):
         return tuple(image.topics)
-    named = (key[1] for key in delta.changed_configs if key[0] is ResourceType.TOPIC)
-    return tuple(TopicId(name) for name in named if name in image.topics)
+    return tuple(TopicId(name) for _, name in changed if name in image.topics)
 
 
 @dataclass(frozen=True, slots=True)
