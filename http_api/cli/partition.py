@@ -90,12 +90,15 @@ def list_partitions(
     if form == "json":
         print_json([row_of(one) for one in shown])
         return
-    headings = ("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OUT-OF-SYNC", "MOVING")
+    headings = (
+        *("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "ELR", "OUT-OF-SYNC"),
+        "MOVING",
+    )
     rows: list[tuple[object, ...]] = [
         (
             *(one.topic, one.partition, NOBODY if one.leader is None else one.leader),
-            *(one.leader_epoch, ids(one.replicas), ids(one.isr), ids(one.out_of_sync)),
-            _moving(one),
+            *(one.leader_epoch, ids(one.replicas), ids(one.isr), ids(one.elr)),
+            *(ids(one.out_of_sync), _moving(one)),
         )
         for one in shown
     ]

@@ -220,9 +220,9 @@ async def test_partition_list_and_describe(shell: Shell) -> None:
     move(apis)
     listed = await shell("partition", "list")
     assert [cells(line) for line in listed.lines] == [
-        cells("TOPIC PARTITION LEADER EPOCH REPLICAS ISR OUT-OF-SYNC MOVING"),
-        ["flights", "0", "1", "4", "1,3,2", "1", "3,2", "+3", "-2"],
-        ["flights", "1", "1", "4", "1,2", "1", "2"],
+        cells("TOPIC PARTITION LEADER EPOCH REPLICAS ISR ELR OUT-OF-SYNC MOVING"),
+        ["flights", "0", "1", "4", "1,3,2", "1", "2", "3,2", "+3", "-2"],
+        ["flights", "1", "1", "4", "1,2", "1", "2", "2"],
     ]
     apis.change_partition("flights", 1, leader=BrokerId(-1))
     for options, expected in (
