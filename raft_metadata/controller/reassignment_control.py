@@ -150,13 +150,22 @@ def reassign(
     _check_not_needed(name, partition, draft, min_isr)
     draft.remember_last_leader(())
     draft.keep_eligible(min_isr)
-    if draft.leader not in draft.isr and partition.has_leader:
+    if draft.new_leader_epoch and partition.has_leader and not _may_go_on(image, draft):
         leader = first_electable(image.brokers, draft.replicas, draft.isr)
         if leader is None:
             message = f"{name}: nobody of the ISR {list(draft.isr)} that stays could lead now"
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
         draft.lead(leader)
     return draft.changed_record(where, image.feature_level)
+
+
+def _may_go_on(image: MetadataImage, draft: PartitionDraft) -> bool:
+    """Whether the leader may lead in the new epoch too.
+
+    Rule R3: a broker that has registered again has not led yet in this life, and may be on an empty
+    disk (rule R6); a new epoch behind its registration would make it the leader.
+    """
+    return draft.leader in draft.isr and is_electable(image.brokers, draft.leader)
 
 
 def _check_not_needed(

@@ -365,3 +365,25 @@ def test_a_replica_on_another_disk_that_comes_in_is_recorded_there() -> None:
     world.decide_all()
     partition = world.partition()
     assert partition.directories[partition.replicas.index(B4)] == "new"
+
+
+def test_rule_r3_a_new_epoch_is_not_for_a_leader_that_has_just_registered_again() -> None:
+    """Its disk may be another one; what follows from its registration is not recorded yet (M4)."""
+    world = running()
+    world.reassign((4, 2, 3))
+    assert world.partition().leader == B1
+    last = world.image.brokers[B1].broker_epoch
+    world.alive.pop(B1)
+    while not world.core.sessions.has_expired(B1, last):
+        world.now_ms += 50
+        for broker in world.alive:
+            world.beat(broker)
+        world.judge()
+    world.register(registration(B1, life="b", disk="empty", last=last))
+    assert world.partition().leader == B1, "not settled yet"
+    world.reassign((5, 2, 3))
+    partition = world.partition()
+    assert set(partition.replicas) == {5, 1, 2, 3}
+    assert partition.leader == B2
+    world.decide_all()
+    assert world.partition().leader in {B2, B3}
