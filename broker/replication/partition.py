@@ -14,7 +14,13 @@ from typing import Protocol
 
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Parked, ParkedProduces
-from broker.replication.partition_state import FollowerState, LeaderState, Proposal, Settings
+from broker.replication.partition_state import (
+    OBSERVES,
+    FollowerState,
+    LeaderState,
+    Proposal,
+    Settings,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -86,7 +92,7 @@ class Partition:
 
     __slots__ = (
         "_early_opens", "agreed_epoch", "broker_epoch", "broker_id", "high_watermark", "id", "log",
-        "on_high_watermark", "parked", "role", "settings",
+        "observes", "on_high_watermark", "parked", "role", "settings",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +113,8 @@ class Partition:
         self.on_high_watermark = on_high_watermark
         self.role: Role = Idle(LeaderEpoch(-1))
         self.broker_epoch: BrokerEpoch | None = None
+        self.observes = False
+        """No replica any more: it follows without counting, until its produces are answered."""
         self.agreed_epoch = -1
         """The newest leader epoch in which this log was led, or validated by the leader."""
         self.parked = ParkedProduces()
@@ -370,7 +378,7 @@ class Partition:
         role.refused = False
         return Open(
             request, role.epoch, self.broker_epoch, self.log.last_epoch,
-            self.log.log_end_offset, self.log.durable_end,
+            self.log.log_end_offset, self._counted_end(),
         )  # fmt: skip
 
     def _awaiting(self, request: int, epoch: int) -> Following | None:
@@ -460,7 +468,11 @@ class Partition:
         role = self.role
         if not isinstance(role, Following) or role.session is None:
             return None
-        return Ack(role.session, role.epoch, self.log.log_end_offset, self.log.durable_end)
+        return Ack(role.session, role.epoch, self.log.log_end_offset, self._counted_end())
+
+    def _counted_end(self) -> int:
+        """The durable end, as the leader may count it; `OBSERVES`: not at all."""
+        return OBSERVES if self.observes else self.log.durable_end
 
 
 def _eligible(registration: BrokerRegistration | None) -> BrokerEpoch | None:

@@ -13,6 +13,11 @@ from functools import lru_cache
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch
 
+OBSERVES = -1
+"""In place of a durable end: a follower that never joins in this session, whatever it holds. A
+broker that lost its replica follows for a while to learn what became of its produces; were it added
+again meanwhile, the leader must not count a log that is about to be set aside."""
+
 
 @dataclass(slots=True)
 class FollowerState:
@@ -209,7 +214,7 @@ class LeaderState:
         state = self.followers.get(follower)
         if state is None or state.session < 0 or state.broker_epoch != eligible_epoch:
             return False
-        if follower not in self.replicas:
+        if follower not in self.replicas or state.durable_end == OBSERVES:
             return False
         end = state.durable_end if self.by_durable else state.log_end
         return end >= self.epoch_start and end >= high_watermark

@@ -29,6 +29,7 @@ class FollowerSession(Protocol):
 class Link(Protocol):
     """The way to the leader of a followed partition (``leader_link.LeaderLink``)."""
 
+    def open(self, replica: Replica) -> None: ...
     def leave(self, replica: Replica) -> None: ...
     def acknowledge(self, replica: Replica) -> None: ...
 
@@ -81,6 +82,12 @@ class Replica:
         """The topic's configs as they are now, in force from the next append on."""
         self.log.config = view.log_config
         self.partition.configure(view.settings)
+
+    def count_again(self) -> None:
+        """It was given back before it had gone: validated anew, as any follower."""
+        self.partition.observes = False
+        if self.link is not None:
+            self.link.open(self)
 
     def wake_fetches(self) -> None:
         """Let parked fetches look again, a slice per loop turn."""

@@ -203,8 +203,9 @@ class ReplicaManager:
                 return
         else:
             replica.configure(self._views.of(self.image, topic.topic_id, registration))
-        if here:
+        if here and replica in self._leaving:
             self._leaving.discard(replica)
+            replica.count_again()
         partition = replica.partition
         role_before = partition.role
         partition.apply_image(
@@ -220,6 +221,7 @@ class ReplicaManager:
         """
         if len(replica.partition.parked) and registration.has_leader:
             self._leaving.add(replica)
+            replica.partition.observes = True
             return True
         self._drop(replica, topic_lives=True)
         return False

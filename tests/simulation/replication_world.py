@@ -57,7 +57,6 @@ from raft_metadata.records.records import (
 from tests.support.memory_log import Entry, MemoryLog, encode
 
 REPLICAS = (BrokerId(0), BrokerId(1), BrokerId(2))
-ALL = frozenset(REPLICAS)
 MIN_ISR = 2
 DEFAULTS = TopicDefaults(default_replication_factor=3, min_insync_replicas=MIN_ISR)
 CONTROLLER = -2
@@ -84,8 +83,8 @@ class Controller:
     def __init__(self, world: World) -> None:
         self.world = world
         self.images = [MetadataImage()]
-        self.commit([FeatureLevelRecord(level=1)])
-        for b in REPLICAS:
+        self.commit([FeatureLevelRecord(level=world.feature_level)])
+        for b in world.ids:
             self.register(b, f"life{b}", f"disk{b}.0", unclean=False, last_seen=-1)
         partition = PartitionRecord(
             topic_id=TOPIC,
@@ -100,7 +99,7 @@ class Controller:
         )
         topic = TopicRecord(name=TopicName("t"), topic_id=TOPIC, partitions_count=1)
         self.commit([topic, partition])
-        for b in REPLICAS:
+        for b in world.ids:
             self.heartbeat(b, self.image.brokers[b].broker_epoch, self.image.next_offset)
             self.heartbeat(b, self.image.brokers[b].broker_epoch, self.image.next_offset)
 
@@ -135,6 +134,7 @@ class Controller:
             peer="",
             unclean_partitions=(HERE,) if unclean else (),
             last_broker_epoch=BrokerEpoch(last_seen),
+            feature_level_max=self.world.feature_level,
         )
         try:
             records, _ = decide_register_broker(
@@ -206,15 +206,19 @@ class Broker:
         self.log = MemoryLog(world.note_content)
         self.directory, self.disks, self.damaged = f"disk{b}.0", 0, False
         self.seen = 0
-        self.up = self.paused = False
+        self.up = self.paused = self.leaving = False
         self.start(f"life{b}")
 
     def start(self, incarnation: str) -> None:
         self.incarnation = incarnation
-        self.up, self.paused = True, False
+        self.up, self.paused, self.leaving = True, False, False
         self.log.synced = list(self.log.entries)  # rule Q1: open means synced
         self.log.durable_end = len(self.log.entries)
         self.log.generation, self.log.flush = 0, None
+        self.open_partition()
+        self.unclean = self.damaged
+
+    def open_partition(self) -> None:
         self.partition = Partition(
             HERE,
             self.id,
@@ -222,7 +226,6 @@ class Broker:
             Settings(min_isr=MIN_ISR, by_durable=True),
             on_high_watermark=lambda partition: self.world.expose(self, partition),
         )
-        self.unclean = self.damaged
 
     def stop(self, *, power: bool) -> None:
         """SIGKILL keeps the page cache; a power cut keeps at least what was synced."""
@@ -270,16 +273,31 @@ class Broker:
         registration = self.image.partition(*HERE)
         if registration is None:
             return
+        self.leaving = False
+        if self.id not in registration.replicas and self.broker_epoch is not None:
+            self.leaving = bool(len(self.partition.parked)) and registration.has_leader
+            if not self.leaving:
+                self.drop()
+                return
+        back, self.partition.observes = self.partition.observes and not self.leaving, self.leaving
         before = self.partition.role
         self.partition.apply_image(registration, self.image.brokers, self.broker_epoch, 0)
         role = self.partition.role
         if role is not before and isinstance(role, LeaderState):
             self.world.check_leader(self)
-        if role is not before and isinstance(role, Following):
+        if (role is not before or back) and isinstance(role, Following):
             self.open_stream()
         for follower, message in list(self.partition.early_opens.items()):
             del self.partition.early_opens[follower]
             self.on_open(follower, message)
+
+    def drop(self) -> None:
+        """The replica is other brokers' now: its log is set aside, one that comes back is new."""
+        self.leaving = False
+        self.partition.retire()
+        self.log = MemoryLog(self.world.note_content)
+        self.damaged = False
+        self.open_partition()
 
     def register(self) -> None:
         known = self.image.brokers.get(self.id)
@@ -418,6 +436,10 @@ Message = tuple[int, str, tuple[Any, ...], dict[str, Any]]
 class World:
     """Network, faults, clients and checks."""
 
+    ids: tuple[BrokerId, ...] = REPLICAS
+    feature_level = 1
+    kinds: tuple[str, ...] = ("kill", "power", "disk", "rot", "pause", "fence", "move", "cut_all")
+
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
         self.numbers = 100
@@ -431,13 +453,12 @@ class World:
         self.parked: list[tuple[Broker, int]] = []
         self.brokers: list[Broker] = []
         self.controller = Controller(self)
-        self.brokers = [Broker(self, b) for b in REPLICAS]
+        self.brokers = [Broker(self, b) for b in self.ids]
         for broker in self.brokers:
             broker.learn(FAR)
         # Swarm testing: every seed has its own mix of faults and delays.
         self.p_lost, self.p_late = rng.choice((0, 0.02, 0.08)), rng.choice((0, 0.1, 0.3))
         self.p_unknown = rng.choice((0, 0.2, 0.5))
-        self.kinds = ("kill", "power", "disk", "rot", "pause", "fence", "move", "cut_all")
         self.weights = [rng.choice((0, 1, 1, 3)) for _ in self.kinds]
         self.p_flush = rng.choice((0.1, 0.5, 1))
         self.fault_weight = rng.choice((1, 2, 4, 8))
@@ -524,8 +545,10 @@ class World:
             raise Violation("not_written appeared", f"value {value} was exposed before")
 
     def lost(self, b: BrokerId) -> bool:
-        broker, recorded = self.brokers[b], self.controller.partition.directories[b]
-        return broker.damaged or broker.directory != recorded
+        broker, p = self.brokers[b], self.controller.partition
+        if b not in p.replicas:
+            return False
+        return broker.damaged or broker.directory != p.directories[p.replicas.index(b)]
 
     def intact(self, b: BrokerId) -> bool:
         p = self.controller.partition
@@ -536,7 +559,7 @@ class World:
 
     def check_members(self) -> None:
         """L2, L3: what is exposed is durable on every intact member of ISR and ELR."""
-        for b in REPLICAS:
+        for b in self.ids:
             if self.intact(b) and not self.holds_exposed(b):
                 raise Violation("member lacks exposed", f"broker {b}")
 
@@ -558,7 +581,7 @@ class World:
         elif roll < 84:
             self.client()
         elif roll < 92:
-            self.controller.settle(rng.choice(REPLICAS))
+            self.controller.settle(rng.choice(self.ids))
         elif roll < 92 + self.fault_weight:
             self.fault()
         self.check_members()
@@ -579,13 +602,15 @@ class World:
             offset = broker.image.next_offset
             choices += [lambda: self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)] * 2
         if isinstance(role, LeaderState):
-            choices += [lambda: broker.push(BrokerId(rng.randrange(3))), broker.propose]
+            choices += [lambda: broker.push(rng.choice(self.ids)), broker.propose]
         elif isinstance(role, Following):
             choices.append(broker.acknowledge)
             if role.session is None or rng.random() < 0.1:
                 choices.append(broker.open_stream)
         if len(broker.partition.parked) and rng.random() < 0.05:
             choices = [broker.give_up]
+        if broker.leaving and not len(broker.partition.parked):
+            choices = [broker.drop]
         if choices:
             rng.choice(choices)()
 
@@ -614,8 +639,8 @@ class World:
         if rng.random() < 0.3 and self.controller.partition.has_leader:
             broker = self.brokers[self.controller.partition.leader]
         # The promise: min ISR - 1 = 1 lost disk at a time, while another proven copy exists.
-        safe = any(self.intact(b) for b in REPLICAS if b != broker.id) and not any(
-            self.lost(b) for b in REPLICAS
+        safe = any(self.intact(b) for b in self.ids if b != broker.id) and not any(
+            self.lost(b) for b in self.ids
         )
         match kind:
             case "kill" | "power":
@@ -639,16 +664,24 @@ class World:
                 self.controller.fence(broker.id)
             case "move":
                 self.controller.move(broker.id)
+            case _:
+                self.other_fault(kind)
+
+    def other_fault(self, kind: str) -> None:
+        """What worlds built on this one add."""
+        raise NotImplementedError(kind)
 
     # the end: heal, drain, elect each in turn
 
     def calm_round(self, number: int, *, fair: bool = True) -> None:
         """Everything that can happen happens once."""
-        for b in REPLICAS:
+        for b in self.ids:
             self.controller.settle(b)
         for broker in self.brokers:
             if not broker.up or broker.paused:
                 continue
+            if broker.leaving and not len(broker.partition.parked):
+                broker.drop()
             broker.learn(FAR)
             epoch = broker.broker_epoch
             if epoch is None:
@@ -664,7 +697,7 @@ class World:
                 if fair and role.in_flight is not None:
                     role.unknown(role.in_flight, 0)  # the request's own time-out
                 broker.propose(shrink=bool(role.proposals) and fair)
-                for f in REPLICAS:
+                for f in self.ids:
                     broker.push(f)
             elif isinstance(role, Following) and (role.session is None or number % 8 == 0):
                 broker.open_stream()
@@ -676,13 +709,15 @@ class World:
     def settled_leader(self) -> Broker | None:
         p = self.controller.partition
         brokers = self.controller.image.brokers
-        if not p.has_leader or frozenset(p.isr) != ALL:
+        everybody = frozenset(p.replicas)
+        if not p.has_leader or p.is_reassigning or frozenset(p.isr) != everybody:
             return None
-        if any(brokers[b].state is not BrokerState.UNFENCED for b in REPLICAS):
+        if any(brokers[b].state is not BrokerState.UNFENCED for b in p.replicas):
             return None
         leader = self.brokers[p.leader]
         role = leader.partition.role
-        if not isinstance(role, LeaderState) or role.epoch != p.leader_epoch or role.isr != ALL:
+        led = isinstance(role, LeaderState) and role.epoch == p.leader_epoch
+        if not led or role.isr != everybody:
             return None
         end = leader.log.log_end_offset
         drained = leader.partition.high_watermark == end == len(self.exposed)
@@ -704,7 +739,7 @@ class World:
         self.net += [message for message in self.late if self.rng.random() < 0.5]
         self.late = []
         self.until_settled("heal")
-        for target in REPLICAS:
+        for target in self.controller.partition.replicas:
             self.controller.move(target)
             leader = self.until_settled(f"elect {target}")
             value = self.number()
@@ -730,9 +765,9 @@ class World:
                 raise Violation("not_written appeared", f"value {value} at the end")
 
 
-def run(seed: int, steps: int = 300) -> World:
+def run(seed: int, steps: int = 300, kind: type[World] = World) -> World:
     """One seed: faults for ``steps`` steps, then healing, draining, electing each in turn."""
-    world = World(seed)
+    world = kind(seed)
     for _ in range(steps):
         world.step()
     world.finish()

@@ -8,7 +8,7 @@ from broker.replication.frames import Push, Valid
 from broker.replication.log_keeper import PURGE_CHECK_MS
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState
+from broker.replication.partition_state import OBSERVES, LeaderState
 from raft_metadata.common.ids import (
     BrokerId,
     DirectoryId,
@@ -220,10 +220,21 @@ async def test_a_replica_that_comes_back_while_it_stayed_goes_on(tmp_path: Path)
     host, fates = removed_leader(tmp_path)
     log = host.replica.log
     back = now((OTHER, THIRD, ME), epoch=2, leader_epoch=1, isr=(OTHER, THIRD), adding=(ME,))
+    partition = host.replica.partition
+    message = partition.open_message(9, 0)
+    assert message is not None
+    assert message.durable_end == OBSERVES, "who leaves is not counted, were it added again"
+    assert partition.on_valid(Valid(9, 1, 5, 0))
+    ack = partition.ack_message()
+    assert ack is not None
+    assert ack.durable_end == OBSERVES
     host.learn(back)
     host.manager._look_after_replicas(60_000, 0)
     assert fates == [Fate.UNKNOWN]
-    assert host.replica.log is log, "validated by the leader, as any follower"
+    assert host.replica.log is log
+    message = partition.open_message(10, 0)
+    assert message is not None
+    assert message.durable_end == log.durable_end, "validated anew by the leader"
 
 
 def test_partitions_that_a_topic_is_given_appear(tmp_path: Path) -> None:

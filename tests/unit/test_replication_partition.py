@@ -9,7 +9,7 @@ import pytest
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following, Idle, Partition
-from broker.replication.partition_state import LeaderState, Settings
+from broker.replication.partition_state import OBSERVES, LeaderState, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -512,6 +512,19 @@ def test_only_a_replica_of_this_image_may_join() -> None:
     proposal = partition.propose_isr(brokers(), 22, 0, None)
     assert proposal is not None
     assert [broker for broker, _ in proposal.isr] == [1, 2, 3]
+
+
+def test_a_follower_that_only_observes_never_joins_in_that_session() -> None:
+    """It was removed, and follows to learn the fate of its produces; its log goes after that."""
+    partition = make(by_durable=False)
+    lead(partition, isr=(ONE, TWO))
+    append(partition, 7)
+    log_of(partition).flush_now()
+    opens(partition, THREE, 12, (1, OBSERVES))
+    partition.on_ack(THREE, Ack(12, 1, 1, OBSERVES), 1)
+    assert partition.propose_isr(brokers(), 21, 0, None) is None
+    opens(partition, THREE, 13, (1, 1))
+    assert partition.propose_isr(brokers(), 22, 0, None) is not None
 
 
 def test_a_partition_without_leader_is_idle() -> None:
