@@ -19,7 +19,8 @@ RECORDS = 200
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     directory = tmp_path_factory.mktemp("operate")
     options = ("--brokers", "4", "--controllers", "1", "--no-restart")
-    with running(directory, *options) as cluster:
+    patience = ("--set", "broker_session_timeout_ms=5000")  # a broker is paused, and not fenced
+    with running(directory, *options, *patience) as cluster:
         yield cluster
 
 
@@ -128,6 +129,29 @@ async def test_the_preferred_leader_leads_again_after_a_restart(cluster: LiveClu
     elected = await done(cluster, "POST", "/topics/led/partitions/0/leader:elect")
     assert elected["leader"]["related"].endswith("/replicas/3")
     assert (await cluster.produce(1, "led", 1)).status == 200
+
+
+async def test_a_reassignment_tells_how_far_it_is_and_is_cancelled(cluster: LiveCluster) -> None:
+    body = {"topic_name": "undecided", "replicas_assignments": {"0": [1, 2, 3]}}
+    await done(cluster, "POST", "/topics", body)
+    stored = await cluster.produce(1, "undecided", *range(RECORDS))
+    assert stored.status == 200, stored
+    path = "/topics/undecided/partitions/0/reassignment"
+    cluster.pause(f"broker-{LAST}")
+    try:
+        answer = await v3(cluster, "POST", path, {"replicas": [1, 2, LAST]}, through=2)
+        assert (answer.status, answer.body["adding_replicas"]) == (202, [LAST]), answer
+        moving = (await v3(cluster, "GET", path, through=2)).body
+        assert (moving["removing_replicas"], moving["leader_end_offset"]) == ([3], RECORDS)
+        assert [one["broker_id"] for one in moving["progress"]] == [LAST]
+        assert not moving["progress"][0]["is_in_sync"]
+        assert (await v3(cluster, "DELETE", path, through=2)).status == 204
+    finally:
+        cluster.resume(f"broker-{LAST}")
+    assert (await v3(cluster, "GET", path, through=2)).status == 404
+    described = await cluster.partition("undecided", 0, 2)
+    assert (described["replica_ids"], described["adding_replicas"]) == ([1, 2, 3], [])
+    await cluster.wait_healthy()
 
 
 async def test_replicas_move_with_their_records_and_an_emptied_broker_is_taken_out(
