@@ -4,7 +4,7 @@ A *link* is one node's own way to one listener of another node, and has a proxy 
 directed by who dials: requests run upstream (source to target), answers downstream. What a fault
 means is said in terms of nodes ("nothing from 1 reaches 2") and becomes toxics on links here.
 
-pysyncobj keeps one connection per pair of controllers, dialled by the one with the greater id, so
+Controllers keep one connection per pair, dialled by the one with the greater id, so
 there one link carries both directions (guarantees §5.4).
 """
 
