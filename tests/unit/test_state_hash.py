@@ -58,7 +58,7 @@ def test_a_rejected_batch_changes_no_hash() -> None:
     assert _value(machine, 13) == before
 
 
-def test_a_snapshot_carries_the_hash_to_whoever_installs_it() -> None:
+def test_invariant_r11_a_snapshot_and_what_follows_lead_where_the_whole_log_leads() -> None:
     source, other = filled(5), MetadataStateMachine()
     other.thaw(list(source.chunks(source.freeze())), 18, 3)
     assert other.hashes.at(17) is None, "what was before the snapshot is not known here"
