@@ -368,12 +368,21 @@ class ActiveController(MetadataPublisher):
         return answer
 
     async def _commit_of_newest(self, speculation: Speculation) -> None:
-        """Wait until what a decision without records rests on is committed."""
-        if not speculation.in_flight:
-            return
-        newest = speculation.in_flight[-1]
-        await asyncio.wait([newest.future])
-        if failure(newest.future) is not None:
+        """Wait until what a decision without records rests on is committed, in this reign.
+
+        With nothing in flight an empty batch is appended: a controller that was deposed and has not
+        heard of it answers nothing, not even a refusal (invariant R14).
+        """
+        if speculation.in_flight:
+            newest = speculation.in_flight[-1].future
+            await asyncio.wait([newest])
+            is_sure = failure(newest) is None
+        else:
+            term = speculation.term
+            newest = self._quorum.submit(encode_batch(-1, term, ()), term)
+            await asyncio.wait([newest])
+            is_sure = not newest.cancelled() and newest.exception() is None
+        if not is_sure:
             raise self._not_controller()
 
     async def _completed(self, topic_id: TopicId) -> TopicImage:

@@ -162,6 +162,31 @@ async def test_rule_m2_a_believer_that_was_deposed_answers_nothing() -> None:
     assert not cluster.lead.controller.is_active
 
 
+async def test_invariant_r14_what_changes_nothing_is_answered_in_its_reign_only() -> None:
+    """A believer that was deposed knew of the topic; the next reign has deleted it since."""
+    cluster = await Cluster().start()
+    await cluster.answered(cluster.lead.controller.create_topic(creation(1)))
+    assert not cluster.lead.controller.status()["batches_in_flight"]
+    cluster.raft.elect(cluster.second, 0)
+    cluster.raft.commit()
+    cluster.raft.apply(cluster.second)
+    await turn()
+    delete = cluster.ask(cluster.second.controller.delete_topic(DeleteTopic(name=TopicName("t1"))))
+    await turn()
+    await cluster.raft.settle(3, [cluster.second, cluster.third])
+    assert delete.done()
+    assert cluster.lead.controller.is_active, "it believes"
+    repeat = cluster.create(1)
+    taken = cluster.ask(cluster.lead.controller.create_topic(creation(1, validate_only=True)))
+    await turn()
+    assert not repeat.done()
+    assert not taken.done()
+    cluster.raft.notice(cluster.lead)
+    await turn()
+    assert (await refusal(repeat)).code is ErrorCode.NOT_CONTROLLER
+    assert (await refusal(taken)).code is ErrorCode.NOT_CONTROLLER
+
+
 async def test_rule_m2_a_refused_batch_stops_all_that_was_decided_on_it() -> None:
     cluster = await Cluster().start()
     first, second = cluster.create(1), cluster.create(2)
