@@ -204,12 +204,11 @@ class GroupRequests:
         return topic
 
     async def _create_offsets_topic(self) -> None:
-        """Its replication factor is configuration (rule M8): wait for enough live brokers."""
+        """With the cluster's default replication factor (rule M8): wait for enough live brokers."""
         command = CreateTopic(
             name=OFFSETS_TOPIC,
             topic_id=TopicId(id_from_bytes(self._random_bytes(16))),
             partitions_count=OFFSETS_PARTITIONS,
-            replication_factor=self._config.defaults.default_replication_factor,
             configs={"flush": "ack"},
         )
         deadline_ms = self._clock.monotonic_ms() + FIRST_USE_TIMEOUT_MS

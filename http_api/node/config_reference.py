@@ -37,6 +37,9 @@ Three rules hold for `min.insync.replicas`. A default is capped by a topic's rep
 what a topic says itself is not, and is refused above it. A cluster default above
 `default.replication.factor` is refused. A lower one makes partitions that reach it forget their
 eligible leader replicas (ELR), in the same decision: from then on leaders acknowledge without them.
+
+Where `config.toml` says a topic default, let all nodes' files say the same: controllers keep the
+books by theirs, brokers acknowledge by theirs. To change one, set it live for the cluster.
 """
 
 _PARTS = (
