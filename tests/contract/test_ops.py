@@ -56,7 +56,7 @@ async def test_an_unknown_path_is_404(door: Door, path: str, content_type: str) 
         ("OPTIONS", "/brokers", "GET, HEAD"),
         ("GET", "/topics/flights/partitions/0/records/", None),
         ("PATCH", f"{V3}/topics", "GET, HEAD, POST"),
-        ("POST", f"{V3}/topics/flights", "DELETE, GET, HEAD"),
+        ("POST", f"{V3}/topics/flights", "DELETE, GET, HEAD, PATCH"),
     ],
 )
 async def test_another_method_is_405(
