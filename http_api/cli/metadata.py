@@ -77,7 +77,7 @@ def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> N
     from http_api.cli.offline_dump import facts_of, open_log
 
     log = open_log(directory, even_if_locked=force)
-    _print((fact for fact in facts_of(log) if _wanted(fact, start)), form)
+    _print(facts_of(log, start), form)
     note = (
         f"controller {log.node_id} of cluster {log.cluster_id}: snapshot up to entry "
         f"{log.snapshot_index}, journal up to entry {log.last_index} of term {log.last_term}; "
@@ -86,11 +86,6 @@ def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> N
     if log.torn_bytes:
         note += f"; {log.torn_bytes} torn bytes at the end are left out"
     click.echo(note, err=True)
-
-
-def _wanted(fact: Mapping[str, Any], start: int) -> bool:
-    offset = fact["offset"]
-    return offset is None or bool(offset >= start)
 
 
 def _print(facts: Iterable[Mapping[str, Any]], form: str) -> None:

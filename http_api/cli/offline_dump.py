@@ -27,10 +27,10 @@ def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
         raise NodeExit(EXIT_STORAGE, str(error)) from error
 
 
-def facts_of(log: OfflineLog) -> Iterator[Fact]:
-    """The snapshot's facts, then the journal's."""
+def facts_of(log: OfflineLog, start: int) -> Iterator[Fact]:
+    """From offset ``start`` on; where that is older than the journal, the snapshot's first."""
     teller = FactTeller(log.image, log.before)
-    if log.snapshot_index:
+    if log.snapshot_index and start < log.before.next_offset:
         yield from teller.tell_snapshot(log.before)
     for batch in log.batches:
-        yield from teller.tell(batch)
+        yield from (fact for fact in teller.tell(batch) if fact["offset"] >= start)
