@@ -65,8 +65,9 @@ def read_offline_log(
         _refuse_locked(files, raft_dir)
     snapshot_path, journal_path = raft_dir / SNAPSHOT_FILE, raft_dir / JOURNAL_FILE
     with storage_errors("read", raft_dir):
-        found = files.read(snapshot_path) if files.exists(snapshot_path) else None
+        # In this order a running controller's pair has no gap: its snapshot is the newer one.
         journal = files.read(journal_path) if files.exists(journal_path) else None
+        found = files.read(snapshot_path) if files.exists(snapshot_path) else None
     machine = MetadataStateMachine()
     index = 0
     if found is not None:
