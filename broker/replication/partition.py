@@ -35,6 +35,9 @@ from raft_metadata.records.records import BrokerState
 
 _log = logging.getLogger("broker.replication")
 
+_NOTHING_PARKED = ParkedProduces()
+"""Of every partition where nobody ever waited: nothing is ever added to it."""
+
 
 class ReplicaLog(Protocol):
     """What replication needs of a partition's log (``broker.log.partition_log``)."""
@@ -117,7 +120,7 @@ class Partition:
         """No replica any more: it follows without counting, until its produces are answered."""
         self.agreed_epoch = -1
         """The newest leader epoch in which this log was led, or validated by the leader."""
-        self.parked = ParkedProduces()
+        self.parked = _NOTHING_PARKED
         self._early_opens: dict[BrokerId, Open] | None = None
 
     @property
@@ -250,7 +253,9 @@ class Partition:
         ends = (message.log_end, message.durable_end)
         leader_end = self.log.log_end_offset
         role.opened(follower, known.broker_epoch, session, ends, leader_end, now_ms)
-        role.acknowledged(follower, session, ends, leader_end, now_ms)
+        # By which rule it goes its first acknowledgement says, which follows at once (rule R1).
+        counted = (message.durable_end, message.durable_end)
+        role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
         return Valid(message.request, role.epoch, session, self.log.log_start_offset)
 
@@ -304,6 +309,8 @@ class Partition:
 
     def park(self, parked: Parked) -> None:
         """Wait for an appended entry's fate."""
+        if self.parked is _NOTHING_PARKED:
+            self.parked = ParkedProduces()
         self.parked.add(parked)
         self.parked.resolve(self.log, self.high_watermark)
 
@@ -468,7 +475,10 @@ class Partition:
         role = self.role
         if not isinstance(role, Following) or role.session is None:
             return None
-        return Ack(role.session, role.epoch, self.log.log_end_offset, self._counted_end())
+        # Rule R1: a leader that goes by `os` already may not count what this disk, which goes by
+        # `ack`, has neither synced nor noted as unsynced (`server.page_cache_topics`).
+        end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
+        return Ack(role.session, role.epoch, end, self._counted_end())
 
     def _counted_end(self) -> int:
         """The durable end, as the leader may count it; `OBSERVES`: not at all."""

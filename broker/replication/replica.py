@@ -65,17 +65,19 @@ class Replica:
         """To the leader, as follower."""
         self.sessions: dict[BrokerId, FollowerSession] = {}
         """Followers that are pushed to, as leader."""
-        self.fetch_waiters: list[asyncio.Future[None]] = []
+        self.fetch_waiters: list[asyncio.Future[None]] | None = None
+        """None rather than an empty list: most of ten thousand partitions are idle."""
 
     def listen(self) -> None:
         """Tell the host of the ends of this replica from now on."""
         self.partition.on_high_watermark = self._high_watermark_moved
-        self.log.on_durable = self._durable_end_moved
+        self.log.on_durable = self
 
     def _high_watermark_moved(self, _: Partition) -> None:
         self.host.high_watermark_moved(self)
 
-    def _durable_end_moved(self) -> None:
+    def __call__(self) -> None:
+        """A sync of the log is over: the log calls this object itself, as its `on_durable`."""
         self.host.durable_end_moved(self)
 
     def configure(self, view: TopicView) -> None:
@@ -91,8 +93,20 @@ class Replica:
 
     def wake_fetches(self) -> None:
         """Let parked fetches look again, a slice per loop turn."""
-        waiters, self.fetch_waiters = self.fetch_waiters, []
-        _wake(waiters)
+        waiters, self.fetch_waiters = self.fetch_waiters, None
+        if waiters:
+            _wake(waiters)
+
+    def wait(self, waiter: asyncio.Future[None]) -> None:
+        """Wake this fetch when the high watermark or the role has changed."""
+        if self.fetch_waiters is None:
+            self.fetch_waiters = []
+        self.fetch_waiters.append(waiter)
+
+    def wait_no_more(self, waiter: asyncio.Future[None]) -> None:
+        """Whoever waited left."""
+        if self.fetch_waiters and waiter in self.fetch_waiters:
+            self.fetch_waiters.remove(waiter)
 
 
 def _wake(waiters: list[asyncio.Future[None]]) -> None:

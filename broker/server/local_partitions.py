@@ -181,15 +181,14 @@ class LocalPartitions:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(remaining_ms / 1000, _finish, waiter)
-        replica.fetch_waiters.append(waiter)
+        replica.wait(waiter)
         self._parked_fetches += 1
         try:
             await waiter
         finally:
             self._parked_fetches -= 1
             timer.cancel()
-            if waiter in replica.fetch_waiters:
-                replica.fetch_waiters.remove(waiter)
+            replica.wait_no_more(waiter)
 
     async def until_high_watermark(
         self, partition: TopicIdPartition, epoch: LeaderEpoch, offset: int
