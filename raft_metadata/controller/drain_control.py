@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
@@ -106,9 +106,11 @@ class DrainMoves:
         self._paused_until_ms = 0
         if self._emptied:
             for topic_id, topic in image.topics.items():
+                replicas = (partition.replicas for partition in topic.partitions)
+                self._loads.update(chain.from_iterable(replicas))
                 for index, partition in enumerate(topic.partitions):
-                    self._loads.update(partition.replicas)
-                    self._sort(at(topic_id, index), partition)
+                    if not self._emptied.isdisjoint(partition.replicas):
+                        self._sort(at(topic_id, index), partition)
 
     def note(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """What changed."""
@@ -120,8 +122,7 @@ class DrainMoves:
         if not self._emptied:
             return
         for topic in delta.deleted_topics.values():
-            for partition in topic.partitions:
-                self._loads.subtract(partition.replicas)
+            self._load(topic.partitions, -1)
         for topic_id, changed in delta.changed_topics.items():
             self._note_topic(delta.image, topic_id, changed.partitions, changed.changed)
 
@@ -135,10 +136,17 @@ class DrainMoves:
         old = before.topics.get(topic_id)
         known = () if old is None else old.partitions
         for index in changed:
-            if index < len(known):
-                self._loads.subtract(known[index].replicas)
-            self._loads.update(partitions[index].replicas)
+            if index >= len(known):
+                self._load((partitions[index],), 1)
+            elif known[index].replicas != partitions[index].replicas:
+                self._load((known[index],), -1)
+                self._load((partitions[index],), 1)
             self._sort(at(topic_id, index), partitions[index])
+
+    def _load(self, partitions: Iterable[PartitionRegistration], count: int) -> None:
+        for partition in partitions:
+            for replica in partition.replicas:
+                self._loads[replica] += count
 
     def _sort(self, where: TopicIdPartition, partition: PartitionRegistration) -> None:
         held = not self._emptied.isdisjoint(partition.replicas)
