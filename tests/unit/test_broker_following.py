@@ -13,9 +13,22 @@ import pytest
 from typing_extensions import override
 
 from broker.config import BrokerConfig
-from broker.replication.frames import OPEN, VALID, Open, decode, encode, key_of
+from broker.replication.follower_stream import FRAMES_PER_TURN as PUSHES_PER_TURN
+from broker.replication.follower_stream import FollowerStream
+from broker.replication.frames import (
+    OPEN,
+    VALID,
+    Open,
+    Push,
+    Valid,
+    decode,
+    encode,
+    encode_push_head,
+    key_of,
+)
 from broker.replication.image_changes import concerns_all, partitions_to_apply
 from broker.replication.leader_stream import FRAMES_PER_TURN, LeaderStream
+from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica_manager import PARTITIONS_PER_STEP, ReplicaManager
 from broker.replication.upkeep import Rounds
@@ -52,11 +65,14 @@ from tests.support.hosted_replicas import (
     images,
     registered,
 )
+from tests.support.logs import Life, append
+from tests.support.simulated_disk import SimulatedDisk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from broker.ports import ControllerChannel
+    from broker.replication.leader_link import LeaderLink
     from raft_metadata.image.metadata_image import MetadataImage
 
 MANY = 300
@@ -196,6 +212,35 @@ def answered(transport: StreamTransport) -> list[int]:
         assert kind != OPEN
         at += 5 + length
     return [int(request) for request in found]
+
+
+async def test_a_burst_of_first_pushes_is_taken_in_turns_and_none_is_lost(tmp_path: Path) -> None:
+    count = PUSHES_PER_TURN + 10
+    logs, manager = hosted(tmp_path, "first")
+    records = (registered(OTHER, 0, "other"),), (registered(ME, 1, "first"),)
+    for image in images(*records, created(FIRST_ID, (OTHER, ME), count=count)):
+        manager.on_metadata_update(image)
+    stream, transport = FollowerStream(OTHER, manager), PausingTransport()
+    stream.connection_made(transport)
+    burst = b"".join(pushes(manager, stream, append(Life(SimulatedDisk()).log(), ["x"], epoch=0)))
+    stream.get_buffer(-1)[: len(burst)] = burst
+    stream.buffer_updated(len(burst))
+    ends = [log.log_end_offset for log in logs.logs()]
+    assert (sum(ends), transport.rests) == (PUSHES_PER_TURN, 1)
+    await asyncio.sleep(0)
+    assert [log.log_end_offset for log in logs.logs()] == [1] * count
+
+
+def pushes(manager: ReplicaManager, stream: FollowerStream, raw: bytes) -> Iterator[bytes]:
+    """One record for every partition, in its session."""
+    for number, replica in enumerate(manager.replicas()):
+        role = replica.partition.role
+        assert isinstance(role, Following)
+        assert replica.link is not None
+        cast("LeaderLink", replica.link).stream = stream
+        replica.partition.open_message(number, 0)
+        replica.partition.on_valid(Valid(number, 0, 5, 0))
+        yield encode_push_head(replica.key, Push(5, 0, 0, 1, 0, 0, b""), len(raw)) + raw
 
 
 # ---- the loader
