@@ -155,6 +155,7 @@ class Lifecycle:
                 unclean_partitions=tuple(self._unclean_partitions()),
                 last_broker_epoch=known.broker_epoch if known else UNKNOWN_BROKER_EPOCH,
                 feature_level_max=SUPPORTED_FEATURE_LEVEL,
+                min_insync_replicas=self._config.defaults.min_insync_replicas,
             )
             try:
                 registered = await self._controllers.register_broker(command)

@@ -38,8 +38,9 @@ what a topic says itself is not, and is refused above it. A cluster default abov
 `default.replication.factor` is refused. A lower one makes partitions that reach it forget their
 eligible leader replicas (ELR), in the same decision: from then on leaders acknowledge without them.
 
-Where `config.toml` says a topic default, let all nodes' files say the same: controllers keep the
-books by theirs, brokers acknowledge by theirs. To change one, set it live for the cluster.
+Let all nodes' files say the same: brokers acknowledge by theirs, and controllers count a replica as
+eligible only by the least `min_insync_replicas` that any registered broker's file says. To change
+such a default, set it live for the cluster: that counts for all alike, at once.
 """
 
 _PARTS = (

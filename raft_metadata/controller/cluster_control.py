@@ -74,6 +74,7 @@ def decide_register_broker(
         rack=command.rack,
         unclean_partitions=command.unclean_partitions,
         feature_level_max=command.feature_level_max,
+        min_insync_replicas=command.min_insync_replicas,
     )
     return (record,), BrokerRegistered(broker_epoch=epoch)
 

@@ -22,7 +22,7 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.common.internal_topics import INTERNAL_CONFIGS, INTERNAL_TOPICS
 from raft_metadata.controller.partition_draft import PartitionDraft, at
-from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_defaults import TopicDefaults, defaults_in_books
 from raft_metadata.image.config_layers import topic_layers
 from raft_metadata.image.metadata_image import (
     ConfigKey,
@@ -211,7 +211,7 @@ def _topics_concerned(
     image: MetadataImage, after: _Configs, defaults: TopicDefaults
 ) -> Iterator[tuple[TopicImage, ConfigLayers, ConfigLayers]]:
     """Topics whose min ISR may change, with what is said of them before and then."""
-    static = defaults.static()
+    static = defaults_in_books(image, defaults)
     cluster = after.get(CLUSTER_KEY)
     for topic_id, topic in image.topics.items():
         own = after.get((ResourceType.TOPIC, topic_id))

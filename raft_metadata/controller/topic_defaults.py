@@ -63,11 +63,20 @@ class TopicDefaults:
         )
 
 
-def min_isr_of(image: MetadataImage, topic: TopicImage, default: int) -> int:
-    """The min ISR of a topic's first partition; ``default`` as the config files say."""
-    layers = topic_layers(image, topic.topic_id, {MIN_INSYNC_REPLICAS: text_of(default)})
-    factor = topic.partitions[0].replication_factor if topic.partitions else 1
-    return layers.min_isr(factor)
+def defaults_in_books(image: MetadataImage, defaults: TopicDefaults) -> Mapping[str, str]:
+    """What nodes' files say, as the books of eligible replicas must take it (invariant P3).
+
+    Brokers acknowledge by their own files, which may say less than a controller's. So the least min
+    ISR of any registered broker counts: whoever counts as eligible under it holds what any of them
+    acknowledged. It never counts for more than that, and not at all where one is set live.
+    """
+    told = [
+        broker.min_insync_replicas
+        for broker in image.brokers.values()
+        if broker.min_insync_replicas is not None
+    ]
+    least = min([defaults.min_insync_replicas, *told])
+    return {**defaults.static(), MIN_INSYNC_REPLICAS: text_of(least)}
 
 
 def may_elect_unclean(image: MetadataImage, topic: TopicImage, defaults: TopicDefaults) -> bool:

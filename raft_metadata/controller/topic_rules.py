@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-
 from raft_metadata.common.configs.layers import ConfigLayers
 from raft_metadata.common.configs.table import FLUSH
-from raft_metadata.controller.topic_defaults import TopicDefaults, may_elect_unclean
+from raft_metadata.controller.topic_defaults import (
+    TopicDefaults,
+    defaults_in_books,
+    may_elect_unclean,
+)
 from raft_metadata.image.config_layers import topic_layers
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
@@ -33,7 +34,7 @@ class TopicRules:
     def _layers(self) -> ConfigLayers:
         layers = self._layers_or_none
         if layers is None:
-            static = _static(self._defaults)
+            static = defaults_in_books(self._image, self._defaults)
             layers = topic_layers(self._image, self._topic.topic_id, static)
             self._layers_or_none = layers
         return layers
@@ -54,8 +55,3 @@ class TopicRules:
     def may_elect_unclean(self) -> bool:
         """``unclean.leader.election.enable``: its users want a leader rather than every record."""
         return may_elect_unclean(self._image, self._topic, self._defaults)
-
-
-@lru_cache(maxsize=8)
-def _static(defaults: TopicDefaults) -> Mapping[str, str]:
-    return defaults.static()

@@ -25,7 +25,6 @@ from raft_metadata.controller.configuration_control import (
 )
 from raft_metadata.controller.replica_placer import place
 from raft_metadata.controller.topic_defaults import TopicDefaults as TopicDefaults
-from raft_metadata.controller.topic_defaults import min_isr_of as min_isr_of
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.admin import AddPartitions, PartitionsAdded
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted

@@ -234,6 +234,7 @@ class MetadataDelta:
             state=BrokerState.STARTING,
             settled=False,
             feature_level_max=record.feature_level_max,
+            min_insync_replicas=record.min_insync_replicas,
             drain=DrainScope.NONE if before is None else before.drain,
         )
         self.removed_brokers.discard(record.broker_id)

@@ -44,6 +44,7 @@ class BrokerRegistration:
     state: BrokerState
     settled: bool
     feature_level_max: int = 1
+    min_insync_replicas: int | None = None
     drain: DrainScope = DrainScope.NONE
 
 

@@ -112,6 +112,7 @@ def _broker_records(broker: BrokerRegistration) -> Iterator[MetadataRecord]:
         rack=broker.rack,
         unclean_partitions=broker.unclean_partitions,
         feature_level_max=broker.feature_level_max,
+        min_insync_replicas=broker.min_insync_replicas,
     )
     yield BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id,

@@ -46,6 +46,8 @@ class RegisterBroker:
     it saw none. A registration that was overtaken never enters (rule R6)."""
     feature_level_max: int = 1
     """The highest ``metadata.version`` this process can follow."""
+    min_insync_replicas: int | None = None
+    """As in `RegisterBrokerRecord`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,9 @@ class RegisterBrokerRecord:
     """Partitions whose recovered end is below the proven durable end (rule R6)."""
     feature_level_max: int = 1
     """The highest ``metadata.version`` this process can follow."""
+    min_insync_replicas: int | None = None
+    """What its config.toml says, by which it acknowledges where nothing else is set; None: an older
+    version, which does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raft_metadata.common.configs.table import FLUSH, MIN_INSYNC_REPLICAS, SEGMENT_BYTES
@@ -11,7 +13,7 @@ from raft_metadata.controller.configuration_control import CONFIG_CHANGES_MAX
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.records.admin import AlterConfigs, ConfigChange
 from raft_metadata.records.records import ConfigRecord, PartitionChangeRecord, ResourceType
-from tests.support.metadata_world import BROKERS, World, topic_id
+from tests.support.metadata_world import BROKERS, World, registration, topic_id
 
 B1, B2, B3 = BROKERS
 TOPIC, BROKER, CLUSTER = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.CLUSTER
@@ -239,3 +241,48 @@ def test_a_snapshot_holds_the_configs_of_every_kind(world: World) -> None:
     again = image_from_records(image_records(image), image.next_offset, image.epoch)
     assert again == image
     assert again.broker_configs(BrokerId(1)) == {SEGMENT_BYTES: "4096"}
+
+
+def test_invariant_p3_books_are_kept_by_the_least_min_isr_any_broker_acknowledges_by() -> None:
+    """Broker 1's file says 1, the controllers' say 2: what it acknowledged alone is not bet on."""
+    world = World()
+    world.decide_all()
+    for broker, said in ((B1, 1), (B2, 2), (B3, None)):
+        world.register(replace(registration(broker), min_insync_replicas=said))
+    world.pass_time(200)
+    world.create(assignments=ON_ONE_TWO_THREE)
+    world.kill(B2, B3)
+    assert (world.partition().isr, world.partition().elr) == ((B1,), ())
+    world.kill(B1)
+    world.join(B2, B3, life="b")
+    assert not world.partition().has_leader
+    image = world.image
+    again = image_from_records(image_records(image), image.next_offset, image.epoch)
+    assert again.brokers[B1].min_insync_replicas == 1
+    # a value that was set live is everybody's
+    world.join(B1, life="b")
+    alter(world, cluster(MIN_INSYNC_REPLICAS, "2"))
+    world.catch_up(*BROKERS)
+    world.kill(B2, B3)
+    assert (world.partition().isr, world.partition().elr) == ((B1,), (B2, B3))
+
+
+def test_a_broker_that_registers_with_less_leads_only_once_the_books_are_in_order() -> None:
+    world = World()
+    world.decide_all()
+    for broker in BROKERS:
+        world.register(replace(registration(broker), min_insync_replicas=2))
+    world.pass_time(200)
+    world.create(assignments=ON_ONE_TWO_THREE)
+    world.kill(B2, B3)
+    assert world.partition().elr == (B2, B3)
+    last = world.image.brokers[B1].broker_epoch
+    world.core.sessions.judge(world.now_ms)
+    world.kill(B1)
+    command = replace(registration(B1, life="b", last=last), min_insync_replicas=1)
+    world.register(command)
+    for _ in range(10):
+        world.pass_time(50)
+        if world.partition().has_leader:
+            assert world.partition().elr == ()
+    assert (world.partition().leader, world.partition().isr) == (B1, (B1,))
