@@ -12,7 +12,7 @@ NOBODY = -1
 
 def line_of(fact: Fact) -> str:
     """``1042 e3 2026-11-21T12:01:07.123Z partition orders-2: leader 1 -> 3 epoch 4 isr [3,2]``."""
-    say = _WORDS.get(str(fact.get("type")), _anything)
+    say = WORDS.get(str(fact.get("type")), _anything)
     return f"{_place(fact)} {say(fact)}".rstrip()
 
 
@@ -151,7 +151,7 @@ def _anything(fact: Fact) -> str:
     return f"{fact.get('type')}: {rest}"
 
 
-_WORDS: Mapping[str, Callable[[Fact], str]] = {
+WORDS: Mapping[str, Callable[[Fact], str]] = {
     "snapshot": _snapshot,
     "partition": _partition,
     "partition_change": _partition,

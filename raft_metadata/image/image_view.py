@@ -21,6 +21,8 @@ from raft_metadata.records.security import QuotaEntity
 
 CHILDREN_SHOWN_MAX = 20
 """Names that a refusal lists; a cluster may have thousands."""
+NAME_SHOWN_MAX = 100
+NUMBER_DIGITS_MAX = 9
 DEFAULT_ENTITY = "<default>"
 """Kafka's word for the quota of everybody who has none of their own."""
 
@@ -37,7 +39,8 @@ class UnknownPathError(LookupError):
             shown += f", … ({len(names)} in all)"
         where = "/" + "/".join(path[:found])
         self.children = names
-        super().__init__(f"{where} has no {path[found]!r}, it has: {shown or 'nothing below it'}")
+        asked = path[found][:NAME_SHOWN_MAX]
+        super().__init__(f"{where} has no {asked!r}, it has: {shown or 'nothing below it'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,14 @@ def _child(node: _Node, name: str) -> Any:
         case dict():
             return node.get(name, _NOTHING)
         case list():
-            inside = name.isdecimal() and len(name) < 9 and int(name) < len(node)
-            return node[int(name)] if inside else _NOTHING
+            return node[_number(name)] if 0 <= _number(name) < len(node) else _NOTHING
         case _:
             return _NOTHING
+
+
+def _number(name: str) -> int:
+    """-1 for what is no number of 32 bits."""
+    return int(name) if name.isdecimal() and len(name) <= NUMBER_DIGITS_MAX else -1
 
 
 def _names(node: _Node) -> Iterable[str]:
@@ -120,7 +127,7 @@ def _root(image: MetadataImage) -> dict[str, Any]:
 
 def _brokers(image: MetadataImage) -> _Table:
     def get(name: str) -> _Node | None:
-        broker = image.brokers.get(BrokerId(int(name))) if name.isdecimal() else None
+        broker = image.brokers.get(BrokerId(_number(name)))
         return None if broker is None else _broker(broker)
 
     return _Table(lambda: map(str, sorted(image.brokers)), get)
@@ -139,6 +146,7 @@ def _broker(broker: BrokerRegistration) -> dict[str, Any]:
         "settled": broker.settled,
         "drain": broker.drain.value,
         "feature_level_max": broker.feature_level_max,
+        "min_insync_replicas": broker.min_insync_replicas,
         "unclean_partitions": [
             {"topic_id": where.topic_id, "partition": where.partition}
             for where in broker.unclean_partitions
@@ -168,8 +176,9 @@ def _topic(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
 
 def _partitions(topic: TopicImage) -> _Table:
     def get(name: str) -> _Node | None:
-        inside = name.isdecimal() and len(name) < 9 and int(name) < len(topic.partitions)
-        return _partition(topic.partitions[int(name)]) if inside else None
+        number = _number(name)
+        inside = 0 <= number < len(topic.partitions)
+        return _partition(topic.partitions[number]) if inside else None
 
     return _Table(lambda: map(str, range(len(topic.partitions))), get)
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 RECORD_VERSION = 0
 
-_TYPES: Mapping[str, type[MetadataRecord]] = {
+RECORD_TYPES: Mapping[str, type[MetadataRecord]] = {
     "feature_level": FeatureLevelRecord,
     "register_broker": RegisterBrokerRecord,
     "broker_registration_change": BrokerRegistrationChangeRecord,
@@ -66,9 +66,10 @@ _TYPES: Mapping[str, type[MetadataRecord]] = {
     "remove_user_scram": RemoveUserScramRecord,
 }
 _HEADS: Mapping[type[MetadataRecord], bytes] = {
-    cls: b'{"type":"%b","v":%d,' % (name.encode(), RECORD_VERSION) for name, cls in _TYPES.items()
+    cls: b'{"type":"%b","v":%d,' % (name.encode(), RECORD_VERSION)
+    for name, cls in RECORD_TYPES.items()
 }
-_NAMES = {cls: name for name, cls in _TYPES.items()}
+_NAMES = {cls: name for name, cls in RECORD_TYPES.items()}
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 
 _PARTITION_FIELDS: Mapping[type[MetadataRecord], tuple[str, ...]] = {
@@ -106,7 +107,7 @@ def decode_record(value: object) -> MetadataRecord:
     """One record from its parsed JSON. Raises `UnreadableRecordError`, `NewerVersionError`."""
     if not isinstance(value, dict):
         raise UnreadableRecordError(f"a record is an object, got {type(value).__name__}")
-    cls = _TYPES.get(value.get("type", ""))
+    cls = RECORD_TYPES.get(value.get("type", ""))
     if cls is None or value.get("v") != RECORD_VERSION:
         kind = f"type={value.get('type')!r} v={value.get('v')!r}"
         raise UnreadableRecordError(f"unknown record {kind}: is this node too old?")

@@ -16,13 +16,13 @@ import pytest
 
 from broker.server.metadata_requests import LogPage
 from http_api.cli import main
-from http_api.cli.fact_lines import line_of
+from http_api.cli.fact_lines import WORDS, line_of
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
 from raft_metadata.image.facts import FactTeller
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import MetadataRecord
-from raft_metadata.records.serde import decode_record
+from raft_metadata.records.serde import RECORD_TYPES, decode_record
 from tests.support.fake_broker_apis import NOW_MS, broker
 from tests.support.http_door import Door, open_door
 from tests.support.quorum_views import quorum_view
@@ -308,6 +308,10 @@ def test_every_kind_of_fact_has_words() -> None:
     )
     lines = [line_of(fact) for fact in teller.tell(batch)]
     assert lines == [f"{at} e1 - {words}" for at, (_, words) in enumerate(LINES)]
+
+
+def test_no_type_of_record_is_without_words() -> None:
+    assert set(RECORD_TYPES) <= set(WORDS)
 
 
 def test_a_fact_of_an_unknown_type_is_shown_whole() -> None:
