@@ -51,7 +51,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_EPOCHS = LeaderEpochCache()
-"""Of every log that never had one: nothing is ever assigned to it."""
+_NO_SEGMENTS: list[Segment] = []
+"""Of every log that never had one: nothing is ever added to these two."""
 
 
 class PartitionLog:
@@ -94,7 +95,7 @@ class PartitionLog:
         self.last_epoch = -1
         self.failed: BaseException | None = None
         self.on_durable: Callable[[], None] | None = None
-        self._segments: list[Segment] = []
+        self._segments = _NO_SEGMENTS
         self._epochs = _NO_EPOCHS
         self._recovery_point = 0
         self._sealed_to = 0
@@ -227,7 +228,7 @@ class PartitionLog:
                 return active
         segment = Segment(self.directory, self.log_end_offset)
         self._shared.files.use(segment)
-        self._segments.append(segment)
+        self._segments = [*self._segments, segment]
         self._new_segment = True
         return segment
 
