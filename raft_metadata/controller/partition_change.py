@@ -48,8 +48,9 @@ def heal(
         min_isr = rules.min_isr(draft.replication_factor)
     draft.remember_last_leader(lost.moved)
     draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
+    isr = draft.isr
     _elect(views, draft, rules)
-    if draft.leader != NO_LEADER:
+    if draft.isr != isr or draft.unclean:
         draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
     return draft.changed_record(where, views.level)
 
