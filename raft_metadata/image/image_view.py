@@ -169,6 +169,7 @@ def _topic(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
         "name": topic.name,
         "topic_id": topic.topic_id,
         "partitions_count": topic.partitions_count,
+        "grown_from": topic.grown_from,
         "configs": dict(sorted(image.topic_configs(topic.topic_id).items())),
         "partitions": _partitions(topic),
     }
