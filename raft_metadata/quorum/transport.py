@@ -128,12 +128,6 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         """The other voter of that id."""
         return self._voters[node]
 
-    @override
-    def setOnUtilityMessageCallback(  # the library's name
-        self, message: str, callback: object
-    ) -> None:
-        """Defect 17: status, add, remove, set_version and transfer were open to any peer."""
-
     # -- who is there
 
     def on_connected(self, node: NodeId) -> None:

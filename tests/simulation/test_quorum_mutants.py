@@ -323,6 +323,27 @@ MUTANTS = (
         ("reigns",),
     ),
     Mutant(
+        "defect 13 uncommitted without limit",
+        "raft_node.py",
+        " or uncommitted > MAX_UNCOMMITTED",
+        "",
+        ("reigns",),
+    ),
+    Mutant(
+        "defect 14 waits for the heartbeat",
+        "raft_node.py",
+        "        if self._isLeader() and (appended or self._commit_moved):",
+        "        if False:",
+        ("reigns",),
+    ),
+    Mutant(
+        "defect 17 hears commands",
+        "wire.py",
+        '    "ping": {},',
+        '    "ping": {},\n    "apply_command": {},',
+        ("reigns",),
+    ),
+    Mutant(
         "m3 says not controller",
         "raft_node.py",
         "KafkaError(ErrorCode.OUTCOME_UNKNOWN, text)",

@@ -160,6 +160,74 @@ def test_a_full_queue_and_a_large_payload_are_surely_not_appended() -> None:
     assert follower.submit(b"x").code is ErrorCode.NOT_CONTROLLER
 
 
+def test_defect_13_what_no_majority_has_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raft_metadata.quorum.raft_node.MAX_UNCOMMITTED", 50)
+    sim = Sim(seed=9)
+    sim.start()
+    leader = sim.lead(sim.ids[0])
+    sim.drop = lambda _s, _t, m: m["type"] == "next_node_idx"
+    answers = []
+    for _ in range(80):
+        answers.append(leader.submit(b"x"))
+        sim.step()
+    assert leader.leads
+    codes = [answer.code for answer in answers if answer.done()]
+    assert set(codes) == {ErrorCode.QUEUE_FULL}
+    assert 25 < len(codes) < 35
+    sim.drop = lambda *_: False
+    assert sim.until(lambda: all(answer.done() for answer in answers), 2), "nobody hangs"
+    assert leader.submit(b"y").code is None
+
+
+def test_defect_14_a_turn_is_one_message_and_its_commit_is_told_at_once() -> None:
+    sim = Sim(seed=9)
+    a = sim.ids[0]
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(0.3)
+    sim.said.clear()
+    started = CLOCK.time
+    answers = [leader.submit(b"%d" % number) for number in range(100)]
+    assert sim.until(lambda: all(answer.done() for answer in answers), 1)
+    assert CLOCK.time - started < 0.04, "no waiting for a heartbeat"
+    sim.step()
+    appends = [m for sender, _, m in sim.said if sender == a and m["type"] == "append_entries"]
+    assert sum(bool(m["entries"]) for m in appends) == 2, "one to each follower"
+    assert all(
+        voter.raft.raftCommitIndex == leader.raft.journal.last[1] for voter in sim.up.values()
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["status"],
+        ["add", "voter-0000000009:0"],
+        ["remove", "voter-0000000003:0"],
+        ["set_version", 1],
+        ["transfer"],
+        {"type": "apply_command", "command": b"\0x"},
+    ],
+    ids=lambda said: str(said[0] if isinstance(said, list) else said["type"]),
+)
+def test_defect_17_nobody_is_an_administrator(said: Any) -> None:
+    sim = Sim(seed=9)
+    a, b, _ = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    if isinstance(said, dict):
+        said["stamp"] = sim.stamp(b, a)
+    sim.said.clear()
+    dropped: list[NodeId] = []
+    leader.raft.links.drop = dropped.append
+    leader.hear(b, said)
+    assert dropped == [b]
+    assert not sim.said, "answered"
+    assert len(leader.raft.otherNodes) == 2
+    assert sim.commit(a, b"y").acknowledged
+    assert leader.machine.payloads == [b"y"]
+
+
 def test_the_largest_payload_passes() -> None:
     sim = Sim(seed=9)
     sim.start()
