@@ -28,6 +28,7 @@ class FollowerState:
     sent: int
     """Next offset to push."""
     log_end: int
+    """What it says it holds; of a follower that goes by ``flush=ack`` its durable end."""
     durable_end: int
     caught_up_ms: int
     """When it last held everything the leader had at that moment."""
@@ -148,8 +149,9 @@ class LeaderState:
         old = self.followers.get(follower)
         caught_up_ms = old.caught_up_ms if old else self.since_ms
         state = FollowerState(
-            session, broker_epoch, log_end, log_end, durable_end, caught_up_ms, now_ms, leader_end
-        )
+            session, broker_epoch, log_end, durable_end, durable_end, caught_up_ms, now_ms,
+            leader_end,
+        )  # fmt: skip
         self.followers[follower] = state
         return state
 

@@ -104,7 +104,7 @@ class BrokerServer:
             self.logs,
             self._loader.image,
             cache_is_kept=self._cache_is_kept,
-            page_cached=self._page_cached.named,
+            page_cached=self._page_cached.at_start,
         )
 
     def _follow(self, image: MetadataImage) -> Iterator[None]:
@@ -119,6 +119,7 @@ class BrokerServer:
         if not self._boot_is_noted and self._lifecycle.is_settled:
             self._boot_is_noted = True
             note_boot(self._config.data_dir, self._boot_id)
+            self._cache_is_kept = True  # what was lost is recorded; since then nothing was
             self._settled.set()
         for partition in self.apis.forwarded_partitions:
             old, new = before.partition(*partition), image.partition(*partition)

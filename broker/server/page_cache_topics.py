@@ -50,9 +50,12 @@ class PageCacheTopics:
         self._logs = logs
         self._image = MetadataImage()
         self._named: Set[TopicId] = frozenset()
+        self.at_start: Set[TopicId] | None = None
+        """Those that stood in the file when this life began; None: there was no file yet."""
         self._present: Set[TopicId] = frozenset()
         """Those that are ``os`` in the newest image."""
         self._left = asyncio.Event()
+        self._is_written = False
 
     @property
     def named(self) -> Set[TopicId]:
@@ -69,6 +72,8 @@ class PageCacheTopics:
         if content is not None and not isinstance(content, list):
             raise CorruptionError(f"{self._directory}/{FILE}: expected a list of topic ids")
         self._named = frozenset(TopicId(str(each)) for each in content or [])
+        self.at_start = None if content is None else self._named
+        self._is_written = content is not None
 
     def note(self, image: MetadataImage) -> None:
         """Durable before any replica takes its role from this image."""
@@ -76,8 +81,7 @@ class PageCacheTopics:
         if before.configs is image.configs and before.topics is image.topics:
             return
         self._present = self._page_cached(image)
-        if not self._present <= self._named:
-            self._write(self._named | self._present)
+        self._write(self._named | self._present)
 
     def followed(self) -> None:
         """Every replica goes by the noted image now: nothing is acknowledged by older rules."""
@@ -116,10 +120,10 @@ class PageCacheTopics:
             self._write(self._named - (gone - self._present))
 
     def _write(self, topics: Set[TopicId]) -> None:
-        if topics != self._named:
+        if topics != self._named or not self._is_written:
             content = encode_checkpoint(sorted(topics))
             write_atomically(self._disk, self._directory, FILE, content)
-            self._named = topics
+            self._named, self._is_written = topics, True
             _log.info("topics acknowledged from the page cache count=%d", len(topics))
 
 

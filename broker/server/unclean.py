@@ -73,21 +73,26 @@ def unclean_partitions(
     image: MetadataImage,
     *,
     cache_is_kept: bool,
-    page_cached: Set[TopicId] = frozenset(),
+    page_cached: Set[TopicId] | None = None,
 ) -> tuple[TopicIdPartition, ...]:
     """Everything this broker has to report unclean at registration.
 
-    ``page_cached``: topics that count as ``flush=os`` whatever the image says (`PageCacheTopics`).
+    ``page_cached``: the topics of which unsynced records may have been acknowledged when the last
+    life ended (`PageCacheTopics`); None: not known, those that are ``flush=os`` in the image.
     """
     cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
     for_cache = set()
     static = config.static()
     for topic_id, topic in image.topics.items():
-        flush = topic_layers(image, topic_id, static, config.broker_id).word(FLUSH)
+        if page_cached is None:
+            flush = topic_layers(image, topic_id, static, config.broker_id).word(FLUSH)
+            is_page_cached = flush == "os"
+        else:
+            is_page_cached = topic_id in page_cached
         for number, partition in enumerate(topic.partitions):
             if config.broker_id not in partition.replicas:
                 continue
             logs.identify(topic.name, PartitionId(number), topic_id)
-            if (flush == "os" or topic_id in page_cached) and not cache_proves:
+            if is_page_cached and not cache_proves:
                 for_cache.add(TopicIdPartition(topic_id, PartitionId(number)))
     return tuple(sorted(for_cache.union(logs.unclean)))

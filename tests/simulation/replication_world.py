@@ -230,6 +230,7 @@ class Broker:
     def stop(self, *, power: bool) -> None:
         """SIGKILL keeps the page cache; a power cut keeps at least what was synced."""
         self.partition.parked.give_up()
+        self.world.power_cuts += power
         log, rng = self.log, self.world.rng
         if power:
             same = 0
@@ -453,7 +454,8 @@ class World:
         self.parked: list[tuple[Broker, int]] = []
         self.brokers: list[Broker] = []
         self.controller = Controller(self)
-        self.brokers = [Broker(self, b) for b in self.ids]
+        self.power_cuts = 0
+        self.brokers = [self.new_broker(b) for b in self.ids]
         for broker in self.brokers:
             broker.learn(FAR)
         # Swarm testing: every seed has its own mix of faults and delays.
@@ -462,6 +464,9 @@ class World:
         self.weights = [rng.choice((0, 1, 1, 3)) for _ in self.kinds]
         self.p_flush = rng.choice((0.1, 0.5, 1))
         self.fault_weight = rng.choice((1, 2, 4, 8))
+
+    def new_broker(self, b: BrokerId) -> Broker:
+        return Broker(self, b)
 
     def number(self) -> int:
         self.numbers += 1
@@ -645,11 +650,13 @@ class World:
         match kind:
             case "kill" | "power":
                 if broker.up:
-                    broker.stop(power=kind == "power")
+                    may = self.may_lose_power(broker, safe=safe)
+                    broker.stop(power=kind == "power" and may)
             case "cut_all":
                 for each in self.brokers:
                     if each.up:
-                        each.stop(power=rng.random() < 0.7)
+                        power = rng.random() < 0.7
+                        each.stop(power=power and self.may_lose_power(each, safe=False))
             case "disk" | "rot":
                 if safe:
                     if broker.up:
@@ -666,6 +673,10 @@ class World:
                 self.controller.move(broker.id)
             case _:
                 self.other_fault(kind)
+
+    def may_lose_power(self, broker: Broker, *, safe: bool) -> bool:
+        """What is synced survives it. ``safe``: a disk may be lost now."""
+        return True
 
     def other_fault(self, kind: str) -> None:
         """What worlds built on this one add."""

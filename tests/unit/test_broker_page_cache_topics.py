@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,11 +66,16 @@ class Host:
         self.manager.on_metadata_update(image)
         self.noted.followed()
 
-    def in_the_file(self) -> set[TopicId]:
-        """What the next life would read."""
+    def at_next_start(self) -> Set[TopicId] | None:
+        """What the next life would go by."""
         again = PageCacheTopics(self.manager._config, self.logs)
         again.read()
-        return set(again.named)
+        return again.at_start
+
+    def in_the_file(self) -> Set[TopicId]:
+        found = self.at_next_start()
+        assert found is not None
+        return found
 
     def reported(self, *, cache_is_kept: bool = False) -> tuple[TopicIdPartition, ...]:
         return unclean_partitions(
@@ -77,7 +83,7 @@ class Host:
             self.logs,
             self.image,
             cache_is_kept=cache_is_kept,
-            page_cached=self.in_the_file(),
+            page_cached=self.at_next_start(),
         )
 
 
@@ -124,6 +130,21 @@ def test_the_clusters_default_counts_for_topics_that_say_nothing(tmp_path: Path)
     host.learn(*created(SECOND_ID, (ME,), name=TopicName("safe")), flush("ack", SECOND_ID))
     host.learn(flush("os", None))
     assert host.in_the_file() == {FIRST_ID}
+
+
+def test_rule_r6_a_topic_that_became_os_since_was_ack_when_the_power_failed(
+    tmp_path: Path,
+) -> None:
+    """Only what was noted then counts: else an honest disk would lose its place for nothing."""
+    host = Host(tmp_path)
+    before = host.at_next_start()
+    assert before == set(), "noted, if only that there is none"
+    host.learn(flush("os"))
+    config, logs = host.manager._config, host.logs
+    found = unclean_partitions(config, logs, host.image, cache_is_kept=False, page_cached=before)
+    assert found == ()
+    unknown = unclean_partitions(config, logs, host.image, cache_is_kept=False)
+    assert unknown == (TopicIdPartition(FIRST_ID, ZERO),), "without a note the image decides"
 
 
 def test_what_earlier_lives_noted_is_kept_and_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -471,6 +471,17 @@ def test_from_ack_to_os_answers_at_once() -> None:
     assert (partition.high_watermark, fates) == (1, [Fate.OK])
 
 
+def test_rule_r1_a_leader_ahead_in_os_counts_what_an_ack_follower_has_synced() -> None:
+    """The follower has not noted yet that this topic goes by the page cache: rule R6 needs that."""
+    partition = following([(1, 10), (1, 11)])
+    log_of(partition).durable_end = 1
+    partition.open_message(9, 0)
+    partition.on_valid(Valid(9, 4, 5, 0))
+    assert partition.ack_message() == Ack(5, 4, 1, 1)
+    partition.configure(Settings(2, False))
+    assert partition.ack_message() == Ack(5, 4, 2, 1)
+
+
 def test_a_follower_that_shall_be_durable_syncs_what_it_has() -> None:
     partition = make(TWO, by_durable=False)
     log_of(partition).recover([(1, 10)], keep_cache=False)
