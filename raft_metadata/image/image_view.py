@@ -6,10 +6,11 @@ Of users only names, mechanisms and iterations are shown: the stored keys are se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from typing import Any
 
-from raft_metadata.common.ids import BrokerId, TopicId, TopicName
+from raft_metadata.common.ids import BrokerId, TopicId, TopicIdPartition, TopicName
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
     MetadataImage,
@@ -25,6 +26,10 @@ NAME_SHOWN_MAX = 100
 NUMBER_DIGITS_MAX = 9
 DEFAULT_ENTITY = "<default>"
 """Kafka's word for the quota of everybody who has none of their own."""
+
+_BROKER_FIELDS = tuple(field.name for field in fields(BrokerRegistration))
+_TOPIC_FIELDS = tuple(field.name for field in fields(TopicImage) if field.name != "partitions")
+_PARTITION_FIELDS = tuple(field.name for field in fields(PartitionRegistration))
 
 Plain = dict[str, Any] | list[Any] | str | int | float | bool | None
 
@@ -134,24 +139,20 @@ def _brokers(image: MetadataImage) -> _Table:
 
 
 def _broker(broker: BrokerRegistration) -> dict[str, Any]:
-    return {
-        "broker_id": broker.broker_id,
-        "broker_epoch": broker.broker_epoch,
-        "incarnation_id": broker.incarnation_id,
-        "directory_id": broker.directory_id,
-        "http": broker.http,
-        "peer": broker.peer,
-        "rack": broker.rack,
-        "state": broker.state.value,
-        "settled": broker.settled,
-        "drain": broker.drain.value,
-        "feature_level_max": broker.feature_level_max,
-        "min_insync_replicas": broker.min_insync_replicas,
-        "unclean_partitions": [
-            {"topic_id": where.topic_id, "partition": where.partition}
-            for where in broker.unclean_partitions
-        ],
-    }
+    return {name: _shown(getattr(broker, name)) for name in _BROKER_FIELDS}
+
+
+def _shown(value: object) -> Any:
+    """A field of the image as plain JSON."""
+    match value:
+        case Enum():
+            return value.value
+        case TopicIdPartition():
+            return value._asdict()
+        case tuple():
+            return [_shown(each) for each in value]
+        case _:
+            return value
 
 
 def _topics(image: MetadataImage) -> _Table:
@@ -165,14 +166,9 @@ def _topics(image: MetadataImage) -> _Table:
 
 
 def _topic(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
-    return {
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "partitions_count": topic.partitions_count,
-        "grown_from": topic.grown_from,
-        "configs": dict(sorted(image.topic_configs(topic.topic_id).items())),
-        "partitions": _partitions(topic),
-    }
+    shown = {name: _shown(getattr(topic, name)) for name in _TOPIC_FIELDS}
+    configs = dict(sorted(image.topic_configs(topic.topic_id).items()))
+    return {**shown, "configs": configs, "partitions": _partitions(topic)}
 
 
 def _partitions(topic: TopicImage) -> _Table:
@@ -185,20 +181,7 @@ def _partitions(topic: TopicImage) -> _Table:
 
 
 def _partition(partition: PartitionRegistration) -> dict[str, Any]:
-    return {
-        "leader": partition.leader,
-        "leader_epoch": partition.leader_epoch,
-        "partition_epoch": partition.partition_epoch,
-        "leader_epoch_offset": partition.leader_epoch_offset,
-        "replicas": list(partition.replicas),
-        "directories": list(partition.directories),
-        "isr": list(partition.isr),
-        "elr": list(partition.elr),
-        "adding": list(partition.adding),
-        "removing": list(partition.removing),
-        "last_known_elr": list(partition.last_known_elr),
-        "last_known_leader": partition.last_known_leader,
-    }
+    return {name: _shown(getattr(partition, name)) for name in _PARTITION_FIELDS}
 
 
 def _configs(image: MetadataImage) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from raft_metadata.common.ids import BrokerId
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicId, TopicIdPartition
 from raft_metadata.image.image_view import UnknownPathError, image_at
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
@@ -40,6 +40,12 @@ def test_every_field_of_brokers_topics_and_partitions_is_shown(image: MetadataIm
     assert set(broker) == names(BrokerRegistration)
     assert set(topic) == names(TopicImage) | {"configs"}
     assert set(partition) == names(PartitionRegistration)
+    where = TopicIdPartition(TopicId("T" * 22), PartitionId(3))
+    unclean = replace(image.brokers[BrokerId(1)], unclean_partitions=(where,))
+    found = replace(image, brokers=MappingProxyType({BrokerId(1): unclean}))
+    assert image_at(found, ["brokers", "1", "unclean_partitions"]) == [
+        {"topic_id": "T" * 22, "partition": 3}
+    ]
 
 
 def test_every_field_of_the_image_has_its_branch(image: MetadataImage) -> None:
