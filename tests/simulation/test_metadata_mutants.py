@@ -16,12 +16,15 @@ import pytest
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.controller import (
+    admin_control,
     cluster_control,
     controller,
+    election_control,
     heartbeat_tracker,
     partition_change,
     partition_draft,
     replication_control,
+    topic_rules,
 )
 from raft_metadata.image import metadata_state_machine, snapshot
 from raft_metadata.quorum import (
@@ -106,7 +109,8 @@ def _vote_not_stored(patch: Patch) -> None:
 
 @fault("Q1 acknowledged before it is synced", "R16", "R6", "R8")
 def _acknowledged_unsynced(patch: Patch) -> None:
-    patch.setattr(journal.DurableJournal, "sync", lambda self: None)
+    newest = property(lambda self: self.last[1])
+    patch.setattr(journal.DurableJournal, "durable_index", newest)
 
 
 @fault("votes for a log that is behind", "R8", "R4", "R7")
@@ -356,6 +360,78 @@ def _last_member_stays(patch: Patch) -> None:
 @fault("who leaves a small ISR is forgotten", "P3")
 def _no_elr(patch: Patch) -> None:
     patch.setattr(partition_draft, "next_elr", lambda *_: ())
+
+
+@fault("M30 a snapshot without pending reassignments", "R11", "R12", length=LONG)
+def _snapshot_without_moves(patch: Patch) -> None:
+    real = snapshot._partition_record
+
+    def record(*args: Any) -> Any:
+        return replace(real(*args), adding=(), removing=())
+
+    patch.setattr(snapshot, "_partition_record", record)
+
+
+@fault("a reassignment ends before its replicas are in sync", "P8")
+def _ends_early(patch: Patch) -> None:
+    def complete(brokers: Any, draft: Any, rules: Any) -> None:
+        target = [replica for replica in draft.replicas if replica not in draft.removing]
+        draft.keep_replicas(target)
+        draft.adding = draft.removing = ()
+
+    patch.setattr(partition_change, "complete_reassignment", complete)
+
+
+@fault("a reassignment adds to the ISR", "P8")
+def _adds_to_the_isr(patch: Patch) -> None:
+    def keep(self: Any, keep: Any) -> None:
+        real_keep(self, keep)
+        self.isr = tuple(dict.fromkeys((*self.isr, *keep)))
+
+    real_keep = partition_draft.PartitionDraft.keep_replicas
+    patch.setattr(partition_draft.PartitionDraft, "keep_replicas", keep)
+
+
+@fault("a reassignment never ends", "P12")
+def _never_ends(patch: Patch) -> None:
+    patch.setattr(partition_change, "complete_reassignment", lambda *_: None)
+
+
+@fault("preferred leaders without a look at the ISR", "P9", "P5", length=LONG)
+def _preferred_at_once(patch: Patch) -> None:
+    def elect(brokers: Any, draft: Any) -> None:
+        preferred = draft.before.target[0]
+        if draft.leader != preferred:
+            draft.lead(preferred)
+            draft.isr = tuple(dict.fromkeys((preferred, *draft.isr)))
+
+    patch.setattr(election_control, "_elect_preferred", elect)
+
+
+@fault("who was eligible last is forgotten", "P11", length=LONG)
+def _last_known_forgotten(patch: Patch) -> None:
+    real = partition_draft.PartitionDraft.record
+
+    def record(self: Any, where: Any, level: int) -> Any:
+        return replace(real(self, where, level), last_known_elr=())
+
+    patch.setattr(partition_draft.PartitionDraft, "record", record)
+
+
+@fault("unclean elections unasked", "P5")
+def _unclean_unasked(patch: Patch) -> None:
+    always = property(lambda self: True)
+    patch.setattr(topic_rules.TopicRules, "may_elect_unclean", always)
+
+
+@fault("producer ids are handed out twice", "T5")
+def _ids_twice(patch: Patch) -> None:
+    real = admin_control.decide_producer_ids
+
+    def decide(*args: Any, **how: Any) -> Any:
+        return (), real(*args, **how)[1]
+
+    patch.setattr(admin_control, "decide_producer_ids", decide)
 
 
 def turned_red(found: Fault, patch: Patch) -> tuple[str, int] | None:

@@ -241,14 +241,20 @@ def c2_one_live_incarnation(
 def c3_fenced_gains_nothing(
     t: Tally, image: MetadataImage, before: PartitionRegistration | None, now: PartitionRegistration
 ) -> None:
-    """A change gives neither leadership nor an ISR place to a broker that is not unfenced."""
+    """A change gives neither leadership nor an ISR place to a broker that is not unfenced.
+
+    One that leaves may go on leading in a new epoch: a reassignment gave it that.
+    """
     t["C3"] += 1
     gained = set(now.isr) - (set(before.isr) if before is not None else set())
+    stays = before is not None and before.leader == now.leader
     if now.has_leader and (before is None or now.leader_epoch != before.leader_epoch):
         gained.add(now.leader)
     for broker_id in gained:
         broker = image.brokers.get(broker_id)
-        if broker is None or broker.state is not BrokerState.UNFENCED:
+        leads_on = stays and broker_id == now.leader and broker_id in before.isr
+        allowed = ACTIVE_STATES if leads_on else (BrokerState.UNFENCED,)
+        if broker is None or broker.state not in allowed:
             raise InvariantError("C3", f"{broker_id} gained a place", broker, before, now)
 
 
@@ -257,9 +263,11 @@ def c3_fenced_holds_nothing_at_rest(t: Tally, image: MetadataImage) -> None:
     for topic in image.topics.values():
         for partition in topic.partitions:
             for member in partition.isr:
-                if image.brokers[member].state is BrokerState.FENCED:
+                broker = image.brokers.get(member)
+                if broker is None or broker.state is BrokerState.FENCED:
                     raise InvariantError("C3", topic.name, partition)
-            if partition.has_leader and image.brokers[partition.leader].state not in ACTIVE_STATES:
+            leader = image.brokers.get(partition.leader)
+            if partition.has_leader and (leader is None or leader.state not in ACTIVE_STATES):
                 raise InvariantError("C3", topic.name, partition)
 
 
@@ -454,6 +462,34 @@ def p7_the_future_is_refused(t: Tally, command: object, code_name: str) -> None:
         raise InvariantError("P7", command, f"answered {code_name}")
 
 
+def p8_reassignment_is_safe(
+    t: Tally,
+    where: object,
+    before: PartitionRegistration,
+    after: PartitionRegistration,
+    min_isr: int,
+    original: Collection[BrokerId],
+) -> None:
+    """A step of one: it adds to no ISR; it ends with enough in sync, or as it was."""
+    t["P8"] += 1
+    facts = (where, before, after, f"min ISR {min_isr}", f"before it {original}")
+    gained = set(after.isr) - set(before.isr)
+    if gained - {after.leader} or not gained <= {*before.elr, *before.last_known_elr}:
+        raise InvariantError("P8", *facts)
+    if len(after.directories) != len(after.replicas):
+        raise InvariantError("P8", *facts)
+    if after.is_reassigning or not before.is_reassigning:
+        return
+    stay = set(before.replicas)
+    completed = set(after.replicas) == stay - set(before.removing)
+    cancelled = set(after.replicas) == set(original)
+    if completed and not cancelled:
+        if len(after.isr) < min_isr or not set(before.adding) <= set(before.isr):
+            raise InvariantError("P8", *facts)
+    elif not cancelled:
+        raise InvariantError("P8", *facts)
+
+
 def p9_preferred_is_taken_from_the_isr(
     t: Tally, where: object, before: PartitionRegistration, after: PartitionRegistration
 ) -> None:
@@ -472,6 +508,15 @@ def p10_unclean_replica_is_not_eligible(
         raise InvariantError("P10", where, f"replica {replica} lost data", partition)
 
 
+def p11_last_known_are_remembered(
+    t: Tally, where: object, partition: PartitionRegistration, min_isr: int, lost: Collection[Any]
+) -> None:
+    """With nobody left in ISR and ELR: who lost the proof of its end, but not its disk."""
+    t["P11"] += 1
+    if len({*partition.last_known_elr, *lost}) < min_isr:
+        raise InvariantError("P11", where, partition, f"lost {set(lost)}")
+
+
 def p12_isrs_fill_up_again(t: Tally, image: MetadataImage, alive: Collection[BrokerId]) -> None:
     t["P12"] += 1
     for topic in image.topics.values():
@@ -480,7 +525,9 @@ def p12_isrs_fill_up_again(t: Tally, image: MetadataImage, alive: Collection[Bro
                 # Nobody left who may lead: all lost their disks.
                 if any(b in alive for b in partition.isr + partition.elr):
                     raise InvariantError("P12", topic.name, partition)
-            elif not set(partition.isr) >= set(partition.replicas) & set(alive):
+            elif partition.is_reassigning or not set(partition.isr) >= set(
+                partition.replicas
+            ) & set(alive):
                 raise InvariantError("P12", topic.name, partition)
 
 
@@ -498,3 +545,12 @@ def p14_one_leader_per_leader_epoch(
     t["P14"] += 1
     if leaders.setdefault((where, now.leader_epoch), now.leader) != now.leader:
         raise InvariantError("P14", where, now, leaders[where, now.leader_epoch])
+
+
+def t5_producer_ids_are_handed_out_once(
+    t: Tally, blocks: dict[int, object], first: int, count: int, to: object
+) -> None:
+    """`blocks`: first id → who has it; all blocks are equally long."""
+    t["T5"] += 1
+    if first % count or blocks.setdefault(first, to) != to:
+        raise InvariantError("T5", f"{first} to {to}", blocks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -59,6 +59,7 @@ CONFIG = ControllerConfig(
     election_timeout_ms=400,
     fetch_wait_max_ms=300,
     changes_per_batch_max=2,
+    leader_returned_ms=300,
 )
 
 
@@ -187,6 +188,61 @@ class _Faults:
         raise AssertionError(what) from error
 
 
+class WorldFlusher:
+    """A disk that takes its time: work and its news are events of the world (rule Q3)."""
+
+    def __init__(self, life: ControllerLife) -> None:
+        self.life = life
+        self.jobs: deque[list[Callable[[], None] | None]] = deque()
+        self.clear_at = 0.0
+
+    def start(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        world = self.life.world
+        seconds = world.disk_delay()
+        if not seconds and not self.jobs:
+            work()
+            done()
+            return
+        job: list[Callable[[], None] | None] = [work, done]
+        self.jobs.append(job)
+        self.clear_at = max(CLOCK.time + seconds, self.clear_at)
+        early = world.rng.random() * (self.clear_at - CLOCK.time)
+        world.after(early, partial(self._reached, job, news=False))
+        world.at(self.clear_at, partial(self._reached, job, news=True))
+
+    def _reached(self, job: list[Callable[[], None] | None], *, news: bool) -> None:
+        life = self.life
+        if life.is_dead or job not in self.jobs:
+            return
+        if life.is_paused:
+            life.inbox.append(partial(self._reached, job, news=news))
+            return
+        try:
+            self._work_up_to(job)
+        except Killed:
+            life.world.kill(life.node_id)
+            return
+        if news:
+            while (done := self.jobs.popleft()) is not job:
+                life.world.on_controller(life, done[1])
+            life.world.on_controller(life, job[1])
+
+    def _work_up_to(self, last: list[Callable[[], None] | None] | None) -> None:
+        for job in self.jobs:
+            work, job[0] = job[0], None
+            if work is not None:
+                work()
+            if job is last:
+                return
+
+    def wait(self) -> None:
+        self._work_up_to(None)
+
+    def close(self) -> None:
+        self.wait()
+        self.jobs.clear()
+
+
 class ControllerSim(Sim):
     """The simulated quorum with controllers as voters; messages are the world's events."""
 
@@ -198,6 +254,9 @@ class ControllerSim(Sim):
 
     def make_voter(self, node: NodeId) -> Voter:
         return ControllerLife(self, node)
+
+    def make_flusher(self, voter: Voter) -> WorldFlusher:
+        return WorldFlusher(voter)  # type: ignore[arg-type]
 
     def post(self, sender: NodeId, to: NodeId, message: dict[str, Any]) -> bool:
         world = self.world
@@ -248,11 +307,14 @@ class MetadataSim:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self.witness = Witness(self)
+        self.defaults = CONFIG.defaults
         self.blocked: set[tuple[int, int]] = set()
         """(from, to) that hear nothing; controllers are 1, 2, …, brokers 11, 12, …"""
         self.loss = 0.0
         self.slow = 0.0
         """Chance of a message that takes a tenth of a second and more."""
+        self.slow_disk = 0.0
+        """Chance of a sync that does."""
         self.errors: list[BaseException] = []
         self.raft = ControllerSim(self, voters, seed, snapshot_min_entries=compact_every, **RAFT)
         self._owed_accepts: set[tuple[NodeId, NodeId, DirectoryId]] = set()
@@ -300,6 +362,12 @@ class MetadataSim:
         if self.slow and self.rng.random() < self.slow:
             return self.rng.uniform(0.05, 0.4)
         return self.rng.uniform(0.0005, 0.006)
+
+    def disk_delay(self) -> float:
+        chance = self.rng.random()
+        if chance < self.slow_disk:
+            return self.rng.uniform(0.02, 0.25)
+        return 0.0 if chance < 0.6 else self.rng.uniform(0.0002, 0.003)
 
     # ---- controllers
 

@@ -1,8 +1,8 @@
-"""Brokers and operators as the controllers of a `metadata_sim` meet them.
+"""Brokers as the controllers of a `metadata_sim` meet them.
 
 A broker follows the log, registers, heartbeats every controller, and as leader of partitions
 proposes in-sync sets: no data behind it, only who would have caught up. It also says what a broken
-or late one would say, which must be refused. Operators create and delete topics.
+or late one would say, which must be refused.
 """
 
 from __future__ import annotations
@@ -21,31 +21,27 @@ from raft_metadata.common.ids import (
     NodeId,
     PartitionEpoch,
     PartitionId,
-    TopicId,
     TopicIdPartition,
-    TopicName,
 )
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 from raft_metadata.image.snapshot import delta_from_snapshot
+from raft_metadata.records.admin import AllocateProducerIds
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
     BrokerRegistered,
-    CreateTopic,
-    DeleteTopic,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
     IsrMember,
     PartitionAltered,
     RegisterBroker,
-    TopicCreated,
 )
 from raft_metadata.records.records import BrokerState
 from raft_metadata.records.serde import from_json, to_json
 from tests.support import metadata_invariants as invariant
-from tests.support.metadata_world import CLUSTER, registration, topic_id
+from tests.support.metadata_world import CLUSTER, registration
 from tests.support.quorum_sim import CLOCK
 
 if TYPE_CHECKING:
@@ -54,7 +50,6 @@ if TYPE_CHECKING:
 STEP_S = 0.075
 HEARTBEAT_S = 0.15
 FETCH_WAIT_MS = 250
-SHUTDOWN_S = 3.0
 RACKS = (None, "red", "blue")
 
 
@@ -73,7 +68,6 @@ class Process:
     is_fetching: bool = False
     is_dead: bool = False
     want_shutdown: bool = False
-    gives_up_at: float = float("inf")
     source: int = 0
     next_heartbeat: float = 0.0
     seen_epoch: int = 0
@@ -137,10 +131,9 @@ class Broker:
         self.is_paused = False
 
     def shut_down(self) -> None:
-        """Ask to leave; go anyway after a while, as brokers do (`controlled.shutdown.ms`)."""
-        if self.process is not None and not self.process.want_shutdown:
+        """Ask to leave; it never takes that back."""
+        if self.process is not None:
             self.process.want_shutdown = True
-            self.process.gives_up_at = CLOCK.time + SHUTDOWN_S
 
     def held(self) -> list[TopicIdPartition]:
         """Partitions it has a replica of, as it last saw them."""
@@ -162,10 +155,6 @@ class Broker:
         self.world.after(STEP_S * self.rng.uniform(0.9, 1.1), partial(self.step, process))
         if self.is_paused:
             return
-        if CLOCK.time > process.gives_up_at:
-            self.world.witness.counts["shutdowns not waited for"] += 1
-            self.kill()
-            return
         if not process.is_fetching:
             self.fetch(process)
         if process.epoch is None:
@@ -180,6 +169,8 @@ class Broker:
                     # One of an earlier life, that was long on its way.
                     self.beat(process, node, self.past_epochs[-2])
         self.lead(process)
+        if self.rng.random() < 0.03:
+            self.ask_for_producer_ids(process)
         if self.world.sloppiness and self.rng.random() < self.world.sloppiness:
             self.say_nonsense(process)
 
@@ -315,6 +306,8 @@ class Broker:
         if not process.is_dead and process.epoch is None:
             process.epoch = epoch
             self.past_epochs.append(epoch)
+            for node in self.world.raft.ids:
+                self.beat(process, node)
 
     def beat(self, process: Process, node: NodeId, epoch: BrokerEpoch | None = None) -> None:
         command = BrokerHeartbeat(
@@ -366,6 +359,11 @@ class Broker:
                 # Somebody else has the id now, or had it.
                 self.world.witness.counts["stale brokers ended"] += 1
                 self.kill()
+            elif (
+                answer.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+                and self.broker_id not in process.image.brokers
+            ):
+                process.epoch = None  # an operator took it out: it registers again
             return
         if answer.should_shut_down and process.want_shutdown:
             self.world.witness.counts["shutdowns granted"] += 1
@@ -413,6 +411,13 @@ class Broker:
             epoch = self._follows(other, process)
             if epoch is not None:
                 members.append(IsrMember(broker_id=replica, broker_epoch=epoch))
+        if self.world.sloppiness and self.rng.random() < 0.05:
+            # It believes that everybody follows: fenced ones too.
+            members = [
+                IsrMember(broker_id=b, broker_epoch=process.image.brokers[b].broker_epoch)
+                for b in partition.replicas
+                if b in process.image.brokers
+            ]
         isr = tuple(member.broker_id for member in members)
         if set(isr) == set(partition.isr) and self.rng.random() > 0.01:
             return
@@ -503,6 +508,27 @@ class Broker:
         witness.counts["alter ok"] += 1
         witness.altered(command, answer, seen_epoch)
 
+    def ask_for_producer_ids(self, process: Process) -> None:
+        command = AllocateProducerIds(broker_id=self.broker_id, broker_epoch=process.epoch)
+        self.world.call(
+            self.broker_id,
+            self.believed_active(),
+            lambda life: life.controller.ask(command),
+            partial(self.given_producer_ids, process),
+            command=command,
+        )
+
+    def given_producer_ids(self, process: Process, answer: Any) -> None:
+        witness = self.world.witness
+        if isinstance(answer, KafkaError):
+            witness.counts[f"producer ids {answer.code.name}"] += 1
+            return
+        witness.counts["producer ids ok"] += 1
+        to = (process.incarnation, len(witness.producer_ids))
+        invariant.t5_producer_ids_are_handed_out_once(
+            witness.tally, witness.producer_ids, answer.first_producer_id, answer.count, to
+        )
+
     def say_nonsense(self, process: Process) -> None:
         """What a broken or late leader might propose; all of it must be refused (invariant P6)."""
         image, rng = process.image, self.rng
@@ -527,6 +553,7 @@ class Broker:
         all_in = tuple(
             IsrMember(broker_id=b, broker_epoch=image.brokers[b].broker_epoch)
             for b in partition.replicas
+            if b in image.brokers
         )
         other: dict[str, Any] = rng.choice(
             (
@@ -539,82 +566,9 @@ class Broker:
                 {"broker_epoch": BrokerEpoch((process.epoch or 0) - 1)},
             )
         )
-        if partition.has_leader and rng.random() < 0.7:
+        if partition.leader in image.brokers and rng.random() < 0.7:
             # Everything right but one thing.
             other.setdefault("broker_id", partition.leader)
             leader = image.brokers[partition.leader].broker_epoch
             other.setdefault("broker_epoch", leader)
         self.alter(process, where, partition, members or all_in, **other)
-
-
-class Operator:
-    """Creates and deletes topics through any controller."""
-
-    def __init__(self, world: MetadataSim) -> None:
-        self.world, self.rng = world, world.rng
-        self.topics = 0
-
-    def node(self) -> NodeId:
-        active = self.world.active
-        if active is not None and self.rng.random() < 0.85:
-            return active.node_id
-        return self.rng.choice(self.world.raft.ids)
-
-    def act(self) -> None:
-        self.rng.choice((self.create, self.create, self.create, self.delete))()
-
-    def create(self) -> None:
-        self.topics += 1
-        rng, new = self.rng, topic_id(self.topics)
-        assignments = None
-        factor = rng.choice((3, 3, 2, 1))
-        count = rng.choice((1, 1, 2, 3))
-        if rng.random() < 0.2:
-            ids = [broker.broker_id for broker in self.world.brokers]
-            assignments = {0: tuple(rng.sample(ids, factor))}
-        command = CreateTopic(
-            name=TopicName(f"t{rng.randrange(4)}"),
-            topic_id=new,
-            partitions_count=None if assignments else count,
-            replication_factor=None if assignments else factor,
-            replicas_assignments=assignments,
-        )
-        self.world.witness.asked[new] = (factor, assignments is None)
-        self._call(command, new, lambda life: life.controller.create_topic(command))
-
-    def _call(self, command: CreateTopic, new: TopicId, ask: Any) -> None:
-        seen_epoch = self.world.witness.reference.image.epoch
-        self.world.call(
-            0, self.node(), ask, partial(self.created, new, seen_epoch), command=command
-        )
-
-    def created(self, new: TopicId, seen_epoch: int, answer: Any) -> None:
-        witness = self.world.witness
-        if isinstance(answer, KafkaError):
-            witness.counts[f"create {answer.code.name}"] += 1
-            witness.refused(answer, new)
-            return
-        assert isinstance(answer, TopicCreated)
-        witness.counts["create ok"] += 1
-        witness.created.append(new)
-        for offset in witness.created_at.get(new, ()):
-            witness.acknowledged("an operator", offset, seen_epoch)
-
-    def delete(self) -> None:
-        command = DeleteTopic(name=TopicName(f"t{self.rng.randrange(4)}"))
-        self.world.call(
-            0,
-            self.node(),
-            lambda life: life.controller.delete_topic(command),
-            self.deleted,
-            command=command,
-        )
-
-    def deleted(self, answer: Any) -> None:
-        witness = self.world.witness
-        if isinstance(answer, KafkaError):
-            witness.counts[f"delete {answer.code.name}"] += 1
-            return
-        witness.counts["delete ok"] += 1
-        if answer.topic_id in witness.reference.image.topics:
-            raise invariant.InvariantError("R9", "deleted, and still there", answer)

@@ -12,7 +12,8 @@ from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.records import BrokerState
 from tests.support import metadata_invariants as invariant
 from tests.support.metadata_sim import SESSION_S, MetadataSim
-from tests.support.metadata_sim_clients import RACKS, Broker, Operator
+from tests.support.metadata_sim_clients import RACKS, Broker
+from tests.support.metadata_sim_operators import Operator
 from tests.support.metadata_witness import Witness
 from tests.support.power_loss_disk import Died, Killed
 from tests.support.quorum_sim import CLOCK
@@ -106,6 +107,7 @@ class Story:
                 self.isolate,
                 self.isolate,
                 self.lose_messages,
+                self.slow_disks,
                 self.mend_links,
                 self.kill_controller,
                 self.kill_controller,
@@ -116,6 +118,7 @@ class Story:
                 self.start_controllers,
                 self.pause_controller,
                 self.pause_all,
+                self.make_zombie,
                 self.part_and_kill,
                 self.part_and_kill,
                 self.replace_disk,
@@ -159,11 +162,14 @@ class Story:
 
     def mend_links(self) -> None:
         self.world.blocked.clear()
-        self.world.loss = self.world.slow = 0.0
+        self.world.loss = self.world.slow = self.world.slow_disk = 0.0
 
     def lose_messages(self) -> None:
         self.world.loss = self.rng.choice((0.0, 0.02, 0.1, 0.3))
         self.world.slow = self.rng.choice((0.0, 0.02, 0.1))
+
+    def slow_disks(self) -> None:
+        self.world.slow_disk = self.rng.choice((0.0, 0.1, 0.4))
 
     def _a_controller(self) -> NodeId | None:
         up = list(self.world.up)
@@ -238,6 +244,18 @@ class Story:
         for broker in self.world.brokers:
             broker.is_paused = True
             self.world.after(seconds, broker.resume)
+
+    def make_zombie(self) -> None:
+        """A leader sleeps through its own deposition, and wakes up where no voter can tell it."""
+        world, leaders = self.world, self.world.raft.leaders
+        if leaders:
+            node = self.rng.choice(leaders)
+            for other in world.raft.ids:
+                if other != node:
+                    world.blocked |= {(node, other), (other, node)}
+            seconds = self.rng.choice((0.7, 0.9, 1.2))
+            world.pause(node, seconds)
+            world.after(seconds - 0.01, partial(self.operator.ask_one_that_sleeps, node))
 
     def part_and_kill(self) -> None:
         """A minority is cut off; what the others commit meanwhile must outlive one of them.
@@ -364,7 +382,7 @@ class Story:
         world = self.world
         self.start_brokers()
         active = world.active
-        if active is None:
+        if active is None or not self.operator.end_drains():
             return False
         image = active.machine.image
         return (

@@ -10,9 +10,12 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, NodeId, PartitionId, TopicId, TopicIdPartition
-from raft_metadata.controller.topics import live_brokers, min_isr_of
+from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.topics import live_brokers
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
@@ -23,6 +26,7 @@ from raft_metadata.image.metadata_image import (
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.data_dir import read_raft_meta
 from raft_metadata.quorum.journal import JOURNAL_FILE
+from raft_metadata.quorum.journal_format import parse_journal
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, SnapshotHeader, unframe
 from raft_metadata.quorum.voter_node import voter_address
@@ -76,15 +80,21 @@ class Witness:
         self.topics_ever: dict[TopicId, str] = {}
         self.broker_epochs: dict[BrokerId, int] = {}
         self.partition_leaders: dict[Any, BrokerId] = {}
-        self.lost: dict[TopicIdPartition, set[BrokerId]] = {}
-        """Partitions whose ISR was full once → replicas that lost data since."""
+        self.full: dict[TopicIdPartition, tuple[int, set[BrokerId]]] = {}
+        """Partitions whose ISR was full once: the min ISR then, and who lost data since."""
+        self.before_moves: dict[TopicIdPartition, tuple[BrokerId, ...]] = {}
+        """Replicas before the reassignment under way."""
         self.debts: dict[BrokerId, set[TopicIdPartition]] = {}
         """What a registration not yet settled says is lost."""
         # clients
         self.asked: dict[TopicId, tuple[int, bool]] = {}
         """Replication factor of each creation, and whether the controller places it."""
+        self.grown: set[tuple[TopicId, int]] = set()
+        self.unclean_asked: set[TopicId] = set()
+        """Topics where somebody wanted a leader rather than every record."""
         self.followed: dict[str, int] = {}
         """Incarnation → metadata offset it has applied."""
+        self.producer_ids: dict[int, object] = {}
         self.not_written: list[TopicId] = []
         self.created: list[TopicId] = []
         self.reference.add_publisher(self)
@@ -240,7 +250,9 @@ class Witness:
             if node in world.up:
                 journal = world.up[node].raft.journal
                 entry = journal.at(index)
-                holds = index < journal.entries[0][1] or (entry is not None and entry[2] == term)
+                holds = index < journal.entries[0][1] or (
+                    entry is not None and entry[2] == term and index <= journal.durable_index
+                )
             else:
                 holds = self._on_disk(node, index, term)
             if holds or self._held_by_a_lost_disk(node, index):
@@ -261,7 +273,8 @@ class Witness:
             return True
         if not disk.exists(home / JOURNAL_FILE):
             return False
-        entries = journal_entries(disk.read(home / JOURNAL_FILE))
+        path = home / JOURNAL_FILE
+        entries = parse_journal(disk.read(path), path).entries
         return any(entry[1:] == (index, term) for entry in entries)
 
     def _snapshot_on_disk(self, node: NodeId) -> tuple[int, int] | None:
@@ -364,6 +377,15 @@ class Witness:
             self.created_at.setdefault(topic_id, []).append(before.next_offset)
         for topic_id in delta.changed_topics:
             self._topic_changed(before, image, image.topics[topic_id])
+        if delta.changed_configs:
+            self._configs_changed(image)
+
+    def _configs_changed(self, image: MetadataImage) -> None:
+        """Of a partition that never reached its new min ISR nothing is promised yet."""
+        for where in list(self.full):
+            partition = image.partition(where.topic_id, where.partition)
+            if partition is None:
+                del self.full[where]
 
     def _broker_changed(
         self,
@@ -404,40 +426,93 @@ class Witness:
         old = before.topics.get(topic.topic_id)
         known = () if old is None else old.partitions
         invariant.c13_partitions_never_go(self.tally, old, topic)
-        min_isr = min_isr_of(after, topic, 2)
+        rules = TopicRules(after, topic, self.world.defaults)
         for index, partition in enumerate(topic.partitions):
             was = known[index] if index < len(known) else None
             if was is partition:
                 continue
             where = TopicIdPartition(topic.topic_id, PartitionId(index))
-            self._partition_changed(before, after, where, was, partition, min_isr)
+            if was is None:
+                self._partition_created(before, where, topic, partition)
+            else:
+                self._partition_changed(before, after, where, was, partition)
+            self._partition_is(after, where, was, partition, rules)
+
+    def _partition_created(
+        self,
+        before: MetadataImage,
+        where: TopicIdPartition,
+        topic: TopicImage,
+        new: PartitionRegistration,
+    ) -> None:
+        factor, placed = self.asked.get(where.topic_id, (None, False))
+        if topic.grown_from or (where.topic_id, where.partition) in self.grown:
+            factor, placed = topic.replication_factor, False
+        racks = live_brokers(before, factor) if placed else None
+        invariant.c13_assignment_is_as_asked(self.tally, new, factor, racks)
+
+    def _partition_is(
+        self,
+        image: MetadataImage,
+        where: TopicIdPartition,
+        old: PartitionRegistration | None,
+        new: PartitionRegistration,
+        rules: TopicRules,
+    ) -> None:
+        t, min_isr = self.tally, rules.min_isr(new.replication_factor)
+        invariant.p1_leader_is_in_the_isr(t, new)
+        invariant.p2_isr_and_elr_are_proper(t, new, min_isr)
+        invariant.c3_fenced_gains_nothing(t, image, old, new)
+        invariant.p14_one_leader_per_leader_epoch(t, self.partition_leaders, where, new)
+        self._check_eligible(where, old, new, min_isr)
 
     def _partition_changed(
         self,
         before: MetadataImage,
         after: MetadataImage,
         where: TopicIdPartition,
-        old: PartitionRegistration | None,
+        old: PartitionRegistration,
         new: PartitionRegistration,
-        min_isr: int,
     ) -> None:
         t = self.tally
-        invariant.p1_leader_is_in_the_isr(t, new)
-        invariant.p2_isr_and_elr_are_proper(t, new, min_isr)
-        invariant.c3_fenced_gains_nothing(t, after, old, new)
-        invariant.p14_one_leader_per_leader_epoch(t, self.partition_leaders, where, new)
-        self._check_eligible(where, old, new, min_isr)
-        if old is None:
-            factor, placed = self.asked.get(where.topic_id, (None, False))
-            racks = live_brokers(before) if placed else None
-            invariant.c13_assignment_is_as_asked(t, new, factor, racks)
-            return
         self.history[where, new.partition_epoch] = (before, old, new)
         invariant.p4_epochs_count_changes(t, where, old, new)
         if new.leader_epoch != old.leader_epoch and new.has_leader:
-            invariant.p5_elected_from_isr_or_elr(t, where, old, new, unclean_allowed=False)
+            unclean = new.unclean_epoch == new.leader_epoch
+            invariant.p5_elected_from_isr_or_elr(
+                t, where, old, new, unclean_allowed=unclean and self._is_unclean_allowed(where)
+            )
+            self.counts["unclean elections"] += unclean
             if self._went_freely(after, old, new):
                 invariant.p9_preferred_is_taken_from_the_isr(t, where, old, new)
+        moves = (old.replicas, old.adding, old.removing)
+        if moves != (new.replicas, new.adding, new.removing):
+            self._reassigned(after, where, old, new)
+
+    def _is_unclean_allowed(self, where: TopicIdPartition) -> bool:
+        return where.topic_id in self.unclean_asked
+
+    def _reassigned(
+        self,
+        image: MetadataImage,
+        where: TopicIdPartition,
+        old: PartitionRegistration,
+        new: PartitionRegistration,
+    ) -> None:
+        topic = image.topics[where.topic_id]
+        rules = TopicRules(image, topic, self.world.defaults)
+        if not old.is_reassigning:
+            self.before_moves[where] = old.replicas
+        invariant.p8_reassignment_is_safe(
+            self.tally,
+            where,
+            old,
+            new,
+            rules.min_isr(new.replication_factor),
+            self.before_moves[where],
+        )
+        done = old.is_reassigning and not new.is_reassigning
+        self.counts["reassignments ended" if done else "reassignments"] += 1
 
     def _went_freely(
         self, image: MetadataImage, old: PartitionRegistration, new: PartitionRegistration
@@ -457,18 +532,22 @@ class Witness:
         new: PartitionRegistration,
         min_isr: int,
     ) -> None:
-        """Invariant P3: nobody who held what was acknowledged is forgotten, unless it is lost."""
+        """Invariants P3, P11: who held what was acknowledged is forgotten only if it is lost."""
         if len(new.isr) >= min_isr:
-            self.lost[where] = set()
+            self.full[where] = (min_isr, set())
             return
-        if old is None or where not in self.lost:
+        if new.has_leader and new.unclean_epoch == new.leader_epoch:
+            self.full.pop(where, None)  # a new history begins
             return
+        if old is None or where not in self.full:
+            return
+        promised, lost = self.full[where]
         gone = {*old.isr, *old.elr} - {*new.isr, *new.elr}
-        lost = {replica for replica in gone if where in self.debts.get(replica, ())}
-        self.lost[where] |= lost
-        invariant.p3_enough_replicas_stay_eligible(
-            self.tally, where, new, min_isr, self.lost[where]
-        )
+        lost |= {replica for replica in gone if where in self.debts.get(replica, ())}
+        least = min(promised, min_isr)
+        invariant.p3_enough_replicas_stay_eligible(self.tally, where, new, least, lost)
+        if not new.isr and not new.elr:
+            invariant.p11_last_known_are_remembered(self.tally, where, new, least, lost)
 
     def epoch_of(self, offset: int) -> int:
         """Controller epoch of the record at an offset."""
@@ -548,20 +627,7 @@ def world_path(life: ControllerLife, name: str) -> Any:
 
 
 def snapshot_header(data: bytes) -> SnapshotHeader:
-    import msgspec
-
     return msgspec.json.decode(next(iter(unframe(data))), type=SnapshotHeader)
-
-
-def journal_entries(data: bytes) -> list[tuple[bytes, int, int]]:
-    """What a journal file holds, as its own opening would read it."""
-    try:
-        from raft_metadata.quorum.journal_format import _HEAD, scan_records
-    except ImportError:
-        from raft_metadata.quorum.journal import _HEAD, scan_records
-
-    _, mark, proven, _ = _HEAD.unpack_from(data)
-    return scan_records(data, mark, proven).entries
 
 
 def _registration(record: RegisterBrokerRecord) -> dict[str, Any]:
