@@ -143,5 +143,6 @@ def test_a_changed_library_is_refused_with_the_file_and_the_cure(tmp_path: Path)
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raft_metadata.quorum.pysyncobj_internals.VERSION", "0.3.18")
-    with pytest.raises(UnsupportedLibraryError, match=r"0\.3\.18 is installed, expected exactly 0\.3\.17"):
+    expected = r"0\.3\.18 is installed, expected exactly 0\.3\.17"
+    with pytest.raises(UnsupportedLibraryError, match=expected):
         verify_library()
