@@ -143,16 +143,12 @@ def _broker(broker: BrokerRegistration) -> dict[str, Any]:
 
 
 def _shown(value: object) -> Any:
-    """A field of the image as plain JSON."""
-    match value:
-        case Enum():
-            return value.value
-        case TopicIdPartition():
-            return value._asdict()
-        case tuple():
-            return [_shown(each) for each in value]
-        case _:
-            return value
+    """A field of the image as plain JSON; most are numbers and lists of them."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [each._asdict() if isinstance(each, TopicIdPartition) else each for each in value]
+    return value
 
 
 def _topics(image: MetadataImage) -> _Table:
