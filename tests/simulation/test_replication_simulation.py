@@ -66,8 +66,21 @@ def mutant(name: str) -> Callable[[Patch], Patch]:
     return keep
 
 
+def _followers_say_what_they_hold(patch: pytest.MonkeyPatch) -> None:
+    """The second line of defence away: a follower says its durable end in place of its log end."""
+    real = Partition.ack_message
+
+    def ack_message(self: Partition) -> Any:
+        message = real(self)
+        return None if message is None else message._replace(log_end=self.log.log_end_offset)
+
+    patch.setattr(Partition, "ack_message", ack_message)
+
+
 @mutant("R1: the high watermark counts log ends")
 def _hw_by_log_end(patch: pytest.MonkeyPatch) -> None:
+    _followers_say_what_they_hold(patch)
+
     def end_of(self: LeaderState, replica: Any) -> int:
         state = self.followers.get(replica)
         return state.log_end if state else 0
@@ -77,6 +90,7 @@ def _hw_by_log_end(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("R1: a follower joins by its log end")
 def _join_by_log_end(patch: pytest.MonkeyPatch) -> None:
+    _followers_say_what_they_hold(patch)
     real = LeaderState.may_join
 
     def may_join(self: LeaderState, *args: Any) -> bool:
