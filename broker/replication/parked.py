@@ -92,6 +92,12 @@ class ParkedProduces:
                 for parked in late:
                     parked.done(Fate.UNKNOWN)
 
+    def hasten(self, deadline_ms: int) -> None:
+        """Wait no longer than until then: what is certain now shows soon, or perhaps never."""
+        for queue in self._queues():
+            for parked in queue:
+                parked.deadline_ms = min(parked.deadline_ms, deadline_ms)
+
     def give_up(self) -> None:
         """The broker stops: nothing more can be learnt."""
         for queue in self._queues():

@@ -35,6 +35,9 @@ from raft_metadata.records.records import BrokerState
 
 _log = logging.getLogger("broker.replication")
 
+DEPOSED_WAIT_MS = 1_000
+"""A leader that follows another one now learns in this time what survived there. What only it held
+has no certain fate until somebody writes behind it (rule R5): its client is told *unknown* then."""
 _NOTHING_PARKED = ParkedProduces()
 """Of every partition where nobody ever waited: nothing is ever added to it."""
 
@@ -161,6 +164,7 @@ class Partition:
                     self._lead(registration, now_ms)
             elif registration.leader != NO_LEADER:
                 self._follow(registration)
+                self.parked.hasten(now_ms + DEPOSED_WAIT_MS)
             else:
                 self._become(Idle(registration.leader_epoch))
         role = self.role

@@ -8,7 +8,7 @@ import pytest
 
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Fate, Parked
-from broker.replication.partition import Following, Idle, Partition
+from broker.replication.partition import DEPOSED_WAIT_MS, Following, Idle, Partition
 from broker.replication.partition_state import OBSERVES, LeaderState, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -354,6 +354,18 @@ def test_rule_r5_a_request_whose_first_batch_alone_survived_is_unknown() -> None
     partition.open_message(10, 0)
     partition.on_valid(Valid(10, 2, 5, 0))
     partition.on_push(Push(5, 2, 1, 2, 2, 0, encode([(2, 9)])))
+    assert fates == [Fate.UNKNOWN]
+
+
+def test_rule_r5_what_only_the_old_leader_held_is_unknown_before_its_client_gives_up() -> None:
+    partition = make()
+    lead(partition)
+    fates = append(partition, 7)
+    partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 500)
+    log_of(partition).truncate_to(0)
+    partition.parked.expire(500 + DEPOSED_WAIT_MS - 1)
+    assert fates == [], "somebody may write behind it, and it is certain"
+    partition.parked.expire(500 + DEPOSED_WAIT_MS)
     assert fates == [Fate.UNKNOWN]
 
 
