@@ -25,6 +25,7 @@ from raft_metadata.controller import (
     partition_draft,
     replication_control,
     topic_rules,
+    topics,
 )
 from raft_metadata.image import metadata_state_machine, snapshot
 from raft_metadata.quorum import (
@@ -45,7 +46,7 @@ __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
 
 Patch = pytest.MonkeyPatch
-SEEDS_MAX = 40
+SEEDS_MAX = 80
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _waiters_hang(patch: Patch) -> None:
     patch.setattr(raft_node.RaftNode, "_on_role_changed", forget)
 
 
-@fault("rule M3 says not written of what may be", "R9")
+@fault("rule M3 says not written of what may be", "R9", first=47)
 def _unknown_is_no(patch: Patch) -> None:
     def error(code: ErrorCode, text: str = "", **other: Any) -> KafkaError:
         certain = ErrorCode.NOT_CONTROLLER if code is ErrorCode.OUTCOME_UNKNOWN else code
@@ -319,7 +320,29 @@ def _no_consequences(patch: Patch) -> None:
     patch.setattr(controller, "decide_consequences", nothing)
 
 
+@fault("replicas are placed without a look at racks", "C13")
+def _any_rack(patch: Patch) -> None:
+    def place(racks: Any, *, partitions: Any, replication_factor: int, start: int) -> Any:
+        crowded = sorted(racks, key=lambda broker: (racks[broker] or "", broker))
+        return [tuple(crowded[:replication_factor]) for _ in partitions]
+
+    patch.setattr(topics, "place", place)
+
+
 # ---- partitions
+
+
+@fault("the ELR is kept though enough are in sync", "P2")
+def _elr_stays(patch: Patch) -> None:
+    real = partition_draft.PartitionDraft.keep_eligible
+
+    def keep(self: Any, min_isr: int, **lost: Any) -> None:
+        real(self, min_isr, **lost)
+        if len(self.isr) >= min_isr:
+            known = (*self.before.isr, *self.before.elr)
+            self.elr = tuple(replica for replica in known if replica not in self.isr)
+
+    patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep)
 
 
 @fault("M9* no check of broker epochs in AlterPartition", "P6", "C3")
@@ -408,7 +431,7 @@ def _preferred_at_once(patch: Patch) -> None:
     patch.setattr(election_control, "_elect_preferred", elect)
 
 
-@fault("who was eligible last is forgotten", "P11", length=LONG)
+@fault("who was eligible last is forgotten", "P11", first=4, length=LONG)
 def _last_known_forgotten(patch: Patch) -> None:
     real = partition_draft.PartitionDraft.record
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, NodeId, PartitionId, TopicId, TopicName
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.admin import (
@@ -46,7 +46,7 @@ class Operator:
 
     def __init__(self, world: MetadataSim) -> None:
         self.world, self.rng = world, world.rng
-        self.topics = 0
+        self.topics = self.quotas = 0
         self.insist_on: NodeId | None = None
 
     @property
@@ -79,6 +79,8 @@ class Operator:
                 self.configure,
                 self.drain,
                 self.unregister,
+                self.set_quota,
+                self.set_quota,
                 self.set_quota,
                 self.upgrade,
             )
@@ -290,9 +292,18 @@ class Operator:
         self.admin(UnregisterBroker(broker_id=self._a_broker()))
 
     def set_quota(self) -> None:
+        """Each to a value of its own: so it is seen how often it was done."""
+        self.quotas += 1
+        value = self.quotas + 0.5
         entity = (QuotaEntity(QuotaEntityType.USER, self.rng.choice(("ann", "bob", None))),)
-        value = self.rng.choice((None, 1000.0, 2000.0))
-        self.admin(AlterClientQuotas(entity=entity, changes={"producer_byte_rate": value}))
+        command = AlterClientQuotas(entity=entity, changes={"producer_byte_rate": value})
+        self.admin(command, answered=partial(self._quota_set, value))
+
+    def _quota_set(self, value: float, _seen_epoch: int, answer: Any) -> None:
+        if not isinstance(answer, KafkaError):
+            self.world.witness.quotas[value] = True
+        elif answer.outcome is Outcome.NOT_WRITTEN:
+            self.world.witness.quotas[value] = False
 
     def upgrade(self) -> None:
         self.admin(UpgradeMetadata())

@@ -80,10 +80,12 @@ class Witness:
         self.topics_ever: dict[TopicId, str] = {}
         self.broker_epochs: dict[BrokerId, int] = {}
         self.partition_leaders: dict[Any, BrokerId] = {}
-        self.full: dict[TopicIdPartition, tuple[int, set[BrokerId]]] = {}
-        """Partitions whose ISR was full once: the min ISR then, and who lost data since."""
+        self.full: dict[TopicIdPartition, tuple[int, set[BrokerId], set[BrokerId]]] = {}
+        """Partitions whose ISR was full once: the min ISR then, who lost data since, and who of
+        them with the whole disk."""
         self.before_moves: dict[TopicIdPartition, tuple[BrokerId, ...]] = {}
         """Replicas before the reassignment under way."""
+        self.reported_unclean: dict[BrokerId, set[TopicIdPartition]] = {}
         self.debts: dict[BrokerId, set[TopicIdPartition]] = {}
         """What a registration not yet settled says is lost."""
         # clients
@@ -95,6 +97,8 @@ class Witness:
         self.followed: dict[str, int] = {}
         """Incarnation → metadata offset it has applied."""
         self.producer_ids: dict[int, object] = {}
+        self.quotas: dict[float, bool] = {}
+        """Values that operators set, each once: acknowledged, or surely not written."""
         self.not_written: list[TopicId] = []
         self.created: list[TopicId] = []
         self.reference.add_publisher(self)
@@ -400,6 +404,8 @@ class Witness:
             self.broker_epochs[broker_id] = new.broker_epoch
             self.registered[new.broker_epoch] = new.incarnation_id
             self.debts[broker_id] = self._lost_by(after, new)
+            moved = self._moved_by(after, new)
+            self.reported_unclean[broker_id] = self.debts[broker_id] - moved
             return
         if new.state is BrokerState.UNFENCED and old.state is not new.state:
             offset = self.followed.get(new.incarnation_id, 0)
@@ -411,7 +417,11 @@ class Witness:
                     invariant.p10_unclean_replica_is_not_eligible(t, where, broker_id, partition)
 
     def _lost_by(self, image: MetadataImage, broker: BrokerRegistration) -> set[TopicIdPartition]:
-        lost = set(broker.unclean_partitions)
+        return {*broker.unclean_partitions, *self._moved_by(image, broker)}
+
+    def _moved_by(self, image: MetadataImage, broker: BrokerRegistration) -> set[TopicIdPartition]:
+        """Partitions whose replica here was on another disk."""
+        lost: set[TopicIdPartition] = set()
         for topic in image.topics.values():
             for index, partition in enumerate(topic.partitions):
                 if broker.broker_id in partition.replicas:
@@ -534,20 +544,23 @@ class Witness:
     ) -> None:
         """Invariants P3, P11: who held what was acknowledged is forgotten only if it is lost."""
         if len(new.isr) >= min_isr:
-            self.full[where] = (min_isr, set())
+            self.full[where] = (min_isr, set(), set())
             return
         if new.has_leader and new.unclean_epoch == new.leader_epoch:
             self.full.pop(where, None)  # a new history begins
             return
         if old is None or where not in self.full:
             return
-        promised, lost = self.full[where]
+        promised, lost, moved = self.full[where]
         gone = {*old.isr, *old.elr} - {*new.isr, *new.elr}
         lost |= {replica for replica in gone if where in self.debts.get(replica, ())}
+        moved |= {
+            replica for replica in lost if where not in self.reported_unclean.get(replica, ())
+        }
         least = min(promised, min_isr)
         invariant.p3_enough_replicas_stay_eligible(self.tally, where, new, least, lost)
         if not new.isr and not new.elr:
-            invariant.p11_last_known_are_remembered(self.tally, where, new, least, lost)
+            invariant.p11_last_known_are_remembered(self.tally, where, new, least, moved)
 
     def epoch_of(self, offset: int) -> int:
         """Controller epoch of the record at an offset."""
@@ -591,6 +604,10 @@ class Witness:
         for topic_id in self.not_written:
             places = self.created_at.get(topic_id, [])
             invariant.r9_acknowledged_is_in_the_log_once(t, topic_id, places, written=False)
+        log = b"".join(self.batches.values())
+        for value, written in self.quotas.items():
+            places = range(log.count(b'"value":%.1f}' % value))
+            invariant.r9_acknowledged_is_in_the_log_once(t, value, places, written=written)
         lives = list(world.up.values())
         for life in lives:
             for command, index, term in life.raft.journal.entries:
