@@ -55,7 +55,7 @@ class PageCacheTopics:
         self._present: Set[TopicId] = frozenset()
         """Those that are ``os`` in the newest image."""
         self._left = asyncio.Event()
-        self._is_written = False
+        self._is_written = self._is_default = False
 
     @property
     def named(self) -> Set[TopicId]:
@@ -78,7 +78,8 @@ class PageCacheTopics:
     def note(self, image: MetadataImage) -> None:
         """Durable before any replica takes its role from this image."""
         before, self._image = self._image, image
-        if before.configs is image.configs and before.topics is image.topics:
+        same = before.configs is image.configs
+        if same and (before.topics is image.topics or not self._is_default):
             return
         self._present = self._page_cached(image)
         self._write(self._named | self._present)
@@ -90,13 +91,14 @@ class PageCacheTopics:
 
     def _page_cached(self, image: MetadataImage) -> Set[TopicId]:
         default = broker_layers(image, self._broker_id, self._static).word(FLUSH)
+        self._is_default = default == _PAGE_CACHE
         said = {
             TopicId(name): configs[FLUSH]
             for (kind, name), configs in image.configs.items()
             if kind is ResourceType.TOPIC and FLUSH in configs
         }
         found = {topic_id for topic_id, flush in said.items() if flush == _PAGE_CACHE}
-        if default == _PAGE_CACHE:
+        if self._is_default:
             found |= image.topics.keys() - said.keys()
         return found
 
