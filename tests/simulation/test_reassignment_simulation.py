@@ -22,7 +22,7 @@ from raft_metadata.records.admin import AlterReassignments, Reassignment
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from tests.simulation.replication_world import DEFAULTS, MIN_ISR, Violation, World, run
 
-GREEN_SEEDS = 300
+GREEN_SEEDS = 200
 MUTANT_SEEDS = 600
 
 
@@ -136,7 +136,18 @@ def _no_new_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartitionDraft, "keep_replicas", keep_replicas)
 
 
-MUTANTS = [_shrink_at_once, _adding_counts_at_once, _leaver_counts, _no_new_epoch]
+def _out_unawares(patch: pytest.MonkeyPatch) -> None:
+    """Rule G3: a leader is taken out though it has not heard that it leads no more."""
+    patch.setattr(reassignment_control, "unaware", lambda *_: ())
+
+
+MUTANTS = [
+    _shrink_at_once,
+    _adding_counts_at_once,
+    _leaver_counts,
+    _no_new_epoch,
+    _out_unawares,
+]
 
 
 @pytest.mark.parametrize("mutate", MUTANTS)
