@@ -38,6 +38,8 @@ def test_rule_m7_a_slow_disk_delays_commits_and_stalls_no_heartbeat(slow: list[i
     for node in slow:
         sim.up[NodeId(node)].flusher.steps = lambda: SLOW_STEPS
     term, answers = leader.term, []
+    on_the_loop: list[Path] = []
+    sim.disk.hook = lambda _, path: None if path.name == "journal" else on_the_loop.append(path)
     end = CLOCK.time + 10
     while CLOCK.time < end:
         answers.append((CLOCK.time, leader.submit(b"%d" % len(answers))))
@@ -45,6 +47,7 @@ def test_rule_m7_a_slow_disk_delays_commits_and_stalls_no_heartbeat(slow: list[i
         for voter in sim.up.values():
             assert voter.raft.leader_silence_s() < 0.3, "a heartbeat was late"
     sim.pass_time(2)
+    assert not on_the_loop, "votes and identity, which the loop writes, are not touched in a reign"
     assert leader.events == [f"activated {term}"], "deposed, or elected again"
     assert {voter.term for voter in sim.up.values()} == {term}
     assert all(answer.acknowledged for _, answer in answers)
