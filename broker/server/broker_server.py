@@ -1,7 +1,8 @@
 """One broker, assembled: logs, replication, metadata, membership, and the door to them.
 
 Start: lock and open the logs, follow the metadata, register. Stop is the reverse. Everything runs
-on one asyncio loop, in the TaskGroup that ``run`` owns; the flusher is the only thread.
+on one asyncio loop, in the TaskGroup that ``run`` owns; the flusher is its only thread (heartbeats
+have one of the network's side).
 """
 
 from __future__ import annotations
