@@ -222,12 +222,19 @@ class RaftNode(PinnedSyncObj):
     def _commit(self, index: int) -> int:
         """How far a commit index may go: the leader's own copy counts once it is on disk.
 
-        Defect 2. The library counts it at once, and is held back here until the flush is done; a
-        follower hears of what a majority has on disk without it.
+        Defect 2. The library counts it at once, and is held back here: to what a majority of the
+        voters has on disk, this one's disk among them like any other. Where that is an entry of an
+        earlier term it is not committed by being there (Raft 5.4.2): whoever leads next may
+        replace it.
         """
         if not self._isLeader():
             return index
-        allowed = max(self.journal.commit_index, min(index, self.journal.durable_index))
+        copies = [self.journal.durable_index, *map(self.match_index, self.otherNodes)]
+        allowed = min(index, sorted(copies, reverse=True)[len(copies) // 2])
+        entry = self.journal.at(allowed)
+        if entry is None or entry[2] != self.raftCurrentTerm:
+            allowed = self.journal.commit_index
+        allowed = max(allowed, self.journal.commit_index)
         if allowed < index:
             self.lower_commit_index(allowed)
         return allowed

@@ -152,6 +152,22 @@ MUTANTS = (
         ("reigns", "flusher"),
     ),
     Mutant(
+        "defect 2 an earlier term's entry is committed by being on disks",
+        "raft_node.py",
+        "if entry is None or entry[2] != self.raftCurrentTerm:",
+        "if entry is None:",
+        ("flusher",),
+    ),
+    Mutant(
+        "defect 2 nothing is committed without the leader's own disk",
+        "raft_node.py",
+        "        allowed = max(allowed, self.journal.commit_index)\n",
+        "        allowed = max(\n"
+        "            min(allowed, self.journal.durable_index), self.journal.commit_index\n"
+        "        )\n",
+        ("flusher",),
+    ),
+    Mutant(
         "defect 2 votes before sync",
         "transport.py",
         "return self._journal.last[1]  # it speaks",

@@ -118,6 +118,52 @@ def test_defect_2_a_single_voter_acknowledges_what_is_on_its_disk() -> None:
 
 
 @world
+def test_defect_2_an_earlier_terms_entry_is_not_committed_by_being_on_disks() -> None:
+    """Raft's figure 8: a's entry 3 is on two disks, and c, whose last term is higher, wins next.
+
+    What commits it is a's own first entry on a majority of disks, and a's disk has not got it.
+    """
+    sim = Sim(seed=5)
+    a, b, c = sim.ids
+    for node, terms in ((a, [1, 3]), (b, [1]), (c, [1, 4])):
+        sim.write_log(node, 4, terms)
+    sim.start(a, b)
+    leader = sim.up[a]
+    leader.flusher.steps = lambda: 30
+    for node, wait_s in ((a, 0), (b, 5)):
+        sim.up[node].raft.election_deadline = CLOCK.time + wait_s
+    assert sim.until(lambda: sim.up[b].raft.journal.durable_index == 4, 2)
+    sim.pass_time(3 * STEP_S)
+    assert leader.raft.match_index(sim.up[a].raft.transport.voter(b)) == 4
+    assert leader.raft.journal.durable_index == 3
+    assert leader.raft.raftCommitIndex == 1
+    assert not leader.machine.applied
+    sim.kill(a)  # with entry 4 in flight
+    sim.cut = {frozenset((a, b)), frozenset((b, c))}
+    sim.start(a, c)
+    assert sim.active_leader(20) is sim.up[c]
+    sim.cut = set()
+    assert sim.until(lambda: len({len(v.machine.applied) for v in sim.up.values()}) == 1, 10)
+    assert all((3, 4, b"x") in voter.machine.applied for voter in sim.up.values())
+
+
+@world
+def test_defect_2_a_leader_whose_disk_hangs_commits_what_a_majority_of_disks_has() -> None:
+    sim = Sim(seed=5)
+    a, _, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    journal = leader.raft.journal
+    durable = journal.durable_index
+    leader.flusher.steps = lambda: 10**9
+    assert sim.commit(a, b"x", 1).acknowledged, "the two others have it"
+    assert journal.durable_index == durable
+    sim.kill(c)
+    answer = sim.commit(a, b"y", 1)
+    assert not answer.done(), "one disk is no majority"
+
+
+@world
 @pytest.mark.parametrize("kind", ["request_vote", "response_vote"])
 def test_defect_2_a_vote_leaves_after_the_entries_it_speaks_of(kind: str) -> None:
     sim = Sim(seed=5)
