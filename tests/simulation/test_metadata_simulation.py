@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("quorum_world")
 
 SEEDS = 1000
 CHUNK = 25
+MANY = 500
 ROOT = Path(__file__).resolve().parents[2]
 JUDGED = (
     *(f"R{number}" for number in range(1, 20) if number != 15),
@@ -115,11 +116,16 @@ def test_a_seed_is_one_history_in_every_process(length: object) -> None:
     assert run.stdout.strip() == history_of(seed), run.stderr[-2000:]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "more_seeds" in metafunc.fixturenames:
+        end = SEEDS + metafunc.config.getoption("--seeds")
+        more = [range(first, min(first + MANY, end)) for first in range(SEEDS, end, MANY)]
+        metafunc.parametrize("more_seeds", more, ids=[str(seeds.stop - 1) for seeds in more])
+
+
 @pytest.mark.slow
 @pytest.mark.simulate
-def test_as_many_seeds_as_asked_for(request: pytest.FixtureRequest) -> None:
+def test_as_many_seeds_as_asked_for(more_seeds: range) -> None:
     """`make simulate ARGS="--seeds 100000"`: begins where the everyday run ends."""
-    for seed in range(SEEDS, SEEDS + request.config.getoption("--seeds")):
+    for seed in more_seeds:
         tell_and_count(seed)
-        if seed % 1000 == 999:
-            sys.stderr.write(f"{seed + 1 - SEEDS} seeds, {sum(judged.values()):,} judgements\n")
