@@ -20,5 +20,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     simulation = parser.getgroup("simulation")
     simulation.addoption("--seed", type=int, help="replay this one seed of a simulation")
     simulation.addoption(
-        "--seeds", type=int, default=5000, help="how many seeds `make simulate` runs"
+        "--seeds", type=int, default=2000, help="how many seeds `make simulate` runs"
     )
