@@ -288,7 +288,12 @@ def _blames_others(patch: Patch) -> None:
     def at(self: Any, now_ms: int) -> int:
         return self._judge_ms + max(0, now_ms - self._ran_ms)
 
+    def judge(self: Any, now_ms: int) -> None:
+        self._judge_ms = self._drained_ms = at(self, now_ms)
+        self._ran_ms = now_ms
+
     patch.setattr(heartbeat_tracker.HeartbeatTracker, "_at", at)
+    patch.setattr(heartbeat_tracker.HeartbeatTracker, "judge", judge)
 
 
 @fault("sessions never end", "C6", "C14")

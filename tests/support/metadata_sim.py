@@ -198,7 +198,7 @@ class WorldFlusher:
 
     def start(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         world = self.life.world
-        seconds = world.disk_delay()
+        seconds = world.disk_delay(self.life.node_id)
         if not seconds and not self.jobs:
             work()
             done()
@@ -315,6 +315,7 @@ class MetadataSim:
         """Chance of a message that takes a tenth of a second and more."""
         self.slow_disk = 0.0
         """Chance of a sync that does."""
+        self.hung_disks: set[NodeId] = set()
         self.errors: list[BaseException] = []
         self.raft = ControllerSim(self, voters, seed, snapshot_min_entries=compact_every, **RAFT)
         self._owed_accepts: set[tuple[NodeId, NodeId, DirectoryId]] = set()
@@ -363,8 +364,10 @@ class MetadataSim:
             return self.rng.uniform(0.05, 0.4)
         return self.rng.uniform(0.0005, 0.006)
 
-    def disk_delay(self) -> float:
+    def disk_delay(self, node: NodeId) -> float:
         chance = self.rng.random()
+        if node in self.hung_disks:
+            return self.rng.uniform(0.2, 0.6)
         if chance < self.slow_disk:
             return self.rng.uniform(0.02, 0.25)
         return 0.0 if chance < 0.6 else self.rng.uniform(0.0002, 0.003)

@@ -108,6 +108,7 @@ class Story:
                 self.isolate,
                 self.lose_messages,
                 self.slow_disks,
+                self.hang_a_disk,
                 self.mend_links,
                 self.kill_controller,
                 self.kill_controller,
@@ -163,6 +164,7 @@ class Story:
     def mend_links(self) -> None:
         self.world.blocked.clear()
         self.world.loss = self.world.slow = self.world.slow_disk = 0.0
+        self.world.hung_disks.clear()
 
     def lose_messages(self) -> None:
         self.world.loss = self.rng.choice((0.0, 0.02, 0.1, 0.3))
@@ -170,6 +172,15 @@ class Story:
 
     def slow_disks(self) -> None:
         self.world.slow_disk = self.rng.choice((0.0, 0.1, 0.4))
+
+    def hang_a_disk(self) -> None:
+        """What is appended stays in memory for long; what is heard is answered late."""
+        node = self._a_controller()
+        if node is not None:
+            self.world.hung_disks.add(node)
+            self.world.after(
+                self.rng.uniform(0.3, 1.0), partial(self.world.hung_disks.discard, node)
+            )
 
     def _a_controller(self) -> NodeId | None:
         up = list(self.world.up)
@@ -412,7 +423,9 @@ class Story:
 
     def _isrs_full(self, image: MetadataImage) -> bool:
         return all(
-            set(partition.isr) == set(partition.replicas) if partition.has_leader else True
+            set(partition.isr) == set(partition.replicas) and not partition.is_reassigning
+            if partition.has_leader
+            else True
             for topic in image.topics.values()
             for partition in topic.partitions
         )
