@@ -55,6 +55,11 @@ class PreVote:
             "last_log_term": last[2],
         }
 
+    def forget(self) -> None:
+        """A leader was heard: nobody's consent, given or still under way, holds any more."""
+        self.asked_term = self.may_stand_in = 0
+        self.granted = set()
+
     def count(self, current_term: int) -> bool:
         """Whether a majority, this voter included, agrees that it stands now."""
         enough = 2 * (len(self.granted) + 1) > self.voters

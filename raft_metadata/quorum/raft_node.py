@@ -28,6 +28,7 @@ from raft_metadata.quorum.config import (
 )
 from raft_metadata.quorum.data_dir import DataDir
 from raft_metadata.quorum.elections import (
+    NEVER,
     LeaderContact,
     PreVote,
     Rejoin,
@@ -147,6 +148,8 @@ class RaftNode(PinnedSyncObj):
         self._forced_snapshot_at = 0
         self._next_ping = 0.0
         self.contact = LeaderContact()
+        self._heard_by: dict[NodeId, float] = {}
+        """When the newest append that each other voter answered was sent."""
         self.feature_levels: dict[NodeId, int] = {}
         """The highest ``metadata.version`` that each other voter said it can follow."""
         self._pre_vote = PreVote(voters=len(config.voters))
@@ -302,6 +305,16 @@ class RaftNode(PinnedSyncObj):
         """An append of a leader of at least our term."""
         self.contact.when = self.now()
         self.contact.term, self.contact.commit_index = term, commit_index
+        self._pre_vote.forget()
+
+    def on_answered(self, node: VoterNode, sent_at: float) -> None:
+        """A follower heard what this leader sent then, and helps nobody else for a while.
+
+        Counted from the sending (rule G3): answers that were long under way, or unread while this
+        process slept, are no news of a majority.
+        """
+        before = self._heard_by.get(node.node_id, NEVER)
+        self._heard_by[node.node_id] = max(before, min(sent_at, self.now()))
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803 the library's names
         if self.home.fenced:
@@ -446,12 +459,12 @@ class RaftNode(PinnedSyncObj):
         return leader if isinstance(leader, VoterNode) else None
 
     def leader_silence_s(self) -> float:
-        """Seconds since the leader was heard; as leader, since a majority answered."""
+        """Seconds since the leader was heard; as leader, since it said what a majority heard."""
         if not self._isLeader():
             return self.now() - self.contact.when
-        answers = sorted((self.last_answer(node) or 0.0 for node in self.otherNodes), reverse=True)
+        heard = (self._heard_by.get(node.node_id, NEVER) for node in self.otherNodes)
         needed = len(self.parts.config.voters) // 2
-        return self.now() - answers[needed - 1] if needed else 0.0
+        return self.now() - sorted(heard, reverse=True)[needed - 1] if needed else 0.0
 
     def close(self) -> None:
         """Answer whoever waits and let go of every connection; files are the owner's."""

@@ -82,6 +82,8 @@ class FilteredRaft(Protocol):
 
     def on_leader_heard(self, term: int, commit_index: int) -> None: ...
 
+    def on_answered(self, node: VoterNode, sent_at: float) -> None: ...
+
     def on_snapshot_part_ended(self) -> None: ...
 
     def on_pre_vote(self, node: VoterNode, question: Message) -> None: ...
@@ -120,6 +122,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         self._voters = {node.node_id: node for node in others}
         self._held: deque[_Held] = deque(maxlen=MAX_HELD)
         self._answered_at: dict[NodeId, float] = {}
+        self._heard_of: dict[NodeId, object] = {}
+        """By its own clock, when each voter sent the newest append that was heard of it."""
         self._vote_term = 0
         self._voters_counted: set[int] = set()
         super().__init__(syncobj, self_node, others)
@@ -159,6 +163,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
     def send(self, node: VoterNode, message: Message) -> bool:
         """Make a message of the library's true and provable, then send it."""
         kind = message["type"]
+        if kind == "append_entries":
+            message["sent_at"] = self._raft.now()
         if kind == "next_node_idx":
             self._complete_answer(message)
         if self._rests_on(message) > self._journal.durable_index:
@@ -228,6 +234,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
     def _send_now(self, node: VoterNode, message: Message) -> bool:
         if message["type"] == "next_node_idx":
             self._answered_at[node.node_id] = self._raft.now()
+            message["sent_at"] = self._heard_of.get(node.node_id)
         message["stamp"] = self._home.stamp(node.node_id)
         return self._links.send(node.node_id, message)
 
@@ -317,6 +324,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             self._answer(node, 1)
             return
         raft.on_leader_heard(message["term"], message["commit_index"])
+        self._heard_of[node.node_id] = message.get("sent_at")
         if "prevLogIdx" in message:
             if not self._already_have(node, message):
                 self.deliver(node, message)
@@ -375,6 +383,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             self.adopt(node, message["term"])
         elif message["term"] == term:
             # Defect 9: an answer to an earlier reign must not count.
+            if isinstance(sent_at := message.get("sent_at"), float):
+                self._raft.on_answered(node, sent_at)
             self.deliver(node, message)
 
     def _hear_vote(self, node: VoterNode, message: Message) -> None:

@@ -168,6 +168,20 @@ MUTANTS = (
         ("flusher",),
     ),
     Mutant(
+        "q7 consent outlives a leader's word",
+        "raft_node.py",
+        "        self._pre_vote.forget()\n",
+        "",
+        ("elections",),
+    ),
+    Mutant(
+        "g3 answers count from their arrival",
+        "raft_node.py",
+        "min(sent_at, self.now())",
+        "self.now()",
+        ("elections",),
+    ),
+    Mutant(
         "defect 2 votes before sync",
         "transport.py",
         "return self._journal.last[1]  # it speaks",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.files import read_checked
 from raft_metadata.quorum.journal import Vote
 from tests.support.quorum_sim import CLOCK, Sim, quorum_world
@@ -88,6 +90,55 @@ def test_rule_q7_questions_alone_depose_nobody() -> None:
     sim.pass_time(2)
     assert sim.leaders == [a]
     assert leader.term == term
+
+
+def test_rule_q7_consent_ends_with_the_next_word_of_a_leader() -> None:
+    """c hears nobody, asks, and b consents; the answer comes after the leader was heard again."""
+    sim = Sim(seed=8)
+    a, b, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(1)
+    term, asker = leader.term, sim.up[c]
+    for early in (False, True):
+        asker.raft._pre_vote.ask(term, asker.raft.journal.last)
+        answer = {"type": "pre_vote_answer", "term": term, "granted": True}
+        if early:
+            asker.hear(b, {**answer, "stamp": sim.stamp(b, c)})
+        sim.cut = {frozenset((b, c))}
+        asker.raft.election_deadline = CLOCK.time + 1
+        sim.pass_time(0.3)  # two of a's heartbeats
+        if not early:
+            asker.hear(b, {**answer, "stamp": sim.stamp(b, c)})
+        sim.pass_time(0.3)
+        assert asker.raft._pre_vote.may_stand_in == 0
+        assert (sim.leaders, leader.term) == ([a], term)
+
+
+def test_rule_g3_an_answer_that_was_long_under_way_is_no_fresh_majority() -> None:
+    """As after a pause of the whole process, with the answers of before in its sockets."""
+    sim = Sim(seed=8)
+    a, *others = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(1)
+    assert leader.raft.leader_silence_s() < 0.2
+    late: list[tuple[NodeId, dict[str, Any]]] = []
+
+    def delay(sender: NodeId, to: NodeId, message: dict[str, Any]) -> bool:
+        if to == a:
+            late.append((sender, dict(message)))
+        return to == a
+
+    sim.drop = delay
+    start = CLOCK.time
+    sim.pass_time(0.8)
+    assert {sender for sender, _ in late} == set(others)
+    for sender, message in late:
+        if message["type"] == "next_node_idx" and message["sent_at"] < start + 0.2:
+            leader.hear(sender, message)
+    assert leader.leads
+    assert leader.raft.leader_silence_s() > 0.5
 
 
 def test_a_cut_off_leader_steps_down_within_a_second() -> None:
