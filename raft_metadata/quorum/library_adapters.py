@@ -19,6 +19,8 @@ from raft_metadata.quorum.voter_node import VoterNode
 
 MAX_SNAPSHOT_BACKLOG_BYTES = 1024 * 1024
 """Unsent bytes of a snapshot towards one follower."""
+SNAPSHOT_RETRY_S = 10.0
+"""After one that could not be written (a full disk, say); the library would begin again at once."""
 
 _STATES = {
     SnapshotState.IDLE: NOT_SERIALIZING,
@@ -94,7 +96,10 @@ class SnapshotAdapter:
         store: SnapshotStore,
         faults: FaultHandler,
         backlog_bytes: Callable[[VoterNode], int],
+        now: Callable[[], float],
     ) -> None:
+        self._now = now
+        self._not_before = float("-inf")
         self._store = store
         self._faults = faults
         self._backlog_bytes = backlog_bytes
@@ -102,10 +107,15 @@ class SnapshotAdapter:
 
     def checkSerializing(self) -> tuple[int, int]:  # noqa: N802
         """(state, index of the first entry to keep)."""
-        return _STATES[self._store.poll()], self._first_kept
+        state = self._store.poll()
+        if state is SnapshotState.FAILED:
+            self._not_before = self._now() + SNAPSHOT_RETRY_S
+        return _STATES[state], self._first_kept
 
     def serialize(self, data: tuple[None, Entry, Entry, object], id_: int) -> None:
         """Begin; the last applied entry comes first, the one before it second."""
+        if self._now() < self._not_before:
+            return
         _, last, previous, _ = data
         self._first_kept = id_
         try:

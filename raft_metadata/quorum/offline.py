@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raft_metadata.common.errors import StorageError
+from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
 from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
@@ -73,12 +73,19 @@ def read_offline_log(
     if found is not None:
         header, chunks = parse_snapshot(found, snapshot_path)
         index = header.last[1]
+        if header.cluster_id != meta.cluster_id:
+            msg = f"snapshot of cluster {header.cluster_id} file={snapshot_path}"
+            raise CorruptionError(msg)
         machine.thaw(chunks, index, header.last[2])
     entries: Sequence[Entry] = ()
     torn = 0
     if journal is not None:
         scan = parse_journal(journal, journal_path)
         entries, torn = scan.entries, len(journal) - scan.end
+    if entries and entries[0][1] > index + 1:
+        # All of it would be refused as not the next, and nothing would be told as all there is.
+        msg = f"the journal starts at {entries[0][1]}, the snapshot ends at {index}: {raft_dir}"
+        raise CorruptionError(msg)
     before = machine.image
     batches = _applied(machine, entries, index)
     last = entries[-1] if entries else (b"", machine.index, machine.term)

@@ -154,7 +154,9 @@ class RaftNode(PinnedSyncObj):
         """The highest ``metadata.version`` that each other voter said it can follow."""
         self._pre_vote = PreVote(voters=len(config.voters))
         self._rejoin = Rejoin(frozenset(config.others))
-        snapshot_adapter = SnapshotAdapter(parts.snapshots, parts.faults, self._backlog_bytes)
+        snapshot_adapter = SnapshotAdapter(
+            parts.snapshots, parts.faults, self._backlog_bytes, parts.now
+        )
         journal_adapter = JournalAdapter(parts.journal, self._commit)
         conf = library_conf(config, journal_adapter, snapshot_adapter)
         conf.onStateChanged = self._on_role_changed

@@ -7,6 +7,7 @@ crc of all frames' heads, so that a file which lost a whole frame is told too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 import threading
@@ -125,9 +126,7 @@ class SnapshotStore:
 
         Raises CorruptionError: a voter never goes on with an empty state (defect 5).
         """
-        for name in self._files.names(self._path.parent):
-            if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
-                self._files.unlink(self._path.parent / name)
+        drop_leftovers(self._files, self._path.parent)
         if not self._files.exists(self._path):
             return None
         self._files.sync_directory(self._path.parent)  # rule Q1
@@ -166,6 +165,7 @@ class SnapshotStore:
             replace_file(self._files, path, frames)  # the slow part, outside the lock
         except Exception as error:  # noqa: BLE001 no space, say: the journal still holds all
             _log.warning("snapshot failed file=%s error=%r", path, error)
+            self._drop_failed(path)
             with self._lock:
                 if generation == self._generation:
                     self._state = SnapshotState.FAILED
@@ -182,6 +182,13 @@ class SnapshotStore:
             self._state = SnapshotState.WRITTEN
             self.index = header.last[1]
         _log.info("snapshot written index=%d term=%d", header.last[1], header.last[2])
+
+    def _drop_failed(self, path: Path) -> None:
+        """Half a snapshot must not keep the room that the journal needs next."""
+        for left in (path.with_name(path.name + NEW_SUFFIX), path):
+            with contextlib.suppress(OSError):
+                if self._files.exists(left):
+                    self._files.unlink(left)
 
     def poll(self) -> SnapshotState:
         """How the writing goes. WRITTEN (the journal may drop its prefix) and FAILED once."""
@@ -275,6 +282,13 @@ class SnapshotStore:
         for node in list(self._outgoing):
             self.cancel(node)
         return self._thread
+
+
+def drop_leftovers(files: Files, directory: Path) -> None:
+    """What a crash left half written; before anything else is written there."""
+    for name in files.names(directory):
+        if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
+            files.unlink(directory / name)
 
 
 def frame(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:

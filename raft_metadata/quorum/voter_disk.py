@@ -15,7 +15,12 @@ from raft_metadata.quorum.data_dir import DataDir, Identity
 from raft_metadata.quorum.files import NEW_SUFFIX, Files, replace_file, storage_errors
 from raft_metadata.quorum.flusher import Flusher
 from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal
-from raft_metadata.quorum.snapshots import SnapshotStore, Snapshotted, start_thread
+from raft_metadata.quorum.snapshots import (
+    SnapshotStore,
+    Snapshotted,
+    drop_leftovers,
+    start_thread,
+)
 
 RESERVE_FILE = "reserve"
 
@@ -66,6 +71,7 @@ def open_voter_disk(
             msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
             raise StorageError(msg)
         with storage_errors("open", config.raft_dir):
+            drop_leftovers(files, config.raft_dir)  # they may hold the room that it needs
             journal = _open_journal(config, faults, files, flusher)
     except BaseException:
         home.close()

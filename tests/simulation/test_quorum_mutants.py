@@ -182,6 +182,20 @@ MUTANTS = (
         ("elections",),
     ),
     Mutant(
+        "half a snapshot stays",
+        "snapshots.py",
+        "            self._drop_failed(path)\n",
+        "",
+        ("snapshots",),
+    ),
+    Mutant(
+        "a failed snapshot is tried again at once",
+        "library_adapters.py",
+        "        if self._now() < self._not_before:\n",
+        "        if False:\n",
+        ("snapshots",),
+    ),
+    Mutant(
         "defect 2 votes before sync",
         "transport.py",
         "return self._journal.last[1]  # it speaks",

@@ -82,6 +82,17 @@ async def test_a_snapshot_comes_first_and_the_journal_goes_on_behind_it(tmp_path
     assert [fact["offset"] for fact in facts_of(log, end + 1)] == list(range(end + 1, 40))
 
 
+async def test_a_compacted_journal_without_its_snapshot_is_refused(tmp_path: Path) -> None:
+    quorum = await written(tmp_path, 40, snapshot_every=10)
+    raft_dir = tmp_path / "raft-1"
+    await until((raft_dir / "snapshot").exists)
+    await until(lambda: quorum.raft_state().first_index > 1)  # type: ignore[union-attr]
+    await quorum.stop()
+    (raft_dir / "snapshot").unlink()
+    with pytest.raises(CorruptionError, match=r"journal starts at \d+, the snapshot ends at 0"):
+        read_offline_log(raft_dir)
+
+
 async def test_a_running_controllers_directory_is_refused_unless_forced(tmp_path: Path) -> None:
     quorum = await written(tmp_path, 2)
     try:

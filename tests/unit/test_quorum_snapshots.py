@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import ClusterId, NodeId
+from raft_metadata.quorum.library_adapters import SnapshotAdapter
+from raft_metadata.quorum.pysyncobj_internals import NOT_SERIALIZING
 from raft_metadata.quorum.snapshots import (
     PART_BYTES,
     SnapshotState,
@@ -20,8 +22,9 @@ from raft_metadata.quorum.snapshots import (
     frame,
     unframe,
 )
+from raft_metadata.quorum.voter_disk import open_voter_disk
 from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults
-from tests.support.quorum_sim import Machine
+from tests.support.quorum_sim import Machine, Sim
 
 HOME = Path("/raft")
 SNAPSHOT = HOME / "snapshot"
@@ -115,6 +118,26 @@ def test_a_failed_write_is_told_and_leaves_the_old_one() -> None:
     assert ours.poll() is SnapshotState.FAILED
     assert ours.poll() is SnapshotState.IDLE
     assert disk.read(SNAPSHOT) == good
+    assert disk.names(HOME) == ["snapshot"], "half a snapshot keeps room that the journal needs"
+
+
+def test_a_snapshot_that_failed_is_not_begun_again_at_once() -> None:
+    disk, now = PowerLossDisk(), [0.0]
+    ours = store(disk, filled())
+    adapter = SnapshotAdapter(ours, RaisingFaults(), lambda _: 0, lambda: now[0])
+    tried = []
+
+    def full(operation: str, path: Path) -> None:
+        if operation == "create" and path.name.startswith("snapshot"):
+            tried.append(now[0])
+            raise OSError(errno.ENOSPC, "no space")
+
+    disk.hook = full
+    for tick in range(1_000):
+        now[0] = tick / 40
+        if adapter.checkSerializing()[0] == NOT_SERIALIZING:
+            adapter.serialize((None, LAST, PREVIOUS, None), PREVIOUS[1])
+    assert 2 <= len(tried) <= 3
 
 
 def test_one_being_written_never_replaces_one_that_was_installed_meanwhile() -> None:
@@ -200,3 +223,14 @@ def test_leftovers_of_a_crash_are_removed() -> None:
         disk.open(HOME / name, create=True)
     store(disk).open()
     assert disk.names(HOME) == ["snapshot"]
+
+
+def test_leftovers_go_before_the_journal_needs_their_room() -> None:
+    sim = Sim()
+    node = sim.ids[0]
+    left = sim.directory(node) / "snapshot.3.new"
+    sim.disk.open(left, create=True)
+    done: list[tuple[str, str]] = []
+    sim.disk.hook = lambda operation, path: done.append((operation, path.name))
+    open_voter_disk(sim.config(node), Machine(), RaisingFaults(), sim.disk).close()
+    assert done.index(("unlink", left.name)) < done.index(("create", "journal.new"))
