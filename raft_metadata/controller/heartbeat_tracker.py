@@ -43,6 +43,9 @@ class HeartbeatTracker:
         self._sessions: dict[BrokerId, BrokerSession] = {}
         self._judge_ms = 0
         self._ran_ms = now_ms
+        self._drained_ms = 0
+        """Judge time up to which all input was surely taken in: nobody is blamed for more."""
+        self._drains_until_ms = now_ms
 
     # ---- input
 
@@ -102,9 +105,18 @@ class HeartbeatTracker:
     # ---- judgement
 
     def judge(self, now_ms: int) -> None:
-        """The judge runs, with its input drained; to be called on every tick."""
+        """The judge runs; to be called on every tick.
+
+        A tick that comes late may come before the heartbeats that waited with it: these have a
+        moment to be read first.
+        """
+        if now_ms - self._ran_ms > self._stall_ms:
+            self._drained_ms = self._judge_ms
+            self._drains_until_ms = now_ms + self._stall_ms // 4
         self._judge_ms = self._at(now_ms)
         self._ran_ms = now_ms
+        if now_ms >= self._drains_until_ms:
+            self._drained_ms = self._judge_ms
 
     def _at(self, now_ms: int) -> int:
         """Judge time: see the class. Keeps rule M7."""
@@ -120,10 +132,10 @@ class HeartbeatTracker:
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
             return False
-        if self._judge_ms - session.contact_ms > self._session_timeout_ms:
+        if self._drained_ms - session.contact_ms > self._session_timeout_ms:
             return True
         closed = session.disconnected_ms
-        return closed is not None and self._judge_ms - closed >= self._disconnect_grace_ms
+        return closed is not None and self._drained_ms - closed >= self._disconnect_grace_ms
 
     def is_valid(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
         """Whether the registration was heard of and has not expired."""

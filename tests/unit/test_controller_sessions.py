@@ -67,6 +67,34 @@ def test_rule_m7_a_stall_of_the_judge_blames_nobody() -> None:
     assert not judge.has_expired
 
 
+def test_rule_m7_heartbeats_that_waited_with_a_late_tick_are_read_before_anybody_is_blamed() -> (
+    None
+):
+    judge = Judge()
+    judge.hear()
+    judge.run(SESSION_MS)  # so long something else kept them
+    judge.stall(2 * SESSION_MS)
+    assert not judge.has_expired
+    judge.hear()
+    judge.run(TICK_MS)
+    assert not judge.has_expired
+    judge.run(SESSION_MS)
+    assert judge.has_expired
+
+
+def test_rule_m7_a_connection_that_came_back_during_a_stall_is_seen_first() -> None:
+    judge = Judge()
+    judge.tracker.connection_opened(B, E, judge.now_ms)
+    judge.hear()
+    judge.tracker.connection_closed(B, E, judge.now_ms)
+    judge.run(GRACE_MS - TICK_MS)
+    judge.stall(SESSION_MS // 2)
+    assert not judge.has_expired
+    judge.tracker.connection_opened(B, E, judge.now_ms)
+    judge.run(TICK_MS)
+    assert not judge.has_expired
+
+
 def test_rule_m7_a_judge_that_stalls_again_and_again_still_finds_the_dead() -> None:
     judge = Judge()
     judge.hear()
