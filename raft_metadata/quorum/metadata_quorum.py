@@ -124,6 +124,7 @@ class MetadataQuorum:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_asked = False
         self._errors = 0
+        self._hands_over = False
 
     # -- life
 
@@ -193,6 +194,7 @@ class MetadataQuorum:
         self._close_disk()
 
     async def _hand_over(self, node: RaftNode) -> None:
+        self._hands_over = True
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + HAND_OVER_TIMEOUT_S
         # Asked again with every tick: only a follower that holds everything is told to stand.
@@ -311,11 +313,14 @@ class MetadataQuorum:
         """How stale this voter may be (rule M6).
 
         0 on a leader whose majority answered within two heartbeats; else milliseconds since that
-        answer, or on a follower since a leader was heard; NEVER_HEARD_MS before the first.
+        answer, or on a follower since a leader was heard; NEVER_HEARD_MS before the first. Never 0
+        on one that hands over: its successor waits for no election time-out (rule G3).
         """
         if self._node is None:
             return NEVER_HEARD_MS
         silence_ms = self._node.leader_silence_s() * 1000
+        if self._hands_over:
+            return max(1, int(min(silence_ms, NEVER_HEARD_MS)))
         if self.is_leader and silence_ms <= 2 * self._config.heartbeat_ms:
             return 0
         return int(min(silence_ms, NEVER_HEARD_MS))

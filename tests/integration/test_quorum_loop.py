@@ -109,6 +109,21 @@ async def test_one_voter_forms_a_quorum_and_finds_its_state_again(tmp_path: Path
         )
 
 
+async def test_rule_g3_a_leader_that_hands_over_vouches_for_nobody(tmp_path: Path) -> None:
+    """Its successor need not wait for an election time-out, so it is no lease any more."""
+    format_all(tmp_path, NODES)
+    voters = await started(tmp_path, free_addresses(NODES))
+    leader = await active(voters)
+    await until(lambda: leader.quorum.leader_contact_age_ms == 0)
+    stopping = asyncio.create_task(leader.quorum.stop())
+    await asyncio.sleep(0)
+    while not stopping.done():
+        assert leader.quorum.leader_contact_age_ms > 0
+        await asyncio.sleep(0.001)
+    for voter in voters:
+        await voter.quorum.stop()
+
+
 def test_three_voters_on_uvloop(tmp_path: Path) -> None:
     async def story() -> None:
         format_all(tmp_path, NODES)
