@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from raft_metadata.common.ids import BrokerId, TopicIdPartition
+from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.image.metadata_image import BrokerRegistration
 from raft_metadata.records.records import BrokerState, DrainScope
 
 Brokers = Mapping[BrokerId, BrokerRegistration]
+Heard = Mapping[BrokerId, MetadataOffset]
+"""By what each live broker last said: it has applied every record below this offset."""
+NOTHING_HEARD: Heard = MappingProxyType({})
 
 
 def is_electable(brokers: Brokers, broker_id: BrokerId) -> bool:
@@ -63,11 +67,14 @@ class BrokerViews:
     """Brokers that leave ISRs: fenced, or in controlled shutdown."""
     unclean: Mapping[BrokerId, frozenset[TopicIdPartition]]
     """Unclean partitions of registrations that are not settled yet (rule R6)."""
+    heard: Heard
+    """Soft state of sessions; who is missing has said nothing yet."""
 
     @classmethod
-    def of(cls, brokers: Brokers, level: int) -> BrokerViews:
+    def of(cls, brokers: Brokers, level: int, heard: Heard = NOTHING_HEARD) -> BrokerViews:
         """The views of these registrations."""
         return cls(
+            heard=heard,
             brokers=brokers,
             level=level,
             unsettled=frozenset(

@@ -134,6 +134,9 @@ class Controller:
         self._random_source = random_source
         self._unseen: dict[TopicIdPartition, None] = {}
         """Partitions that may owe changes, in the order to look at them."""
+        self._held: dict[BrokerId, tuple[MetadataOffset, dict[TopicIdPartition, None]]] = {}
+        """Partitions to look at again once a broker has heard of more than this."""
+        self._activated_ms = 0
         self._growing: dict[TopicId, int] = {}
         """Topics whose creation is under way, and the start of their stripe."""
         self._free_since: dict[BrokerEpoch, MetadataOffset] = {}
@@ -209,6 +212,8 @@ class Controller:
     def activate(self, image: MetadataImage) -> None:
         """Begin anew from a committed image: every partition is looked at (rule M4)."""
         self._unseen = dict.fromkeys(_partitions_of(image, image.brokers.keys()))
+        self._held.clear()
+        self._activated_ms = self.sessions.judge_ms
         self._growing = {
             topic_id: self._chance()
             for topic_id, topic in image.topics.items()
@@ -248,6 +253,7 @@ class Controller:
         fence = self._fence(image)
         if fence:
             return Wish(fence, Urgency.FENCE)
+        self._look_at_held(image)
         if self._unseen and not bulk_allowed:
             return None
         consequences = self._consequences(image)
@@ -261,6 +267,13 @@ class Controller:
         return Wish(bulk, Urgency.BULK) if bulk else None
 
     def _fence(self, image: MetadataImage) -> Records:
+        """Rule G3: a new controller lets the proofs run out that the last one may have given.
+
+        It may have been handed its reign this very moment, and have heard nothing of a broker whose
+        heartbeats the last one answered. A proof is younger than the grace of a lost connection.
+        """
+        if self.sessions.judge_ms - self._activated_ms < self.config.broker_disconnect_grace_ms:
+            return ()
         for broker in image.brokers.values():
             if self.sessions.has_expired(broker.broker_id, broker.broker_epoch):
                 fence = decide_fence(image, broker.broker_id, broker.broker_epoch)
@@ -284,13 +297,28 @@ class Controller:
         drained = self._drains.moves(image, now_ms, defaults)
         return drained or self._balance.moves(image, now_ms, defaults)
 
+    def _look_at_held(self, image: MetadataImage) -> None:
+        for broker_id, (heard, places) in tuple(self._held.items()):
+            broker = image.brokers.get(broker_id)
+            if broker is None or self._metadata_offset(broker) != heard:
+                del self._held[broker_id]
+                self._unseen |= places
+
     def _consequences(self, image: MetadataImage) -> Records:
+        if not self._unseen:
+            return ()
+        heard = {
+            broker_id: self._metadata_offset(broker) for broker_id, broker in image.brokers.items()
+        }
         found = decide_consequences(
             image,
             self._unseen,
             defaults=self.config.defaults,
             changes_max=self.config.changes_per_batch_max,
+            heard=heard,
         )
+        for where, broker_id in found.held:
+            self._held.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
         # Those that owe something stay until an image shows it done: their batch may be refused.
         owing = {(record.topic_id, record.partition) for record in found.records}
         for where in tuple(islice(self._unseen, found.seen)):
@@ -392,9 +420,9 @@ class Controller:
         self._progress[broker_id] = (image, progress)
         return progress
 
-    def _metadata_offset(self, broker: BrokerRegistration) -> int:
+    def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
         session = self.sessions.session(broker.broker_id, broker.broker_epoch)
-        return 0 if session is None else session.metadata_offset
+        return MetadataOffset(0) if session is None else session.metadata_offset
 
 
 def _partitions_of(image: MetadataImage, brokers: Set[BrokerId]) -> Iterator[TopicIdPartition]:

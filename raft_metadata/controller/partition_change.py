@@ -44,7 +44,7 @@ def heal(
     min_isr = rules.min_isr(partition.replication_factor)
     draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr)
     if partition.is_reassigning:
-        complete_reassignment(brokers, draft, rules)
+        complete_reassignment(views, draft, rules)
         min_isr = rules.min_isr(draft.replication_factor)
     draft.remember_last_leader(lost.moved)
     draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
@@ -161,7 +161,8 @@ def _elect(views: BrokerViews, draft: PartitionDraft, rules: TopicRules) -> None
     Nobody else without an operator, but where the topic says so: see `_unclean_choice`.
     """
     brokers, present = views.brokers, draft.leader
-    in_isr = first_electable(brokers, draft.replicas, draft.isr)
+    staying = [replica for replica in draft.isr if replica not in draft.leaving]
+    in_isr = first_electable(brokers, draft.replicas, staying)
     if present != NO_LEADER and not _is_deposed(brokers, draft):
         if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
             # Rule R11: it leads on only while somebody who could take over may come.

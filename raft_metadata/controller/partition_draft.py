@@ -42,6 +42,8 @@ class PartitionDraft:
     last_known_leader: BrokerId
     new_leader_epoch: bool = False
     unclean: bool = False
+    leaving: Collection[BrokerId] = NOBODY
+    """In sync, but about to be taken out: none of these is elected any more."""
 
     @classmethod
     def of(cls, before: PartitionRegistration) -> PartitionDraft:

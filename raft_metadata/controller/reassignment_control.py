@@ -7,12 +7,12 @@ it: nothing here ever adds to an ISR (invariant P8). Once all of them are in, ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
-from raft_metadata.controller.broker_views import Brokers, first_electable, is_electable
+from raft_metadata.controller.broker_views import BrokerViews, first_electable, is_electable
 from raft_metadata.controller.partition_draft import PartitionDraft, at
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
@@ -132,28 +132,34 @@ def reassign(
 ) -> PartitionChangeRecord | None:
     """Set where the replicas are to be; None if that is so already. ``name`` is for messages.
 
-    The old replicas stay until the new ones are in sync. Only replicas that an earlier target was
-    bringing in go at once, and only when they are not needed: NOT_ENOUGH_REPLICAS.
+    The old replicas stay until the new ones are in sync. Replicas that an earlier target was
+    bringing in go, and only when they are not needed: NOT_ENOUGH_REPLICAS. Those in sync among them
+    may lead: they are to come *and* to go, until `complete_reassignment` takes them out.
     """
     original = original_replicas(partition)
+    wanted = {*original, *target}
+    unwanted = [replica for replica in partition.isr if replica not in wanted]
     draft = PartitionDraft.of(partition)
-    draft.keep_replicas({*original, *target})
+    draft.keep_replicas({*wanted, *unwanted})
     directories = dict(zip(draft.replicas, draft.directories, strict=True))
-    draft.replicas = merged(original, target)
+    draft.replicas = (*merged(original, target), *unwanted)
     draft.directories = tuple(
         directories.get(broker_id) or image.brokers[broker_id].directory_id
         for broker_id in draft.replicas
     )
-    draft.adding = tuple(broker_id for broker_id in target if broker_id not in original)
-    draft.removing = tuple(broker_id for broker_id in original if broker_id not in target)
+    coming = [broker_id for broker_id in target if broker_id not in original]
+    going = [broker_id for broker_id in original if broker_id not in target]
+    draft.adding = (*coming, *unwanted)
+    draft.removing = (*going, *unwanted)
     min_isr = rules.min_isr(draft.replication_factor)
-    _check_not_needed(name, partition, draft, min_isr)
+    _check_not_needed(name, partition, wanted, min_isr)
     draft.remember_last_leader(())
     draft.keep_eligible(min_isr)
     if draft.new_leader_epoch and partition.has_leader and not _may_go_on(image, draft):
-        leader = first_electable(image.brokers, draft.replicas, draft.isr)
+        staying = [replica for replica in draft.isr if replica in wanted]
+        leader = first_electable(image.brokers, draft.replicas, staying)
         if leader is None:
-            message = f"{name}: nobody of the ISR {list(draft.isr)} that stays could lead now"
+            message = f"{name}: nobody of the ISR {staying} that stays could lead now"
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
         draft.lead(leader)
     return draft.changed_record(where, image.feature_level)
@@ -169,35 +175,59 @@ def _may_go_on(image: MetadataImage, draft: PartitionDraft) -> bool:
 
 
 def _check_not_needed(
-    name: str, partition: PartitionRegistration, draft: PartitionDraft, min_isr: int
+    name: str, partition: PartitionRegistration, wanted: Collection[BrokerId], min_isr: int
 ) -> None:
     """Invariant P8: who goes must not be needed for what was acknowledged to stay."""
     eligible = (*partition.isr, *partition.elr)
-    going = [replica for replica in eligible if replica not in draft.replicas]
-    if going and len(draft.isr) < min_isr:
+    going = [replica for replica in eligible if replica not in wanted]
+    stay = [replica for replica in partition.isr if replica in wanted]
+    if going and len(stay) < min_isr:
         message = (
-            f"{name}: in-sync replicas {going} would go and only {list(draft.isr)} stay in sync, "
+            f"{name}: in-sync replicas {going} would go and only {stay} stay in sync, "
             f"{MIN_INSYNC_REPLICAS} is {min_isr}; wait until others have caught up"
         )
         raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
 
 
-def complete_reassignment(brokers: Brokers, draft: PartitionDraft, rules: TopicRules) -> None:
+def complete_reassignment(views: BrokerViews, draft: PartitionDraft, rules: TopicRules) -> None:
     """Take the replicas out that are to go, once all that were to come are in the ISR.
 
     Only where enough stay in sync and one of them can lead (invariant P8); else it goes on. A new
-    leader epoch fences off who was taken out; the caller elects where that was the leader.
+    leader epoch fences off who was taken out. Who leads and is to go gives up its leadership first
+    and is taken out once it knows: see `unaware`.
     """
-    if not all(replica in draft.isr for replica in draft.adding):
+    coming = [replica for replica in draft.adding if replica not in draft.removing]
+    if not all(replica in draft.isr for replica in coming):
         return
     stay = [replica for replica in draft.isr if replica not in draft.removing]
     target = [replica for replica in draft.replicas if replica not in draft.removing]
     if not stay or len(stay) < rules.min_isr(len(target)):
         return
-    if not any(is_electable(brokers, replica) for replica in stay):
+    leader = first_electable(views.brokers, target, stay)
+    if leader is None:
         return
-    draft.keep_replicas(target)
-    draft.adding = draft.removing = ()
+    draft.leaving = draft.removing
+    if draft.leader in draft.removing and draft.leader in draft.isr:
+        draft.lead(leader)
+    elif not unaware(views, draft.before):
+        draft.keep_replicas(target)
+        draft.adding = draft.removing = ()
+
+
+def unaware(views: BrokerViews, partition: PartitionRegistration) -> tuple[BrokerId, ...]:
+    """Replicas that are to go and may not know yet who leads (rule G3).
+
+    A leader that was deposed while it lives takes itself for the leader until it has read of it,
+    and answers reads: proven by its heartbeats. As long as it is in the ISR its successor commits
+    nothing without it, so it says nothing that is not so. A broker that is not unfenced has no such
+    proof (rule R8 for what it says of ends): it is not waited for.
+    """
+    return tuple(
+        replica
+        for replica in partition.removing
+        if is_electable(views.brokers, replica)
+        and views.heard.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
+    )
 
 
 def original_replicas(partition: PartitionRegistration) -> tuple[BrokerId, ...]:

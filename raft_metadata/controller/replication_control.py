@@ -19,10 +19,16 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
 )
-from raft_metadata.controller.broker_views import BrokerViews, is_electable
+from raft_metadata.controller.broker_views import (
+    NOTHING_HEARD,
+    BrokerViews,
+    Heard,
+    is_electable,
+)
 from raft_metadata.controller.cluster_control import check_broker_epoch
 from raft_metadata.controller.partition_change import heal
 from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.reassignment_control import unaware
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
@@ -208,6 +214,8 @@ class Consequences:
     records: tuple[PartitionChangeRecord, ...]
     seen: int
     """How many of the partitions were looked at, from the first on; the others wait."""
+    held: tuple[tuple[TopicIdPartition, BrokerId], ...] = ()
+    """Reassignments that wait until this broker has heard who leads."""
 
 
 def decide_consequences(
@@ -216,15 +224,17 @@ def decide_consequences(
     *,
     defaults: TopicDefaults,
     changes_max: int,
+    heard: Heard = NOTHING_HEARD,
 ) -> Consequences:
     """What these partitions owe to the present state of the brokers (rule M4).
 
     At most ``changes_max`` records: go on behind those that were seen, with the image these lead
     to. A partition that is gone owes nothing.
     """
-    views = BrokerViews.of(image.brokers, image.feature_level)
+    views = BrokerViews.of(image.brokers, image.feature_level, heard)
     all_rules: dict[TopicId, TopicRules] = {}
     records: list[PartitionChangeRecord] = []
+    held: list[tuple[TopicIdPartition, BrokerId]] = []
     seen = 0
     for where in partitions:
         seen += 1
@@ -240,4 +250,6 @@ def decide_consequences(
             records.append(record)
             if len(records) == changes_max:
                 break
-    return Consequences(tuple(records), seen)
+        elif partition.removing:
+            held += [(where, broker_id) for broker_id in unaware(views, partition)]
+    return Consequences(tuple(records), seen, tuple(held))

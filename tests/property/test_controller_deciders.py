@@ -177,8 +177,10 @@ class Deciders(RuleBasedStateMachine):
         after = self.world.image.partition(topic_id(number), PartitionId(index))
         if before is not None and after is not None and after != before:
             original = [replica for replica in before.replicas if replica not in before.adding]
-            assert after.replicas == tuple(original), "P8"
-            assert set(after.isr) == set(before.isr) & set(original), "P8"
+            unwanted = {replica for replica in before.isr if replica not in original}
+            assert after.target == tuple(original), "P8"
+            assert set(after.replicas) == {*original, *unwanted}, "G3: who may lead goes later"
+            assert set(after.isr) == set(before.isr), "P8"
 
     @rule(number=topics, index=partitions)
     def new_replicas_catch_up(self, number: int, index: int) -> None:

@@ -82,6 +82,8 @@ class Controller:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.heard: dict[BrokerId, MetadataOffset] = {}
+        """What each registration last said of how far it has read (rule G3)."""
         self.images = [MetadataImage()]
         self.commit([FeatureLevelRecord(level=world.feature_level)])
         for b in world.ids:
@@ -145,12 +147,14 @@ class Controller:
             )
         except KafkaError:
             return
+        self.heard.pop(b, None)
         self.commit(list(records))
 
     def heartbeat(self, b: BrokerId, broker_epoch: int, metadata_offset: int) -> None:
         known = self.image.brokers.get(b)
         if known is None or known.broker_epoch != broker_epoch:
             return
+        self.heard[b] = max(self.heard.get(b, MetadataOffset(0)), MetadataOffset(metadata_offset))
         self.record_settled(b)
         self.commit(
             list(
@@ -177,8 +181,12 @@ class Controller:
 
     def settle(self, b: BrokerId) -> None:
         """What the image owes, as one bounded batch; then the registration may count as settled."""
-        found = decide_consequences(self.image, [HERE], defaults=DEFAULTS, changes_max=1)
+        found = decide_consequences(
+            self.image, [HERE], defaults=DEFAULTS, changes_max=1, heard=self.heard
+        )
+        before = self.partition
         self.commit(list(found.records))
+        self.world.check_who_went(before)
         self.record_settled(b)
 
     def record_settled(self, b: BrokerId) -> None:
@@ -510,6 +518,9 @@ class World:
 
     # checks
 
+    def check_who_went(self, before: PartitionRegistration) -> None:
+        """Of a partition, as it was, whose consequences have just been recorded."""
+
     def note_content(self, entry: Entry, offset: int) -> None:
         """L25: one (epoch, offset) never has two contents."""
         if self.contents.setdefault((entry[0], offset), entry[1]) != entry[1]:
@@ -591,6 +602,10 @@ class World:
             self.fault()
         self.check_members()
 
+    def is_heartbeat_missed(self, broker: Broker) -> bool:
+        """Whether somebody waits for what its next heartbeat says: others are left out."""
+        return broker.image.brokers[broker.id].state is not BrokerState.UNFENCED
+
     def tick(self, broker: Broker) -> None:
         if not broker.up or broker.paused:
             return
@@ -603,7 +618,7 @@ class World:
         epoch = broker.broker_epoch
         if epoch is None:
             choices += [broker.register] * 2
-        elif broker.image.brokers[broker.id].state is not BrokerState.UNFENCED:
+        elif self.is_heartbeat_missed(broker):
             offset = broker.image.next_offset
             choices += [lambda: self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)] * 2
         if isinstance(role, LeaderState):
@@ -697,7 +712,7 @@ class World:
             epoch = broker.broker_epoch
             if epoch is None:
                 broker.register()
-            elif broker.image.brokers[broker.id].state is not BrokerState.UNFENCED:
+            elif self.is_heartbeat_missed(broker):
                 offset = broker.image.next_offset
                 self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)
             if fair or self.rng.random() < self.p_flush:

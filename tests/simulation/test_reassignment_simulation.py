@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from broker.replication.partition import Partition
+from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
 from raft_metadata.controller import reassignment_control
 from raft_metadata.controller.partition_draft import PartitionDraft
 from raft_metadata.controller.reassignment_control import decide_alter_reassignments
+from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.admin import AlterReassignments, Reassignment
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
-from tests.simulation.replication_world import DEFAULTS, MIN_ISR, Violation, World, run
+from raft_metadata.records.records import BrokerState
+from tests.simulation.replication_world import DEFAULTS, MIN_ISR, Broker, Violation, World, run
 
 GREEN_SEEDS = 200
 MUTANT_SEEDS = 600
@@ -61,6 +64,22 @@ class MovingWorld(World):
         before = self.controller.partition.is_reassigning
         super().step()
         self.finished += before and not self.controller.partition.is_reassigning
+
+    def is_heartbeat_missed(self, broker: Broker) -> bool:
+        removing = self.controller.partition.removing
+        return super().is_heartbeat_missed(broker) or broker.id in removing
+
+    def check_who_went(self, before: PartitionRegistration) -> None:
+        """G3: nobody who lives is taken out of the ISR while it takes itself for the leader.
+
+        A fence is behind the last proof of its broker, so is a registration (``Lifecycle``).
+        """
+        now = self.controller.partition
+        for b in set(before.isr) - set(now.isr):
+            alive = self.controller.image.brokers[b].state is BrokerState.UNFENCED
+            role = self.brokers[b].partition.role
+            if alive and self.brokers[b].up and isinstance(role, LeaderState):
+                raise Violation("deposed unawares", f"{b} leads in {role.epoch}, {before}, {now}")
 
     def finish(self) -> None:
         super().finish()
@@ -141,7 +160,7 @@ def _out_unawares(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reassignment_control, "unaware", lambda *_: ())
 
 
-MUTANTS = {
+MUTANTS: dict[Patch, int] = {
     _shrink_at_once: 0,
     _adding_counts_at_once: 0,
     _leaver_counts: 600,

@@ -484,7 +484,8 @@ def p8_reassignment_is_safe(
     completed = set(after.replicas) == stay - set(before.removing)
     cancelled = set(after.replicas) == set(original)
     if completed and not cancelled:
-        if len(after.isr) < min_isr or not set(before.adding) <= set(before.isr):
+        coming = set(before.adding) - set(before.removing)
+        if len(after.isr) < min_isr or not coming <= set(before.isr):
             raise InvariantError("P8", *facts)
     elif not cancelled:
         raise InvariantError("P8", *facts)

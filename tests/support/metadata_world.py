@@ -8,7 +8,7 @@ AssertionError.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from raft_metadata.common.ids import (
@@ -126,6 +126,8 @@ class World:
     def __post_init__(self) -> None:
         self.now_ms = 0
         self.alive: dict[BrokerId, BrokerEpoch] = {}
+        self.behind: dict[BrokerId, MetadataOffset] = {}
+        """Brokers that read no more of the metadata log: up to where they have."""
         self.log: list[tuple[MetadataRecord, ...]] = []
         self.invariants = Invariants(self.config.defaults)
         self.core = Controller(self.config, random.Random(self.seed).randbytes, self.now_ms)
@@ -143,9 +145,26 @@ class World:
         count = delta.replay_all(batch, base)
         after = delta.apply(MetadataOffset(base + count), ControllerEpoch(1))
         self.invariants.check(self.image, after, joins=joins)
+        self._check_who_went(after)
         self.image = after
         self.log.append(batch)
         self.core.appended(delta, after)
+
+    def _check_who_went(self, after: MetadataImage) -> None:
+        """Rule G3: who was in sync and lives is taken out only once it knows who leads."""
+        for topic_id, topic in after.topics.items():
+            old = self.image.topics.get(topic_id)
+            for before, partition in zip(
+                old.partitions if old else (), topic.partitions, strict=False
+            ):
+                for replica in set(before.isr) - set(partition.replicas):
+                    broker = after.brokers[replica]
+                    session = self.core.sessions.session(replica, broker.broker_epoch)
+                    if broker.state is BrokerState.UNFENCED:
+                        assert before.leader != replica, f"G3 {before} {partition}"
+                        assert session is not None, f"G3 {before} {partition}"
+                        known = session.metadata_offset > before.leader_epoch_offset
+                        assert known, f"G3 {before} {partition}"
 
     def decide_one(self) -> bool:
         """Append the most urgent wish; False if there is none."""
@@ -159,21 +178,35 @@ class World:
     def decide_all(self) -> None:
         """Until nothing is wished for: everything that follows has been recorded."""
         for _ in range(1_000):
-            if not self.decide_one():
-                self.invariants.check_settled(self.image)
-                return
+            if self.decide_one() or (self._tell_leavers() and self.decide_one()):
+                continue
+            silent = self.image.brokers.keys() - self.alive.keys()
+            self.invariants.check_settled(self.image, silent.union(self.behind))
+            return
         raise AssertionError("the controller never comes to rest")
+
+    def _tell_leavers(self) -> bool:
+        """Who is to be taken out hears who leads, and says so with a heartbeat."""
+        leavers = {
+            replica
+            for topic in self.image.topics.values()
+            for partition in topic.partitions
+            for replica in partition.removing
+        }
+        for broker in leavers & self.alive.keys():
+            self.beat(broker)
+        return bool(leavers)
 
     # ---- time and brokers
 
     def beat(self, broker: BrokerId, *, want_shutdown: bool = False) -> HeartbeatAnswer:
-        """A heartbeat of a broker that has applied the whole image."""
+        """A heartbeat of a broker that has applied the whole image, or stays `behind`."""
         return self.core.heartbeat(
             self.image,
             BrokerHeartbeat(
                 broker_id=broker,
                 broker_epoch=self.alive[broker],
-                metadata_offset=self.image.next_offset,
+                metadata_offset=self.behind.get(broker, self.image.next_offset),
                 want_shutdown=want_shutdown,
             ),
             self.now_ms,
@@ -346,8 +379,11 @@ class Invariants:
             if before.topics.get(topic.topic_id) != topic:
                 self._check_topic(before, after, topic, joins=joins)
 
-    def check_settled(self, image: MetadataImage) -> None:
-        """Nothing more is wished for: no debts of fenced or newly registered brokers are left."""
+    def check_settled(self, image: MetadataImage, behind: Collection[BrokerId] = ()) -> None:
+        """Nothing more is wished for: no debts of fenced or newly registered brokers are left.
+
+        ``behind``: brokers that read no metadata; who is to go may have to be waited for.
+        """
         self.checked += 1
         for broker in image.brokers.values():
             assert broker.settled, f"C14 {broker}"
@@ -356,7 +392,7 @@ class Invariants:
             assert topic.is_complete or live < len(topic.partitions[0].replicas)
             rules = TopicRules(image, topic, self._defaults)
             for index, partition in enumerate(topic.partitions):
-                self._check_at_rest(image, f"{topic.name}-{index}", partition, rules)
+                self._check_at_rest(image, f"{topic.name}-{index}", partition, rules, behind)
 
     def _check_broker(
         self, image: MetadataImage, before: BrokerRegistration | None, after: BrokerRegistration
@@ -405,7 +441,8 @@ class Invariants:
         if partition.last_known_leader != NO_LEADER:
             assert partition.last_known_leader in replicas, f"P11 {partition}"
             assert not partition.has_leader, f"P11 {partition}"
-        assert not set(partition.adding) & set(partition.removing), f"P8 {partition}"
+        unwanted = set(partition.adding) & set(partition.removing)
+        assert not unwanted & set(partition.target), f"P8 {partition}"
         assert {*partition.adding, *partition.removing} <= replicas, f"P8 {partition}"
         if image.feature_level < OPERATIONS_LEVEL:
             assert not last, "KIP-584"
@@ -463,9 +500,10 @@ class Invariants:
             return
         assert after.leader_epoch == before.leader_epoch + 1, "P8 the old replicas are fenced off"
         assert gone <= {*before.removing, *before.adding}, f"P8 {before} {after}"
-        if gone & set(before.removing):
+        if gone & (set(before.removing) - set(before.adding)):
             assert gone == set(before.removing), f"P8 {before} {after}"
-            assert set(before.adding) <= set(before.isr), f"P8 {before} {after}"
+            coming = set(before.adding) - set(before.removing)
+            assert coming <= set(before.isr), f"P8 {before} {after}"
             assert after.replicas == before.target, f"P8 {before} {after}"
             assert not after.is_reassigning, f"P8 {after}"
             assert len(after.isr) >= min_isr, f"P8 {before} {after}"
@@ -511,6 +549,7 @@ class Invariants:
         where: str,
         partition: PartitionRegistration,
         rules: TopicRules,
+        behind: Collection[BrokerId],
     ) -> None:
         for member in partition.isr:
             assert image.brokers[member].state is not BrokerState.FENCED, f"C3 {where}"
@@ -522,12 +561,15 @@ class Invariants:
             assert partition.leader_epoch_offset > leader.broker_epoch, f"R3 {where}"
             if leader.drain is not DrainScope.NONE and leader.state is BrokerState.UNFENCED:
                 others = [m for m in live if image.brokers[m].drain is DrainScope.NONE]
+                others = [m for m in others if m not in partition.removing]
                 assert not others, f"{where}: led by {leader}, which is drained"
         else:
             for member in partition.isr + partition.elr:
                 state = image.brokers[member].state
                 assert state is not BrokerState.UNFENCED, f"{where}: {member} could lead"
-        if partition.is_reassigning and set(partition.adding) <= set(partition.isr):
+        unheard = {*partition.removing} & {*behind}
+        coming = set(partition.adding) - set(partition.removing)
+        if partition.is_reassigning and not unheard and coming <= set(partition.isr):
             stay = [m for m in partition.isr if m not in partition.removing]
             enough = len(stay) >= rules.min_isr(len(partition.target))
             assert not (enough and set(stay) & set(live)), f"P12 {where} is through"

@@ -438,6 +438,7 @@ async def test_rule_m7_a_leader_change_does_not_restart_the_session_of_a_dead_br
             cluster.beat(B2, B3)
             for voter in cluster.raft.voters:
                 voter.controller.tick()
+            await cluster.raft.settle(1)
         cluster.raft.elect(leader, 0)
         await cluster.raft.settle(3)
     states = {b.broker_id: b.state for b in cluster.lead.machine.image.brokers.values()}

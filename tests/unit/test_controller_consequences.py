@@ -37,3 +37,30 @@ def test_rule_m4_consequences_of_a_refused_batch_are_found_again() -> None:
         wish = core.next_wish(image, bulk_allowed=True)
         assert wish is not None
         assert len(wish.records) == 3
+
+
+def test_rule_g3_a_new_controller_fences_nobody_whose_proof_may_be_younger_than_its_reign() -> None:
+    """It was handed its reign, and a link is cut: the last controller has heard of that broker."""
+    *_, image = images(
+        (FeatureLevelRecord(level=1),),
+        *((registered(b, at + 1, f"life-{b}"),) for at, b in enumerate((ME, OTHER))),
+        *(changed(b, BrokerState.UNFENCED) for b in (ME, OTHER)),
+    )
+    config = ControllerConfig(cluster_id=ClusterId("c"))
+    core = Controller(config, lambda n: b"\0" * n, 0)
+    sessions, now_ms = core.sessions, 0
+    for _ in range(40):
+        now_ms += 50
+        sessions.heard(ME, BrokerEpoch(1), image.next_offset, now_ms)
+        sessions.expect([(OTHER, BrokerEpoch(2))], now_ms)
+        sessions.judge(now_ms)
+    assert sessions.has_expired(OTHER, BrokerEpoch(2))
+    core.activate(image)
+    for _ in range(0, config.broker_disconnect_grace_ms, 50):
+        assert core.next_wish(image, bulk_allowed=True) is None
+        now_ms += 50
+        sessions.heard(ME, BrokerEpoch(1), image.next_offset, now_ms)
+        sessions.judge(now_ms)
+    wish = core.next_wish(image, bulk_allowed=True)
+    assert wish is not None
+    assert [record.broker_id for record in wish.records] == [OTHER]  # type: ignore[union-attr]

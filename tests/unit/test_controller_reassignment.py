@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
+from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId, TopicName
 from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, merged
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
-from raft_metadata.records.admin import AlterReassignments, Reassignment
+from raft_metadata.records.admin import AlterReassignments, Election, Reassignment
 from raft_metadata.records.commands import CreateTopic
 from raft_metadata.records.records import DrainScope, FeatureLevelRecord
 from tests.support.metadata_world import World, config, registration, topic_id
@@ -65,7 +65,7 @@ def test_invariant_p12_it_is_through_once_all_new_replicas_are_in_sync() -> None
     assert set(partition.isr) == {4, 5, 3}
     assert not partition.is_reassigning
     assert partition.leader == 4, "the old leader went: the first that stays"
-    assert partition.leader_epoch == epoch + 1
+    assert partition.leader_epoch == epoch + 2, "it gave up its leadership, then it was taken out"
 
 
 def test_who_is_taken_out_is_fenced_off_by_an_epoch_though_the_leader_stays() -> None:
@@ -169,7 +169,7 @@ def test_invariant_p8_a_cancellation_restores_what_was() -> None:
     assert (partition.replicas, partition.directories) == (before.replicas, before.directories)
     assert partition.isr == before.isr
     assert (partition.adding, partition.removing, partition.leader) == ((), (), 1)
-    assert partition.leader_epoch == before.leader_epoch + 1, "4 and 5 are fenced off"
+    assert partition.leader_epoch == before.leader_epoch + 2, "5 is fenced off, then 4"
 
 
 def test_invariant_p8_who_is_needed_can_not_be_cancelled() -> None:
@@ -182,6 +182,7 @@ def test_invariant_p8_who_is_needed_can_not_be_cancelled() -> None:
     assert "[4]" in message
     world.catch_up(B2)
     world.reassign(None)
+    world.decide_all()
     assert world.partition().isr == (1, 2)
 
 
@@ -195,8 +196,103 @@ def test_a_cancellation_takes_the_lead_from_who_was_added() -> None:
     world.alter((B2, B4, B3))
     assert world.partition().leader == 4
     world.reassign(None)
-    assert world.partition().leader == 2
+    world.reassign(None)
+    assert (world.partition().adding, world.partition().removing) == ((4,), (4,)), "a repeat"
+    assert world.partition().replication_factor == 3
+    world.decide_all()
+    assert (world.partition().replicas, world.partition().leader) == ((1, 2, 3), 2)
     assert world.partition().isr == (2, 3)
+
+
+# ---- who goes must know it
+
+
+def test_rule_g3_a_leader_that_goes_stays_in_sync_until_it_has_heard_who_leads() -> None:
+    """Until then its heartbeats vouch for it: it answers reads that its successor outdates."""
+    world = running()
+    world.reassign((4, 2, 3))
+    world.behind[B1] = world.image.next_offset
+    world.catch_up(B4)
+    world.pass_time(1_000)
+    partition = world.partition()
+    assert (partition.leader, partition.leader_epoch) == (4, 1), "it leads no more"
+    assert partition.isr == (4, 1, 2, 3), "nothing is committed without it"
+    world.behind[B1] = MetadataOffset(partition.leader_epoch_offset)
+    world.pass_time(100)
+    assert world.partition() == partition, "it has read up to that record, not the record"
+    world.behind[B1] = MetadataOffset(partition.leader_epoch_offset + 1)
+    world.pass_time(50)
+    assert world.partition().replicas == (4, 2, 3)
+
+
+def test_invariant_p12_a_broker_that_dies_unaware_is_not_waited_for() -> None:
+    world = running()
+    world.reassign((4, 2, 3))
+    world.behind[B1] = world.image.next_offset
+    world.catch_up(B4)
+    world.decide_all()
+    assert world.partition().is_reassigning
+    world.kill(B1)
+    assert (world.partition().replicas, world.partition().leader) == ((4, 2, 3), 4)
+
+
+def test_rule_g3_a_new_controller_waits_too() -> None:
+    world = running()
+    world.reassign((4, 2, 3))
+    world.behind[B1] = world.image.next_offset
+    world.catch_up(B4)
+    world.decide_all()
+    world.core.activate(world.image)
+    world.pass_time(100)
+    assert world.partition().is_reassigning
+    world.behind.clear()
+    world.pass_time(50)
+    assert not world.partition().is_reassigning
+
+
+def test_invariant_p8_a_leader_that_died_is_replaced_by_who_stays_while_another_is_waited_for() -> (
+    None
+):
+    world = running()
+    world.reassign((4, 5, 3))
+    world.behind[B2] = world.image.next_offset
+    world.drain(B2, DrainScope.NONE)
+    world.elect(Election.PREFERRED, 0)
+    world.catch_up(B4, B5)
+    world.decide_all()
+    assert (world.partition().leader, world.partition().isr) == (4, (4, 5, 1, 2, 3))
+    world.kill(B4)
+    assert world.partition().leader == 5, "2 stands before it, but goes"
+
+
+def test_a_drained_broker_that_stays_leads_rather_than_one_that_goes() -> None:
+    """Else the two would hand it to and fro, an epoch each time, and nobody ever goes."""
+    world = running((1, 2), min_isr=1)
+    world.reassign((2,))
+    world.behind[B1] = world.image.next_offset
+    world.drain(B2, DrainScope.LEADERS)
+    world.decide_all()
+    assert world.partition().leader == 2
+    world.behind.clear()
+    world.decide_all()
+    assert world.partition().replicas == (2,)
+
+
+def test_rule_g3_a_cancellation_too_waits_until_who_led_has_heard_of_it() -> None:
+    world = running((1, 2, 3))
+    world.reassign((4, 2, 3))
+    world.alter((B1, B2, B3))
+    world.catch_up(B4)
+    world.elect(Election.PREFERRED, 0)
+    assert world.partition().leader == 4
+    world.behind[B4] = world.image.next_offset
+    world.reassign(None)
+    world.decide_all()
+    partition = world.partition()
+    assert (partition.leader, set(partition.isr)) == (1, {1, 2, 3, 4})
+    world.behind.clear()
+    world.decide_all()
+    assert (world.partition().replicas, world.partition().isr) == ((1, 2, 3), (1, 2, 3))
 
 
 def test_another_target_takes_the_place_of_the_first() -> None:
