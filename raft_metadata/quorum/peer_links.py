@@ -192,6 +192,8 @@ class PeerLinks:
                 del self._strangers[oldest]
                 oldest.cancel()
             self._strangers[self._task(self._welcome(accepted))] = None
+            # The next may be there already, and then awaiting it gives nobody else a turn.
+            await asyncio.sleep(0)
 
     async def _welcome(self, accepted: socket.socket) -> None:
         connection = self._new_connection(None)

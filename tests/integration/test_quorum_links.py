@@ -243,6 +243,32 @@ async def test_defect_18_strangers_are_limited_and_lock_no_voter_out(trio: Trio)
     await until(lambda: not end.connected)
 
 
+async def test_defect_18_a_flood_of_strangers_leaves_the_loop_its_turns(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    far_ends: list[socket.socket] = []
+
+    async def always_another(_sock: socket.socket) -> Any:
+        if len(far_ends) == 300:
+            await asyncio.Event().wait()
+        ours, far = socket.socketpair()
+        ours.setblocking(False)
+        far_ends.append(far)
+        return ours, None
+
+    monkeypatch.setattr(loop, "sock_accept", always_another)
+    end = await trio.start(101)
+    turns = 0
+    while len(far_ends) < 300:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 200, "elections would wait for strangers"
+    assert len(end.links._strangers) <= MAX_STRANGERS
+    for far in far_ends:
+        far.close()
+
+
 async def test_defect_15_what_the_socket_did_not_take_is_sent_when_it_can(trio: Trio) -> None:
     end = await trio.start(101)
     reader, writer = await introduced(end)

@@ -684,6 +684,13 @@ MUTANTS = (
         ("links",),
     ),
     Mutant(
+        "defect 18 strangers take the loop",
+        "peer_links.py",
+        "            await asyncio.sleep(0)\n",
+        "            pass\n",
+        ("links",),
+    ),
+    Mutant(
         "defect 15 lost connections stay open",
         "peer_links.py",
         '                connection.close("")\n                accepted.close()',
