@@ -151,7 +151,7 @@ class RaftNode(PinnedSyncObj):
         self._heard_by: dict[NodeId, float] = {}
         """When the newest append that each other voter answered was sent."""
         self.feature_levels: dict[NodeId, int] = {}
-        """The highest ``metadata.version`` that each other voter said it can follow."""
+        """The highest ``metadata.version`` that each connected voter said it can follow."""
         self._pre_vote = PreVote(voters=len(config.voters))
         self._rejoin = Rejoin(frozenset(config.others))
         snapshot_adapter = SnapshotAdapter(
@@ -448,9 +448,15 @@ class RaftNode(PinnedSyncObj):
             if self.transport.is_congested(node):
                 self.pause(node)
 
+    def on_link_made(self) -> None:
+        """See `transport.FilteredRaft`."""
+        self._next_ping = 0.0
+
     def on_link_lost(self, node: VoterNode) -> None:
         """See `transport.FilteredRaft`."""
         self.unpause(node)
+        # It may come back as an older version, which can't follow what this one could.
+        self.feature_levels.pop(NodeId(node.node_id), None)
 
     # -- seen from outside
 

@@ -78,6 +78,8 @@ class FilteredRaft(Protocol):
 
     def pause(self, node: VoterNode) -> None: ...
 
+    def on_link_made(self) -> None: ...
+
     def on_link_lost(self, node: VoterNode) -> None: ...
 
     def on_leader_heard(self, term: int, commit_index: int) -> None: ...
@@ -136,6 +138,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
 
     def on_connected(self, node: NodeId) -> None:
         """See `LinkEvents`."""
+        self._raft.on_link_made()
         self._onNodeConnected(self._voters[node])
 
     def on_disconnected(self, node: NodeId) -> None:

@@ -141,6 +141,22 @@ def test_rule_g3_an_answer_that_was_long_under_way_is_no_fresh_majority() -> Non
     assert leader.raft.leader_silence_s() > 0.5
 
 
+def test_what_a_voter_can_follow_is_forgotten_with_its_process() -> None:
+    """Else a level would be raised that the one coming back, an older version, can't follow."""
+    sim = Sim(seed=8, feature_level_max=2)
+    a, b, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(1)
+    assert leader.raft.feature_levels == {b: 2, c: 2}
+    sim.kill(c)
+    assert leader.raft.feature_levels == {b: 2}
+    sim.settings["feature_level_max"] = 1
+    sim.start(c)
+    sim.pass_time(0.05)
+    assert leader.raft.feature_levels == {b: 2, c: 1}, "told with the connection"
+
+
 def test_a_cut_off_leader_steps_down_within_a_second() -> None:
     sim = Sim(seed=3)
     a, b, c = sim.ids
