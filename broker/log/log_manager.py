@@ -133,7 +133,9 @@ class LogManager:
                 CorruptionError(f"the directory {self.root}/{name} is gone"),
             )
         for key, log in self._logs.items():
-            log.high_watermark = min(watermarks.get(_text(key), 0), log.log_end_offset)
+            end, epoch = watermarks.get(_text(key), (0, -1))
+            end = min(end, log.log_end_offset)
+            log.high_watermark = end if log.epoch_at(end - 1) == epoch else 0
             log.request_flush()
         flusher.flush_all()
         disk.sync_directory(self.root)
@@ -428,22 +430,32 @@ class LogManager:
         return {name: (end, topic_id) for name, (end, topic_id) in content["logs"].items()}
 
     def _high_watermarks(self) -> bytes:
+        """Each with the epoch of the record below it, which says of which history it is."""
         return encode_checkpoint(
-            {_text(key): log.high_watermark for key, log in self._logs.items()}
+            {
+                _text(key): (log.high_watermark, log.epoch_at(log.high_watermark - 1))
+                for key, log in self._logs.items()
+                if log.high_watermark
+            }
         )
 
     def _write_high_watermarks(self, data: bytes) -> None:
         with self._watermarks_lock:
             write_atomically(self._disk, self.root, HIGH_WATERMARK_FILE, data)
 
-    def _read_high_watermarks(self) -> dict[str, int]:
-        """A damaged file counts as none: a high watermark may be too low, never too high."""
+    def _read_high_watermarks(self) -> dict[str, tuple[int, int]]:
+        """A damaged file counts as none: a high watermark may be too low, never too high.
+
+        So does one below which the log has records of another epoch: since an unclean election
+        another history stands there, of which less may be committed (rule R8).
+        """
         try:
             content = read_checkpoint(self._disk, f"{self.root}/{HIGH_WATERMARK_FILE}")
         except CorruptionError as error:
             _log.warning("high watermarks start at 0 reason=%s", error)
             return {}
-        return cast("dict[str, int]", content or {})
+        rows = cast("dict[str, list[int] | int]", content or {})
+        return {key: (row[0], row[1]) for key, row in rows.items() if isinstance(row, list)}
 
     def _write_unclean(self) -> None:
         content = [[key.topic_id, key.partition, why] for key, why in self.unclean.items()]

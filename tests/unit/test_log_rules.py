@@ -666,3 +666,72 @@ def test_a_read_without_a_free_descriptor_fails_the_read_not_the_broker(
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert (life.failures, log.failed) == ([], None)
     assert log.read(0, 1 << 20, 4)
+
+
+# R8
+
+
+def test_rule_r8_a_high_watermark_of_another_history_is_not_believed(disk: SimulatedDisk) -> None:
+    """An unclean election cut this log; a crash before the next checkpoint: the file is too high.
+
+    Believed, it would be shown to readers by the next leader, or end this process for ever: below
+    it nothing may be cut.
+    """
+    life = Life(disk)
+    log = life.log()
+    append(log, range(50), epoch=4)
+    append(log, range(50), epoch=4)
+    log.high_watermark = 100
+    life.manager.checkpoint_high_watermarks()
+    log.truncate_to(50)
+    assert log.high_watermark == 50
+    append(log, range(70), epoch=5)
+    life.flush()
+    disk.kill()
+    log = Life(disk).log()
+    assert log.log_end_offset == 120
+    assert log.high_watermark <= 50
+
+
+def test_rule_r8_a_high_watermark_of_this_history_is_kept(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, range(100), epoch=4)
+    append(log, range(10), epoch=5)
+    log.high_watermark = 100
+    life.manager.checkpoint_high_watermarks()
+    life.flush()
+    disk.kill()
+    assert Life(disk).log().high_watermark == 100
+
+
+def test_rule_r8_a_high_watermark_above_a_lost_tail_stands_at_the_log_end(
+    disk: SimulatedDisk,
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, range(50), epoch=4)
+    append(log, range(10), epoch=4)
+    log.high_watermark = 60
+    life.manager.checkpoint_high_watermarks()
+    log.truncate_to(50)
+    life.flush()
+    disk.kill()
+    assert Life(disk).log().high_watermark == 50
+
+
+def test_rule_r8_a_high_watermark_that_the_log_lost_is_not_believed(disk: SimulatedDisk) -> None:
+    """What stands there next may be another history, whose records look alike."""
+    life = Life(disk)
+    log = life.log()
+    append(log, range(50), epoch=4)
+    append(log, range(10), epoch=4)
+    log.high_watermark = 60
+    life.manager.checkpoint_high_watermarks()
+    life.flush()
+    log.truncate_to(50)
+    append(log, range(5), epoch=5)
+    life.flush()
+    disk.kill()
+    log = Life(disk).log()
+    assert (log.log_end_offset, log.high_watermark) == (55, 0)
