@@ -56,6 +56,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.records import BrokerState
 from raft_metadata.records.serde import encode_batch
 
 T = TypeVar("T")
@@ -416,7 +417,22 @@ class ActiveController(MetadataPublisher):
         if self.is_active:
             self._wake.set()
         # Voters that heard a leader help nobody else for an election time-out: that is the lease.
-        return replace(answer, majority_answers=self._quorum.leader_contact_age_ms == 0)
+        has_lease = self._quorum.leader_contact_age_ms == 0
+        return replace(answer, majority_answers=has_lease and not self._is_given_up(command))
+
+    def _is_given_up(self, command: BrokerHeartbeat) -> bool:
+        """Whether a batch in flight fences this broker (rule G3).
+
+        It came back too late: what follows from the fence may be in force a moment from now.
+        """
+        if self._speculation is None:
+            return False
+        broker = self._speculation.image.brokers.get(command.broker_id)
+        return (
+            broker is None
+            or broker.broker_epoch != command.broker_epoch
+            or broker.state is BrokerState.FENCED
+        )
 
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
         """The connection that carries a broker's heartbeats came up."""

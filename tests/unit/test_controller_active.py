@@ -449,6 +449,26 @@ async def test_rule_m7_a_leader_change_does_not_restart_the_session_of_a_dead_br
     }
 
 
+async def test_rule_g3_who_comes_back_while_its_fence_is_in_flight_is_not_vouched_for() -> None:
+    """The committed image calls it unfenced, and its successors lead a moment later."""
+    cluster = await Cluster().start()
+    lead, image = cluster.lead, cluster.lead.machine.image
+    beat = BrokerHeartbeat(
+        broker_id=B1,
+        broker_epoch=image.brokers[B1].broker_epoch,
+        metadata_offset=image.next_offset,
+    )
+    assert lead.controller.heartbeat(beat).majority_answers
+    for _ in range(30):
+        cluster.clock.now_ms += 60
+        cluster.beat(B2, B3)
+        lead.controller.tick()
+    assert lead.queue, "the fence is with the quorum"
+    answer = lead.controller.heartbeat(beat)
+    assert (answer.state, answer.committed_offset) == (BrokerState.UNFENCED, image.next_offset)
+    assert not answer.majority_answers
+
+
 async def test_rule_m7_everything_stopped_for_two_sessions_fences_nobody() -> None:
     cluster = await Cluster().start()
     before = cluster.lead.machine.image
