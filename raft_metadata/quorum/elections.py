@@ -15,6 +15,8 @@ from raft_metadata.quorum.journal_format import Entry
 from raft_metadata.quorum.wire import Message
 
 NEVER = float("-inf")
+DISK_HANG_S = 5.0
+"""A disk that has finished nothing for so long hangs; one that is slow takes 400 ms (rule M7)."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,20 @@ class PreVote:
             return False
         self.may_stand_in = 0
         return True
+
+
+@dataclass(slots=True)
+class DiskWatch:
+    """Whether entries wait, and the disk gets no further. What waits is in memory only."""
+
+    durable_index: int = -1
+    since: float = NEVER
+
+    def hangs(self, journal: DurableJournal, now: float) -> bool:
+        """To be asked with every tick."""
+        if journal.durable_index != self.durable_index or journal.is_durable:
+            self.durable_index, self.since = journal.durable_index, now
+        return now - self.since > DISK_HANG_S
 
 
 def up_to_date(question: Message, last: Entry) -> bool:

@@ -176,6 +176,11 @@ class DurableJournal:
         return self._durable_index
 
     @property
+    def is_durable(self) -> bool:
+        """Every entry is."""
+        return not self.entries or self._durable_index == self.entries[-1][1]
+
+    @property
     def size_bytes(self) -> int:
         """Length of the file and of what waits to be written."""
         return self._length + self._waiting_bytes

@@ -125,6 +125,12 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
         """A rejoining voter: durable, and in this term its vote counts as given."""
         self._SyncObj__setCurrentTerm(term, voted_for)
 
+    # Stock gives leadership up only where a majority is silent.
+    def step_down(self) -> None:
+        """Lead no more, in the same term."""
+        self._SyncObj__setState(ROLES.index("follower"))
+        self._SyncObj__raftLeader = None
+
     # A follower whose disk was replaced has acknowledged nothing.
     def forget_match(self, node: VoterNode) -> None:
         """Take back what this follower acknowledged."""

@@ -29,6 +29,7 @@ from raft_metadata.quorum.config import (
 from raft_metadata.quorum.data_dir import DataDir
 from raft_metadata.quorum.elections import (
     NEVER,
+    DiskWatch,
     LeaderContact,
     PreVote,
     Rejoin,
@@ -153,12 +154,11 @@ class RaftNode(PinnedSyncObj):
         self.feature_levels: dict[NodeId, int] = {}
         """The highest ``metadata.version`` that each connected voter said it can follow."""
         self._pre_vote = PreVote(voters=len(config.voters))
+        self._disk = DiskWatch()
         self._rejoin = Rejoin(frozenset(config.others))
-        snapshot_adapter = SnapshotAdapter(
-            parts.snapshots, parts.faults, self._backlog_bytes, parts.now
-        )
+        snapshots = SnapshotAdapter(self.snapshots, self.faults, self._backlog_bytes, self.now)
         journal_adapter = JournalAdapter(parts.journal, self._commit)
-        conf = library_conf(config, journal_adapter, snapshot_adapter)
+        conf = library_conf(config, journal_adapter, snapshots)
         conf.onStateChanged = self._on_role_changed
         super().__init__(
             VoterNode(config.node_id),
@@ -310,15 +310,12 @@ class RaftNode(PinnedSyncObj):
         self._pre_vote.forget()
 
     def on_answered(self, node: VoterNode, sent_at: float) -> None:
-        """A follower heard what this leader sent then, and helps nobody else for a while.
-
-        Counted from the sending (rule G3): answers that were long under way, or unread while this
-        process slept, are no news of a majority.
-        """
+        """Rule G3: what counts is when a follower was told, however late its answer is read."""
         before = self._heard_by.get(node.node_id, NEVER)
         self._heard_by[node.node_id] = max(before, min(sent_at, self.now()))
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803 the library's names
+        self._tick_disk()
         if self.home.fenced:
             self._tick_fence()
         elif self._would_stand() and not self._pre_vote.spend(self.raftCurrentTerm):
@@ -326,6 +323,16 @@ class RaftNode(PinnedSyncObj):
         self._tick_pings()
         self._force_snapshot_when_large()
         super()._onTick(timeToWait)
+
+    def _tick_disk(self) -> None:
+        """Lead no more where others commit what piles up here, in front of a disk that hangs."""
+        if not self._disk.hangs(self.journal, self.now()):
+            return
+        self.election_deadline = self.now() + self.conf.raftMaxTimeout  # nor is it a candidate
+        durable, others = self.journal.durable_index, filter(self.isNodeConnected, self.otherNodes)
+        ahead = sum(self.match_index(node) > durable for node in others)
+        if self._isLeader() and 2 * ahead > len(self.parts.config.voters):
+            self.step_down()
 
     def _would_stand(self) -> bool:
         return (

@@ -165,7 +165,7 @@ MUTANTS = (
         "        allowed = max(\n"
         "            min(allowed, self.journal.durable_index), self.journal.commit_index\n"
         "        )\n",
-        ("flusher",),
+        ("elections",),
     ),
     Mutant(
         "q7 consent outlives a leader's word",
@@ -194,6 +194,20 @@ MUTANTS = (
         "        if self._now() < self._not_before:\n",
         "        if False:\n",
         ("snapshots",),
+    ),
+    Mutant(
+        "a leader whose disk hangs leads for ever",
+        "raft_node.py",
+        "            self.step_down()\n",
+        "            pass\n",
+        ("elections",),
+    ),
+    Mutant(
+        "a voter whose disk hangs stands",
+        "raft_node.py",
+        "        self.election_deadline = self.now() + self.conf.raftMaxTimeout  # nor is",
+        "        # nor is",
+        ("elections",),
     ),
     Mutant(
         "defect 2 votes before sync",

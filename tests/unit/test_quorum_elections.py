@@ -171,6 +171,38 @@ def test_a_cut_off_leader_steps_down_within_a_second() -> None:
     assert CLOCK.time - start < 2.0
 
 
+def test_defect_2_a_leader_whose_disk_hangs_commits_by_the_others_and_gives_way() -> None:
+    sim = Sim(seed=5)
+    a, b, c = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    durable = leader.raft.journal.durable_index
+    leader.flusher.steps = lambda: 10**9
+    assert sim.commit(a, b"x", 1).acknowledged, "the two others have it"
+    sim.kill(c)
+    answer = sim.commit(a, b"y", 7)
+    assert leader.leads, "without its disk there is no majority under anybody"
+    assert not answer.done()
+    sim.start(c)
+    sim.cut = {frozenset((b, c))}  # they hear of each other's votes through nobody
+    assert sim.until(answer.done, 3)
+    sim.cut = set()
+    assert sim.until(lambda: not leader.leads, 10)
+    for node, wait_s in ((a, 0), (b, 4), (c, 4)):
+        sim.up[node].raft.election_deadline = CLOCK.time + wait_s
+    sim.pass_time(3)
+    assert not sim.leaders
+    assert leader.term == sim.up[b].term, "it does not stand while its disk hangs"
+    assert sim.until(lambda: sim.leaders, 5)
+    assert leader.raft.journal.durable_index == durable
+    leader.flusher.steps = lambda: 0
+    for job in leader.flusher._jobs:
+        job[:2] = [0, 0]
+    sim.commit(sim.leaders[0], b"z")
+    assert sim.until(lambda: leader.machine.payloads == [b"x", b"y", b"z"], 5)
+    assert leader.raft.journal.is_durable
+
+
 def test_defect_10_a_vote_sent_twice_counts_once() -> None:
     sim = Sim(voters=5, seed=4)
     a, b, *_ = sim.ids

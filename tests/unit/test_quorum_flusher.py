@@ -148,22 +148,6 @@ def test_defect_2_an_earlier_terms_entry_is_not_committed_by_being_on_disks() ->
 
 
 @world
-def test_defect_2_a_leader_whose_disk_hangs_commits_what_a_majority_of_disks_has() -> None:
-    sim = Sim(seed=5)
-    a, _, c = sim.ids
-    sim.start()
-    leader = sim.lead(a)
-    journal = leader.raft.journal
-    durable = journal.durable_index
-    leader.flusher.steps = lambda: 10**9
-    assert sim.commit(a, b"x", 1).acknowledged, "the two others have it"
-    assert journal.durable_index == durable
-    sim.kill(c)
-    answer = sim.commit(a, b"y", 1)
-    assert not answer.done(), "one disk is no majority"
-
-
-@world
 @pytest.mark.parametrize("kind", ["request_vote", "response_vote"])
 def test_defect_2_a_vote_leaves_after_the_entries_it_speaks_of(kind: str) -> None:
     sim = Sim(seed=5)
