@@ -402,6 +402,13 @@ def settle_relations(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
             values[name] = min(values[name], limit)
     _at_most(values, "broker_heartbeat_interval_ms", session // 2, "half a session", origin)
     _at_most(values, "replica_lag_time_max_ms", lag_limit, "2.5 sessions", origin)
+    # rule G3: a deposed leader that lives is in the ISR for longer than its last proof counts
+    proof_ms = min(session, values["broker_disconnect_grace_ms"])
+    if values["replica_lag_time_max_ms"] < proof_ms:
+        what = "the session, or broker_disconnect_grace_ms if that is less"
+        lag = values["replica_lag_time_max_ms"]
+        msg = f"{origin}: replica_lag_time_max_ms = {lag}, expected at least {proof_ms} ({what})"
+        raise ConfigError(msg)
     # rule M8: a cluster that can never acknowledge is refused, not started
     replicas = values["default_replication_factor"]
     _at_most(values, "min_insync_replicas", replicas, "default_replication_factor", origin)

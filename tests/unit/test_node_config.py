@@ -230,6 +230,13 @@ def test_rule_r9_lag_beyond_two_and_a_half_sessions_is_refused(tmp_path: Path) -
     assert "at most 3000" in message
 
 
+def test_rule_g3_a_lag_shorter_than_a_deposed_leaders_proof_is_refused(tmp_path: Path) -> None:
+    message = refused(write(tmp_path), None, "replica_lag_time_max_ms=299")
+    assert "at least 300" in message
+    short = load(write(tmp_path), {}, "broker_session_timeout_ms=100").timeouts
+    assert short.replica_lag_time_max_ms == 250, "its own default is no contradiction"
+
+
 def test_rule_m8_min_isr_above_the_replication_factor_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     assert "min_insync_replicas = 2" in refused(path, None, "min_insync_replicas=2")
