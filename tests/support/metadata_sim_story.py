@@ -125,6 +125,7 @@ class Story:
                 self.replace_disk,
                 self.kill_broker,
                 self.kill_broker,
+                self.cut_power_of_brokers,
                 self.start_brokers,
                 self.start_brokers,
                 self.pause_broker,
@@ -335,6 +336,15 @@ class Story:
         if rng.random() < 0.8:
             some = unclean if rng.random() < 0.4 else ()
             self.world.after(rng.uniform(0.02, 1.0), partial(self._start_broker, broker, some))
+
+    def cut_power_of_brokers(self) -> None:
+        """Of all at once: none of them can vouch for what it holds."""
+        for broker in self.world.brokers:
+            held = tuple(broker.held())
+            broker.kill()
+            some = held if self.rng.random() < 0.9 else ()
+            when = self.rng.uniform(0.02, 0.5)
+            self.world.after(when, partial(self._start_broker, broker, some))
 
     def _start_broker(self, broker: Broker, unclean: tuple = ()) -> None:
         if broker.process is None:
