@@ -414,6 +414,7 @@ class GroupCoordinator:
         It says so of the moment of the append only, so it is one that begins after the question.
         """
         if self._proof.is_proven() or await self._proof.prove(PROOF_WAIT_MS):
+            shard.check_leads()
             return
         try:
             await shard.probe()

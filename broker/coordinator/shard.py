@@ -51,6 +51,10 @@ class ShardLog(Protocol):
         """Until the high watermark has reached this offset and the epoch's start."""
         ...
 
+    def check_leads(self) -> None:
+        """Nothing but what every method raises."""
+        ...
+
     def check_may_append(self) -> None:
         """NOT_ENOUGH_REPLICAS where nothing would be appended."""
         ...
@@ -161,6 +165,17 @@ class Shard:
         if batch.error is not None:
             error = batch.error
             raise KafkaError(error.code, error.message, outcome=error.outcome)
+
+    def check_leads(self) -> None:
+        """NOT_COORDINATOR where this broker's replica has taken another role (rule G3).
+
+        Roles of a large image are taken in steps, and shards are closed behind the last of them.
+        In between this replica may follow a new leader already, and help it to commit.
+        """
+        try:
+            self._log.check_leads()
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
     async def probe(self) -> None:
         """Have an append begun after now and committed: nobody leads in a newer epoch (rule G3)."""

@@ -70,6 +70,10 @@ class ReplicaShardLog:
             self._partition, self._epoch, max(offset, role.epoch_start)
         )
 
+    def check_leads(self) -> None:
+        """See `ShardLog`."""
+        self._leading()
+
     def check_may_append(self) -> None:
         """See `ShardLog`."""
         replica, _ = self._leading()

@@ -40,7 +40,7 @@ class MemoryShardLog:
         self.epoch = epoch
         self.start_of_epoch = len(shared.entries)
         self.commit_at_once = True
-        self.may_append = True
+        self.may_append = self.has_role = True
         self.next_append: KafkaError | None = None
         """The next append fails with this; of outcome unknown, it is written all the same."""
         self.appends: list[list[Entry]] = []
@@ -63,6 +63,11 @@ class MemoryShardLog:
         while self.shared.high_watermark < max(offset, self.start_of_epoch):
             await self.shared.moved.wait()
             self._check()
+
+    def check_leads(self) -> None:
+        """A deposed leader that has not heard of it has its role."""
+        if not self.has_role:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def check_may_append(self) -> None:
         self._check()

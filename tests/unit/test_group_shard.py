@@ -399,3 +399,18 @@ async def test_rule_g3_a_coordinator_that_is_cut_off_answers_no_read(tmp_path: P
             await coordinator.answer(GroupOffsets(group=group))
         assert refusal.value.code is ErrorCode.NOT_COORDINATOR
         assert refusal.value.outcome is Outcome.NOT_WRITTEN
+
+
+async def test_rule_g3_no_read_once_the_replica_has_another_role_though_the_shard_is_open(
+    tmp_path: Path,
+) -> None:
+    """An image of many changes is followed in steps: it helps a new leader to commit already."""
+    log = SharedLog().elect()
+    async with coordinating(tmp_path, log, proven=True) as (coordinator, group):
+        offsets = (GroupOffset(T, ZERO, 3),)
+        await coordinator.answer(CommitGroup(group=group, offsets=offsets))
+        assert await coordinator.answer(GroupOffsets(group=group))
+        log.has_role = False
+        with pytest.raises(KafkaError) as refusal:
+            await coordinator.answer(GroupOffsets(group=group))
+        assert refusal.value.code is ErrorCode.NOT_COORDINATOR
