@@ -10,13 +10,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pysyncobj.transport import Transport
 from typing_extensions import override
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.data_dir import DataDir
+from raft_metadata.quorum.elections import LeaderContact
 from raft_metadata.quorum.journal import DurableJournal
 from raft_metadata.quorum.snapshots import SnapshotStore
 from raft_metadata.quorum.voter_node import VoterNode
@@ -69,6 +70,11 @@ class FilteredRaft(Protocol):
     snapshots: SnapshotStore
     links: Links
     now: Callable[[], float]
+    contact: LeaderContact
+    conf: Any
+
+    @property
+    def transfer_in_progress(self) -> bool: ...
 
     @property
     def raftCurrentTerm(self) -> int: ...  # noqa: N802 the library's name
@@ -126,6 +132,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         self._answered_at: dict[NodeId, float] = {}
         self._heard_of: dict[NodeId, object] = {}
         """By its own clock, when each voter sent the newest append that was heard of it."""
+        self._takes_over_in = 0
+        """The term in which a leader told us to stand."""
         self._vote_term = 0
         self._voters_counted: set[int] = set()
         super().__init__(syncobj, self_node, others)
@@ -168,6 +176,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         kind = message["type"]
         if kind == "append_entries":
             message["sent_at"] = self._raft.now()
+        if kind == "request_vote":
+            message["takes_over"] = message["term"] == self._takes_over_in
         if kind == "next_node_idx":
             self._complete_answer(message)
         if self._rests_on(message) > self._journal.durable_index:
@@ -292,10 +302,9 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             case "response_vote":
                 self._hear_vote(node, message)
             case "timeout_now":
-                if message["term"] == self._raft.raftCurrentTerm:
-                    self.deliver(node, message)
+                self._hear_take_over(node, message)
             case "request_vote":
-                self.deliver(node, message)
+                self._hear_request(node, message)
             case "term_query":
                 self.send(node, {"type": "term_answer", "term": self._raft.raftCurrentTerm})
             case "pre_vote":
@@ -306,6 +315,22 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
                 self._raft.on_ping(node, message)
             case _:  # an answer to a question we no longer ask
                 pass
+
+    def _hear_take_over(self, node: VoterNode, message: Message) -> None:
+        term = self._raft.raftCurrentTerm
+        if message["term"] == term:
+            self.deliver(node, message)
+            if self._raft.transfer_in_progress:
+                self._takes_over_in = term + 1
+
+    def _hear_request(self, node: VoterNode, message: Message) -> None:
+        raft = self._raft
+        has_a_leader = raft.now() - raft.contact.when <= raft.conf.raftMinTimeout
+        if has_a_leader and message.get("takes_over") is not True:
+            # Rule G3: a leader counts on whom it told a moment ago, whatever was consented before.
+            # Takes the term (rule Q7), gives no vote.
+            message["last_log_term"] = message["last_log_index"] = -1
+        self.deliver(node, message)
 
     def _fence_lets_through(self, node: VoterNode, message: Message) -> bool:
         """Rule Q4: a voter that lost its disk promises nothing before it knows what it promised."""

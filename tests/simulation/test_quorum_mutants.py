@@ -175,6 +175,20 @@ MUTANTS = (
         ("elections",),
     ),
     Mutant(
+        "g3 votes against a leader that was just heard",
+        "transport.py",
+        "        if has_a_leader and message",
+        "        if False and message",
+        ("elections",),
+    ),
+    Mutant(
+        "g3 a successor waits",
+        "transport.py",
+        "                self._takes_over_in = term + 1",
+        "                pass",
+        ("elections",),
+    ),
+    Mutant(
         "g3 answers count from their arrival",
         "raft_node.py",
         "min(sent_at, self.now())",

@@ -141,6 +141,35 @@ def test_rule_g3_an_answer_that_was_long_under_way_is_no_fresh_majority() -> Non
     assert leader.raft.leader_silence_s() > 0.5
 
 
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_rule_g3_a_voter_that_hears_its_leader_votes_for_nobody_else(takes_over: bool) -> None:
+    """b consented while it heard nobody; c's request comes after a was heard again."""
+    sim = Sim(seed=8)
+    a, b, c = sim.ids
+    sim.start()
+    term = sim.lead(a).term
+    sim.pass_time(1)
+    voter = sim.up[b]
+    index, entry_term = voter.raft.journal.last[1:]
+    log = {"last_log_index": index, "last_log_term": entry_term}
+    request = {"type": "request_vote", "term": term + 1, "takes_over": takes_over, **log}
+    sim.said.clear()
+    voter.hear(c, {**request, "stamp": sim.stamp(c, b)})
+    votes = [to for sender, to, m in sim.said if sender == b and m["type"] == "response_vote"]
+    assert votes == ([c] if takes_over else [])
+    assert voter.term == term + 1, "rule Q7"
+
+
+def test_a_leader_that_goes_names_its_successor_who_need_not_wait() -> None:
+    sim = Sim(voters=5, seed=8)
+    a, b, *_ = sim.ids
+    sim.start()
+    leader = sim.lead(a)
+    sim.pass_time(1)
+    leader.raft.transferLeadership(leader.raft.transport.voter(b))
+    assert sim.until(lambda: sim.leaders == [b], 0.2)
+
+
 def test_what_a_voter_can_follow_is_forgotten_with_its_process() -> None:
     """Else a level would be raised that the one coming back, an older version, can't follow."""
     sim = Sim(seed=8, feature_level_max=2)

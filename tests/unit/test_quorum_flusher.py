@@ -170,7 +170,8 @@ def test_defect_2_a_vote_leaves_after_the_entries_it_speaks_of(kind: str) -> Non
     else:
         last = journal.last
         request = {"type": "request_vote", "term": voter.term + 1, "last_log_index": last[1] + 9}
-        voter.hear(c, {**request, "last_log_term": last[2], "stamp": sim.stamp(c, b)})
+        request = {**request, "last_log_term": last[2], "takes_over": True}
+        voter.hear(c, {**request, "stamp": sim.stamp(c, b)})
 
     def said() -> list[dict[str, Any]]:
         return [m for sender, _, m in sim.said if sender == b and m["type"] == kind]

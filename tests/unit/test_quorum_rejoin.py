@@ -393,7 +393,7 @@ def test_rule_q4_acknowledgements_of_the_lost_disk_do_not_count() -> None:
     term = voter.term
     for asked, votes in ((term, 0), (term + 1, 1)):
         sim.said.clear()
-        request = {"term": asked, "last_log_index": 99, "last_log_term": 99}
+        request = {"term": asked, "last_log_index": 99, "last_log_term": 99, "takes_over": True}
         voter.hear(b, {"type": "request_vote", **request, "stamp": sim.stamp(b, e)})
         given = [m for s, _, m in sim.said if s == e and m["type"] == "response_vote"]
         assert len(given) == votes
