@@ -136,14 +136,14 @@ class MetadataQuorum:
         closed again.
         """
         verify_library()
-        self._loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         tls = None if self._config.tls is None else load_contexts(self._config.tls)
         disk = self._disk = open_voter_disk(
             self._config,
             self._machine,
             self._faults,
             self._files,
-            flusher=ThreadFlusher(self._loop.call_soon_threadsafe),
+            flusher=ThreadFlusher(lambda news: loop.call_soon_threadsafe(self._hear_disk, news)),
         )
         owner = LinkOwner(self._request_tick, self._event_failed)
         links = self._links = PeerLinks(self._config, Introductions(disk.home), tls, owner)
@@ -231,6 +231,13 @@ class MetadataQuorum:
         else:
             # Half of something has happened, and nobody can say which half.
             self._faults.fatal("raft event failed", error)
+
+    def _hear_disk(self, news: Callable[[], None]) -> None:
+        # asyncio would only log an exception, and whoever waits for the disk would wait for ever.
+        try:
+            news()
+        except Exception as error:  # noqa: BLE001 sorted there
+            self._event_failed(error)
 
     def _tick(self) -> None:
         self._tick_asked = False

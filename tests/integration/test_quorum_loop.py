@@ -196,6 +196,22 @@ async def test_rule_m7_a_disk_that_takes_400_ms_a_sync_causes_no_election(tmp_pa
     await asyncio.gather(*(voter.quorum.stop() for voter in voters))
 
 
+async def test_rule_q6_news_of_the_disk_that_fail_half_way_end_the_process(alone: Voter) -> None:
+    await active([alone])
+    node, faults = alone.quorum._node, alone.quorum._faults
+    assert node is not None
+    assert isinstance(faults, RaisingFaults)
+
+    def broken() -> None:
+        raise RuntimeError("half")
+
+    node.journal.on_durable = broken
+    alone.quorum.submit(b"x", alone.quorum.term)
+    await until(lambda: faults.seen)
+    assert faults.seen[0][0] == "raft event failed"
+    node.journal.on_durable = node._on_durable
+
+
 async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
     format_all(tmp_path, NODES)
     addresses = free_addresses(NODES)
