@@ -23,6 +23,7 @@ from raft_metadata.controller import (
     heartbeat_tracker,
     partition_change,
     partition_draft,
+    reassignment_control,
     replication_control,
     topic_rules,
     topics,
@@ -408,6 +409,11 @@ def _ends_early(patch: Patch) -> None:
         draft.adding = draft.removing = ()
 
     patch.setattr(partition_change, "complete_reassignment", complete)
+
+
+@fault("rule G3 a leader is taken out before it knows", "P8")
+def _out_unawares(patch: Patch) -> None:
+    patch.setattr(reassignment_control, "unaware", lambda *_: ())
 
 
 @fault("a reassignment adds to the ISR", "P8")

@@ -491,6 +491,17 @@ def p8_reassignment_is_safe(
         raise InvariantError("P8", *facts)
 
 
+def p8_who_goes_knows_who_leads(
+    where: object, before: PartitionRegistration, after: PartitionRegistration, read_up_to: int
+) -> None:
+    """Rule G3, of a live replica that was in sync: else it takes itself for the leader.
+
+    `read_up_to`: what the broker process has really applied.
+    """
+    if read_up_to <= before.leader_epoch_offset:
+        raise InvariantError("P8", where, before, after, f"gone at {read_up_to}, unaware")
+
+
 def p9_preferred_is_taken_from_the_isr(
     t: Tally, where: object, before: PartitionRegistration, after: PartitionRegistration
 ) -> None:

@@ -521,6 +521,15 @@ class Witness:
             rules.min_isr(new.replication_factor),
             self.before_moves[where],
         )
+        for broker in self.world.brokers:
+            process, known = broker.process, image.brokers.get(broker.broker_id)
+            if (
+                broker.broker_id in set(old.isr) - set(new.replicas)
+                and process is not None
+                and known is not None
+                and (process.epoch, known.state) == (known.broker_epoch, BrokerState.UNFENCED)
+            ):
+                invariant.p8_who_goes_knows_who_leads(where, old, new, process.image.next_offset)
         done = old.is_reassigning and not new.is_reassigning
         self.counts["reassignments ended" if done else "reassignments"] += 1
 
