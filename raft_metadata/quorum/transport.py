@@ -417,6 +417,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
 
     def _hear_vote(self, node: VoterNode, message: Message) -> None:
         """Defect 10: one voter, one vote."""
+        if message["term"] != self._raft.raftCurrentTerm:
+            return  # nor does an old one start the count anew
         if self._vote_term != message["term"]:
             self._vote_term, self._voters_counted = message["term"], set()
         if node.node_id not in self._voters_counted:

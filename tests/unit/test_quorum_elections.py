@@ -234,7 +234,7 @@ def test_defect_2_a_leader_whose_disk_hangs_commits_by_the_others_and_gives_way(
 
 def test_defect_10_a_vote_sent_twice_counts_once() -> None:
     sim = Sim(voters=5, seed=4)
-    a, b, *_ = sim.ids
+    a, b, c, *_ = sim.ids
     sim.start(a)
     voter = sim.up[a]
     voter.raft.transport.on_connected(b)
@@ -243,8 +243,10 @@ def test_defect_10_a_vote_sent_twice_counts_once() -> None:
     sim.step()
     assert voter.raft.role == "candidate"
     vote = {"type": "response_vote", "term": voter.term, "stamp": sim.stamp(b, a)}
+    late = {"type": "response_vote", "term": voter.term - 1, "stamp": sim.stamp(c, a)}
     for _ in range(4):
         voter.hear(b, vote)
+        voter.hear(c, late)
     assert voter.raft.role == "candidate"
 
 
