@@ -319,16 +319,18 @@ class MetadataQuorum:
     def leader_contact_age_ms(self) -> int:
         """How stale this voter may be (rule M6).
 
-        0 on a leader whose majority answered within two heartbeats; else milliseconds since that
-        answer, or on a follower since a leader was heard; NEVER_HEARD_MS before the first. Never 0
-        on one that hands over: its successor waits for no election time-out (rule G3).
+        0 on a leader that cannot have been replaced: a majority has answered what it sent within an
+        election time-out but for one heartbeat, and gives no vote before that is over (rule G3).
+        Else milliseconds since it sent that, or on a follower since a leader was heard;
+        NEVER_HEARD_MS before the first. Never 0 on who hands over: the next one needn't wait.
         """
         if self._node is None:
             return NEVER_HEARD_MS
         silence_ms = self._node.leader_silence_s() * 1000
+        surely_ms = self._config.election_timeout_ms - self._config.heartbeat_ms
         if self._hands_over:
             return max(1, int(min(silence_ms, NEVER_HEARD_MS)))
-        if self.is_leader and silence_ms <= 2 * self._config.heartbeat_ms:
+        if self.is_leader and silence_ms <= surely_ms:
             return 0
         return int(min(silence_ms, NEVER_HEARD_MS))
 
