@@ -319,15 +319,16 @@ class MetadataQuorum:
     def leader_contact_age_ms(self) -> int:
         """How stale this voter may be (rule M6).
 
-        0 on a leader that cannot have been replaced: a majority has answered what it sent within an
-        election time-out but for one heartbeat, and gives no vote before that is over (rule G3).
+        0 on a leader that cannot be replaced soon: a majority has answered what it sent within half
+        an election time-out, and gives no vote before all of it is over (rule G3): the other half
+        is for what a broker does with the answer.
         Else milliseconds since it sent that, or on a follower since a leader was heard;
         NEVER_HEARD_MS before the first. Never 0 on who hands over: the next one needn't wait.
         """
         if self._node is None:
             return NEVER_HEARD_MS
         silence_ms = self._node.leader_silence_s() * 1000
-        surely_ms = self._config.election_timeout_ms - self._config.heartbeat_ms
+        surely_ms = self._config.election_timeout_ms // 2
         if self._hands_over:
             return max(1, int(min(silence_ms, NEVER_HEARD_MS)))
         if self.is_leader and silence_ms <= surely_ms:
