@@ -17,6 +17,8 @@ from raft_metadata.quorum.wire import Message
 NEVER = float("-inf")
 DISK_HANG_S = 5.0
 """A disk that has finished nothing for so long hangs; one that is slow takes 400 ms (rule M7)."""
+OWN_STALL_S = 0.5
+"""Between two ticks, many a second: then it was this process that stood still."""
 
 
 @dataclass(slots=True)
@@ -84,9 +86,13 @@ class DiskWatch:
 
     durable_index: int = -1
     since: float = NEVER
+    ticked_at: float = 0.0
 
     def hangs(self, journal: DurableJournal, now: float) -> bool:
         """To be asked with every tick."""
+        stood_still_s, self.ticked_at = now - self.ticked_at, now
+        if stood_still_s > OWN_STALL_S:
+            self.since += stood_still_s  # rule M7: what the disk has done by now is not read yet
         if journal.durable_index != self.durable_index or journal.is_durable:
             self.durable_index, self.since = journal.durable_index, now
         return now - self.since > DISK_HANG_S

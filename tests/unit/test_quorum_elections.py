@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raft_metadata.common.ids import NodeId
+from raft_metadata.quorum.elections import DiskWatch
 from raft_metadata.quorum.files import read_checked
-from raft_metadata.quorum.journal import Vote
+from raft_metadata.quorum.journal import DurableJournal, Vote
+from tests.support.power_loss_disk import PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import CLOCK, Sim, quorum_world
 
 __all__ = ["quorum_world"]
@@ -230,6 +233,26 @@ def test_defect_2_a_leader_whose_disk_hangs_commits_by_the_others_and_gives_way(
     sim.commit(sim.leaders[0], b"z")
     assert sim.until(lambda: leader.machine.payloads == [b"x", b"y", b"z"], 5)
     assert leader.raft.journal.is_durable
+
+
+def test_rule_m7_a_stall_of_our_own_is_no_disk_that_hangs() -> None:
+    disk = opened(PowerLossDisk())
+    disk.add(b"\1", 1, 0)  # and nobody flushes it
+    watch, now = DiskWatch(), 1000.0
+    assert not watch.hangs(disk, now)
+    now += 30  # stopped, and continued
+    for _ in range(40):
+        assert not watch.hangs(disk, now)
+        now += 0.1
+    for _ in range(20):
+        now += 0.1
+        hangs = watch.hangs(disk, now)
+    assert hangs
+
+
+def opened(disk: PowerLossDisk) -> DurableJournal:
+    disk.make_directory(Path("/raft"))
+    return DurableJournal(disk, Path("/raft"), RaisingFaults())
 
 
 def test_defect_10_a_vote_sent_twice_counts_once() -> None:
