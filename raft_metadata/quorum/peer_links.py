@@ -331,7 +331,10 @@ class PeerLinks:
         stalled = now - self._watched_at > 2 * KEEPALIVE_S
         self._watched_at = now
         for connection in list(self._live.values()):
-            why = connection.judge(now, self._silence_s, stalled=stalled)
-            if why:
-                self.guarded(partial(connection.close, why))
+            self.guarded(partial(self._judge, connection, now, stalled=stalled))
         self._watch_timer = self._loop.call_later(KEEPALIVE_S, self._watch)
+
+    def _judge(self, connection: PeerConnection, now: float, *, stalled: bool) -> None:
+        why = connection.judge(now, self._silence_s, stalled=stalled)
+        if why:
+            connection.close(why)

@@ -350,6 +350,25 @@ async def test_rule_m7_a_stall_of_our_own_costs_nobody_its_connection(
     writer.close()
 
 
+async def test_a_fault_while_a_connection_is_judged_is_told_and_the_watch_goes_on(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = await trio.start(101)
+    _, writer = await introduced(end)
+    judged: list[float] = []
+
+    def judge(_self: PeerConnection, now: float, _silence_s: float, *, stalled: bool) -> str:
+        judged.append(now)
+        raise RuntimeError(stalled)
+
+    monkeypatch.setattr(PeerConnection, "judge", judge)
+    await until(lambda: len(judged) > 1)
+    assert len(end.errors) > 1
+    end.errors.clear()
+    monkeypatch.undo()
+    writer.close()
+
+
 async def test_one_connection_per_pair_the_newest(trio: Trio) -> None:
     end = await trio.start(101)
     first, first_writer = await introduced(end)
