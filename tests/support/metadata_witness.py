@@ -216,7 +216,8 @@ class Witness:
             invariant.r1_one_leader_per_term(t, self.leaders, term, node)
             self.counts["elections"] += 1
             index, committed_term = self.newest_committed
-            if index:
+            # One elected by late votes, while a later term's leader commits, holds what it may.
+            if index and term >= committed_term:
 
                 def holds(index: int) -> int | None:
                     entry = raft.journal.at(index)
