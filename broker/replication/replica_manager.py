@@ -35,7 +35,7 @@ from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
 from broker.replication.topic_views import TopicViews
 from broker.replication.upkeep import Rounds, StreamCare
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -105,7 +105,7 @@ class ReplicaManager:
         """Where produces wait, or waited a moment ago."""
         self._leaving: set[Replica] = set()
         """Removed from this broker; they stay until what waits there is known."""
-        self._early = EarlyOpens()
+        self._early = EarlyOpens(config.broker_id)
         self._roles_changed = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
@@ -361,14 +361,13 @@ class ReplicaManager:
 
     def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None:
         """Validate a follower's position and start its session."""
-        replica = self._replicas.get(key)
+        replica, now_ms = self._replicas.get(key), self._clock.monotonic_ms()
         if replica is None:
-            # The follower's image may be ahead: a new topic shall not wait for a second question.
-            if not self._early.keep_unknown(key, stream.follower, message):
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                stream.answer(key, Refused(message.request, message.leader_epoch, code.number))
+            no = self._early.keep_unknown(self.image, key, stream.follower, message, now_ms)
+            if no is not None:
+                stream.answer(key, no)
             return
-        session, now_ms = next(self._numbers), self._clock.monotonic_ms()
+        session = next(self._numbers)
         answer = replica.partition.on_open(
             stream.follower, message, self.image.brokers, session, now_ms
         )
@@ -465,6 +464,7 @@ class ReplicaManager:
         to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
         stalled = stalled_ms > STALL_MS
         self._stream_care.keep([*self._streams, *to_leaders], now_ms, stalled=stalled)
+        self._early.forget_some(self.image, now_ms)
         self._keeper.quarantine_some()
         due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
         if due and self._tasks is not None:
