@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
+from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -74,11 +75,11 @@ class LogKeeper:
         self._logs.reset_damaged(*partition_id)
         return True
 
-    def _recorded_damage(self, image: MetadataImage) -> tuple[TopicIdPartition, ...]:
+    def _recorded_damage(self, image: MetadataImage) -> PartitionSet:
         """What this incarnation reported and the controller has recorded (rules M4, R6)."""
         mine = image.brokers.get(self._config.broker_id)
         if mine is None or not mine.settled or mine.incarnation_id != self._incarnation_id:
-            return ()
+            return NO_PARTITIONS
         return mine.unclean_partitions
 
     def forget_recorded_damage(self, image: MetadataImage) -> None:
@@ -86,8 +87,9 @@ class LogKeeper:
 
         A damaged log that is still here keeps its mark until it is set aside.
         """
-        for partition_id in self._recorded_damage(image):
-            if partition_id in self._logs.unclean and partition_id not in self._logs.offline:
+        recorded = self._recorded_damage(image)
+        for partition_id in list(self._logs.unclean) if recorded else ():
+            if partition_id in recorded and partition_id not in self._logs.offline:
                 self._logs.forget_unclean(*partition_id)
 
     def set_aside_strays(self, image: MetadataImage) -> None:

@@ -29,7 +29,7 @@ from broker.server.unclean import (
     present_boot_id,
     unclean_partitions,
 )
-from raft_metadata.common.ids import IncarnationId, TopicIdPartition, id_from_bytes
+from raft_metadata.common.ids import IncarnationId, id_from_bytes
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.faults import FaultHandler
     from raft_metadata.image.metadata_image import MetadataImage
+    from raft_metadata.records.partition_set import PartitionSet
 
 _log = logging.getLogger("broker.server")
 
@@ -99,7 +100,7 @@ class BrokerServer:
             local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine
         )
 
-    def _unclean_partitions(self) -> tuple[TopicIdPartition, ...]:
+    def _unclean_partitions(self) -> PartitionSet:
         return unclean_partitions(
             self._config,
             self.logs,

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
 from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer, RegisterBroker
-from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import IncarnationId, TopicIdPartition
+    from raft_metadata.common.ids import IncarnationId
+    from raft_metadata.records.partition_set import PartitionSet
 
 _log = logging.getLogger("broker.lifecycle")
 
@@ -45,7 +46,7 @@ class Lifecycle:
         incarnation_id: IncarnationId,
         controllers: ControllerChannel,
         loader: MetadataLoader,
-        unclean_partitions: Callable[[], Sequence[TopicIdPartition]],
+        unclean_partitions: Callable[[], PartitionSet],
         clock: Clock,
     ) -> None:
         self.broker_epoch: BrokerEpoch | None = None
@@ -144,6 +145,8 @@ class Lifecycle:
         refusals = 0
         while True:
             known = self._loader.image.brokers.get(self._config.broker_id)
+            unclean = self._unclean_partitions()
+            in_ranges = self._loader.image.feature_level >= OPERATIONS_LEVEL
             command = RegisterBroker(
                 broker_id=self._config.broker_id,
                 cluster_id=self._config.cluster_id,
@@ -152,7 +155,8 @@ class Lifecycle:
                 http=self._config.advertised_http,
                 peer=self._config.advertised_peer,
                 rack=self._config.rack,
-                unclean_partitions=tuple(self._unclean_partitions()),
+                unclean_partitions=() if in_ranges else tuple(unclean),
+                unclean_ranges=unclean.ranges if in_ranges else (),
                 last_broker_epoch=known.broker_epoch if known else UNKNOWN_BROKER_EPOCH,
                 feature_level_max=SUPPORTED_FEATURE_LEVEL,
                 min_insync_replicas=self._config.defaults.min_insync_replicas,

@@ -17,8 +17,10 @@ from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_ato
 from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
-from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
+from raft_metadata.common.ids import PartitionId, TopicId
 from raft_metadata.image.config_layers import topic_layers
+from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
+from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -74,14 +76,19 @@ def unclean_partitions(
     *,
     cache_is_kept: bool,
     page_cached: Set[TopicId] | None = None,
-) -> tuple[TopicIdPartition, ...]:
+) -> PartitionSet:
     """Everything this broker has to report unclean at registration.
+
+    From feature level 2 on one range spans all of a topic whose page cache is lost: between two of
+    its replicas here are only partitions without one, or of which this image does not know yet
+    that there is one, just as unproven. Placement thus can't make the ranges many.
 
     ``page_cached``: the topics of which unsynced records may have been acknowledged when the last
     life ended (`PageCacheTopics`); None: not known, those that are ``flush=os`` in the image.
     """
     cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
-    for_cache = set()
+    found = []
+    in_ranges = image.feature_level >= OPERATIONS_LEVEL
     static = config.static()
     for topic_id, topic in image.topics.items():
         if page_cached is None:
@@ -89,10 +96,16 @@ def unclean_partitions(
             is_page_cached = flush == "os"
         else:
             is_page_cached = topic_id in page_cached
-        for number, partition in enumerate(topic.partitions):
-            if config.broker_id not in partition.replicas:
-                continue
-            logs.identify(topic.name, PartitionId(number), topic_id)
-            if is_page_cached and not cache_proves:
-                for_cache.add(TopicIdPartition(topic_id, PartitionId(number)))
-    return tuple(sorted(for_cache.union(logs.unclean)))
+        held = [
+            PartitionId(number)
+            for number, partition in enumerate(topic.partitions)
+            if config.broker_id in partition.replicas
+        ]
+        for number in held:
+            logs.identify(topic.name, number, topic_id)
+        if held and is_page_cached and not cache_proves:
+            if in_ranges:
+                found.append(PartitionRange(topic_id, held[0], held[-1]))
+            else:
+                found += (PartitionRange(topic_id, number, number) for number in held)
+    return PartitionSet.of(logs.unclean, found)

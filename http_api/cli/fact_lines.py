@@ -81,7 +81,13 @@ def _registered(fact: Fact) -> str:
     if fact.get("rack"):
         words += f" rack {fact['rack']}"
     unclean = len(fact.get("unclean_partitions") or ())
-    return words + (f", {unclean} unclean partitions" if unclean else "")
+    if unclean:
+        words += f", {unclean} unclean partitions"
+    ranges = fact.get("unclean_ranges") or ()
+    if ranges:
+        among = sum(last - first + 1 for _, first, last in ranges)
+        words += f", all replicas among {among} partitions unclean"
+    return words
 
 
 def _broker_changed(fact: Fact) -> str:

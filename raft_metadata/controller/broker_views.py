@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
+from raft_metadata.common.ids import BrokerId, MetadataOffset
 from raft_metadata.image.metadata_image import BrokerRegistration
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import BrokerState, DrainScope
 
 Brokers = Mapping[BrokerId, BrokerRegistration]
@@ -65,7 +66,7 @@ class BrokerViews:
     """Brokers whose registration may mean a change to any of their replicas."""
     leaving: frozenset[BrokerId]
     """Brokers that leave ISRs: fenced, or in controlled shutdown."""
-    unclean: Mapping[BrokerId, frozenset[TopicIdPartition]]
+    unclean: Mapping[BrokerId, PartitionSet]
     """Unclean partitions of registrations that are not settled yet (rule R6)."""
     heard: Heard
     """Soft state of sessions; who is missing has said nothing yet."""
@@ -86,7 +87,7 @@ class BrokerViews:
                 if broker.state in (BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN)
             ),
             unclean={
-                broker_id: frozenset(broker.unclean_partitions)
+                broker_id: broker.unclean_partitions
                 for broker_id, broker in brokers.items()
                 if not broker.settled and broker.unclean_partitions
             },

@@ -16,6 +16,7 @@ from raft_metadata.common.ids import (
     BrokerId,
     ClusterId,
     MetadataOffset,
+    TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import BrokerViews
 from raft_metadata.controller.feature_control import check_follows
@@ -25,6 +26,8 @@ from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
+from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
+from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
     BrokerState,
@@ -32,7 +35,11 @@ from raft_metadata.records.records import (
 )
 
 UNCLEAN_PARTITIONS_MAX = 10_000
-"""Per registration, so that its one record stays below the limit of a batch (32 bytes each)."""
+"""Per registration at feature level 1, so that its one record stays below the limit of a batch, 448
+KiB (32 bytes each)."""
+UNCLEAN_RANGES_MAX = 8_000
+"""Per registration from level 2 on, for the same reason: 49 bytes each at most, 383 KiB."""
+PARTITION_ID_MAX = 2**31 - 1
 
 Change = tuple[BrokerRegistrationChangeRecord, ...]
 
@@ -63,6 +70,7 @@ def decide_register_broker(
             raise KafkaError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message)
     else:
         _check_not_overtaken(command, UNKNOWN_BROKER_EPOCH)
+    unclean_partitions, unclean_ranges = _unclean(image.feature_level, command)
     epoch = BrokerEpoch(image.next_offset)
     record = RegisterBrokerRecord(
         broker_id=command.broker_id,
@@ -72,7 +80,8 @@ def decide_register_broker(
         http=command.http,
         peer=command.peer,
         rack=command.rack,
-        unclean_partitions=command.unclean_partitions,
+        unclean_partitions=unclean_partitions,
+        unclean_ranges=unclean_ranges,
         feature_level_max=command.feature_level_max,
         min_insync_replicas=command.min_insync_replicas,
     )
@@ -83,10 +92,32 @@ def _check_registration(command: RegisterBroker) -> None:
     if command.broker_id < 0 or not (command.incarnation_id and command.directory_id):
         message = "a registration needs a broker id >= 0, an incarnation id and a directory id"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-    if len(command.unclean_partitions) > UNCLEAN_PARTITIONS_MAX:
-        count = len(command.unclean_partitions)
-        message = f"{count} unclean partitions, at most {UNCLEAN_PARTITIONS_MAX} can be registered"
+
+
+def _unclean(
+    level: int, command: RegisterBroker
+) -> tuple[tuple[TopicIdPartition, ...], tuple[PartitionRange, ...]]:
+    """What the broker can't prove (rule R6), as nodes of this feature level read it."""
+    for one in command.unclean_ranges:
+        if not 0 <= one.first <= one.last <= PARTITION_ID_MAX:
+            message = f"unclean range {one.first} to {one.last} of {one.topic_id[:22]} is none"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    unclean = PartitionSet.of(command.unclean_partitions, command.unclean_ranges)
+    if level < OPERATIONS_LEVEL:
+        if unclean.count > UNCLEAN_PARTITIONS_MAX:
+            message = (
+                f"{unclean.count} unclean partitions, at most {UNCLEAN_PARTITIONS_MAX} can be "
+                f"registered at metadata.version {level}: raise it to {OPERATIONS_LEVEL}"
+            )
+            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        return tuple(unclean), ()
+    if len(unclean.ranges) > UNCLEAN_RANGES_MAX:
+        message = (
+            f"{unclean.count} unclean partitions in {len(unclean.ranges)} ranges, at most "
+            f"{UNCLEAN_RANGES_MAX} ranges can be registered"
+        )
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    return (), unclean.ranges
 
 
 def _check_not_overtaken(command: RegisterBroker, present: BrokerEpoch) -> None:

@@ -26,6 +26,7 @@ from raft_metadata.controller.reassignment_control import complete_reassignment
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
+from raft_metadata.records.partition_set import NO_PARTITIONS
 from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
 
 _CAN_JOIN_SOON = (BrokerState.STARTING, BrokerState.UNFENCED)
@@ -121,7 +122,7 @@ def _lost_replicas(
             continue
         if registration.directory_id != directory:
             moved.add(replica)
-        elif where in views.unclean.get(replica, ()):
+        elif where in views.unclean.get(replica, NO_PARTITIONS):
             unclean.add(replica)
     return _Lost(frozenset(moved), frozenset(unclean))
 

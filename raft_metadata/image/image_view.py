@@ -17,6 +17,7 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import ResourceType
 from raft_metadata.records.security import QuotaEntity
 
@@ -146,6 +147,8 @@ def _shown(value: object) -> Any:
     """A field of the image as plain JSON; most are numbers and lists of them."""
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, PartitionSet):
+        return [each._asdict() for each in value.ranges]
     if isinstance(value, tuple):
         return [each._asdict() if isinstance(each, TopicIdPartition) else each for each in value]
     return value

@@ -30,6 +30,7 @@ from raft_metadata.image.metadata_image import (
 from raft_metadata.image.security_delta import SECURITY_RECORDS, SecurityDelta
 from raft_metadata.image.tables import patched
 from raft_metadata.records.feature_levels import check_supported
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import (
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
@@ -230,7 +231,7 @@ class MetadataDelta:
             http=record.http,
             peer=record.peer,
             rack=record.rack,
-            unclean_partitions=record.unclean_partitions,
+            unclean_partitions=PartitionSet.of(record.unclean_partitions, record.unclean_ranges),
             state=BrokerState.STARTING,
             settled=False,
             feature_level_max=record.feature_level_max,

@@ -22,9 +22,9 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     PartitionId,
     TopicId,
-    TopicIdPartition,
     TopicName,
 )
+from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
 from raft_metadata.records.records import BrokerState, DrainScope, ResourceType
 from raft_metadata.records.security import AclRecord, QuotaEntity, UserScramRecord
 
@@ -40,9 +40,10 @@ class BrokerRegistration:
     http: str
     peer: str
     rack: str | None
-    unclean_partitions: tuple[TopicIdPartition, ...]
     state: BrokerState
     settled: bool
+    unclean_partitions: PartitionSet = NO_PARTITIONS
+    """What it reported at registration (rule R6); made once a registration, shared after."""
     feature_level_max: int = 1
     min_insync_replicas: int | None = None
     drain: DrainScope = DrainScope.NONE

@@ -26,6 +26,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import BrokerState, MetadataRecord
 
 
@@ -41,6 +42,8 @@ class RegisterBroker:
     peer: str
     rack: str | None = None
     unclean_partitions: tuple[TopicIdPartition, ...] = ()
+    unclean_ranges: tuple[PartitionRange, ...] = ()
+    """As in `RegisterBrokerRecord`, with the one above; a controller takes either."""
     last_broker_epoch: BrokerEpoch = UNKNOWN_BROKER_EPOCH
     """Compare-and-set: the epoch of this id's registration the requester saw in the image; -1 when
     it saw none. A registration that was overtaken never enters (rule R6)."""

@@ -29,7 +29,6 @@ SUPPORTED_FEATURE_LEVEL = OPERATIONS_LEVEL
 
 _FIRST = (
     FeatureLevelRecord,
-    RegisterBrokerRecord,
     BrokerRegistrationChangeRecord,
     TopicRecord,
     RemoveTopicRecord,
@@ -51,6 +50,8 @@ def level_of(record: MetadataRecord) -> int:
     """The lowest feature level at which every node understands all of this record."""
     if isinstance(record, _FIRST):
         return FIRST_LEVEL
+    if isinstance(record, RegisterBrokerRecord):
+        return OPERATIONS_LEVEL if record.unclean_ranges else FIRST_LEVEL
     if isinstance(record, PartitionRecord | PartitionChangeRecord):
         return OPERATIONS_LEVEL if _says_more(record) else FIRST_LEVEL
     return OPERATIONS_LEVEL

@@ -26,6 +26,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.security import (
     AclRecord,
     ClientQuotaRecord,
@@ -79,7 +80,10 @@ class RegisterBrokerRecord:
     """Advertised ``host:port`` of the peer listener."""
     rack: str | None = None
     unclean_partitions: tuple[TopicIdPartition, ...] = ()
-    """Partitions whose recovered end is below the proven durable end (rule R6)."""
+    """Partitions whose recovered end is below the proven durable end (rule R6). Written at feature
+    level 1 only; always read."""
+    unclean_ranges: tuple[PartitionRange, ...] = ()
+    """The same from feature level 2 on. A range may span partitions that have no replica here."""
     feature_level_max: int = 1
     """The highest ``metadata.version`` this process can follow."""
     min_insync_replicas: int | None = None

@@ -40,6 +40,7 @@ from raft_metadata.records.commands import (
     HeartbeatAnswer,
     RegisterBroker,
 )
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import BrokerState
 from tests.support.tcp_relay import TcpRelay
 from tests.support.waiting import until
@@ -199,7 +200,7 @@ class LiveBroker:
             IncarnationId("I" * 22),
             self.channel,
             cast("Any", self.loader),
-            tuple,
+            PartitionSet,
             SystemClock(),
         )
 

@@ -91,7 +91,6 @@ def broker(broker_id: int, state: BrokerState = BrokerState.UNFENCED) -> BrokerR
         http=f"127.0.0.1:{8081 + broker_id}",
         peer=f"127.0.0.1:{9081 + broker_id}",
         rack=f"rack-{broker_id}",
-        unclean_partitions=(),
         state=state,
         settled=True,
     )

@@ -62,6 +62,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
 )
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import BrokerState, DrainScope, MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch
 
@@ -97,6 +98,7 @@ def registration(
     disk: str = "",
     last: int = UNKNOWN_BROKER_EPOCH,
     unclean: Iterable[TopicIdPartition] = (),
+    ranges: Iterable[PartitionRange] = (),
     rack: str | None = None,
     level: int = SUPPORTED_FEATURE_LEVEL,
 ) -> RegisterBroker:
@@ -110,6 +112,7 @@ def registration(
         peer=f"127.0.0.1:{9081 + broker}",
         rack=rack,
         unclean_partitions=tuple(unclean),
+        unclean_ranges=tuple(ranges),
         last_broker_epoch=BrokerEpoch(last),
         feature_level_max=level,
     )

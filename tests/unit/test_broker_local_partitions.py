@@ -56,7 +56,6 @@ def broker(broker_id: BrokerId) -> BrokerRegistration:
         http="",
         peer="",
         rack=None,
-        unclean_partitions=(),
         state=BrokerState.UNFENCED,
         settled=True,
     )

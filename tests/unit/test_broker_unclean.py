@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, cast
 
 import pytest
 
 from broker.config import BrokerConfig
 from broker.log.log_manager import LogManager
+from broker.server.lifecycle import Lifecycle
 from broker.server.unclean import (
     check_log_directory,
     note_boot,
     page_cache_is_kept,
     unclean_partitions,
 )
+from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import StorageError
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
     ClusterId,
     DirectoryId,
+    IncarnationId,
     LeaderEpoch,
     MetadataOffset,
     PartitionEpoch,
@@ -30,6 +35,9 @@ from raft_metadata.common.ids import (
     TopicName,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
+from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL
+from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
 
 OS, ACK = TopicId("o" * 22), TopicId("a" * 22)
@@ -77,13 +85,76 @@ def test_rule_r6_a_flush_os_log_is_unclean_unless_its_page_cache_is_kept(
 ) -> None:
     logs = LogManager(tmp_path, on_failed=_fail)
     found = unclean_partitions(config(tmp_path), logs, image(), cache_is_kept=kept)
-    assert found == tuple(TopicIdPartition(t, PartitionId(p)) for t, p in expected)
+    assert tuple(found) == tuple(TopicIdPartition(t, PartitionId(p)) for t, p in expected)
 
 
 def test_rule_r6_a_clean_shutdown_proves_a_flush_os_log(tmp_path: Path) -> None:
     logs = LogManager(tmp_path, on_failed=_fail)
     logs.clean_broker_epoch = BrokerEpoch(7)
-    assert unclean_partitions(config(tmp_path), logs, image(), cache_is_kept=False) == ()
+    assert unclean_partitions(config(tmp_path), logs, image(), cache_is_kept=False) == NO_PARTITIONS
+
+
+@pytest.mark.parametrize("level", [FIRST_LEVEL, OPERATIONS_LEVEL])
+def test_rule_r6_one_range_spans_what_a_lost_page_cache_can_t_prove(
+    tmp_path: Path, level: int
+) -> None:
+    """However replicas are placed, and never a replica here whose log is its own proof."""
+    logs = LogManager(tmp_path, on_failed=_fail)
+    logs.unclean[TopicIdPartition(ACK, PartitionId(2))] = "damaged"
+    before = image()
+    here = before.topics[OS].partitions[0]
+    elsewhere = replace(here, replicas=(BrokerId(2),))
+    placed = {
+        topic_id: replace(topic, partitions=(elsewhere, *(here, elsewhere, here) * 20, elsewhere))
+        for topic_id, topic in before.topics.items()
+    }
+    found = unclean_partitions(
+        config(tmp_path),
+        logs,
+        replace(before, topics=placed, feature_level=level),
+        cache_is_kept=False,
+    )
+    assert TopicIdPartition(ACK, PartitionId(2)) in found
+    of_os = [one for one in found.ranges if one.topic_id == OS]
+    mine = {number for number, each in enumerate(placed[OS].partitions) if each is here}
+    if level == FIRST_LEVEL:
+        assert {number for topic_id, number in found if topic_id == OS} == mine
+    else:
+        assert of_os == [PartitionRange(OS, PartitionId(min(mine)), PartitionId(max(mine)))]
+    assert found.count == sum(one.last - one.first + 1 for one in of_os) + 1
+
+
+@pytest.mark.parametrize(
+    ("level", "said"),
+    [
+        (FIRST_LEVEL, (tuple(TopicIdPartition(OS, PartitionId(n)) for n in (3, 4)), ())),
+        (OPERATIONS_LEVEL, ((), (PartitionRange(OS, PartitionId(3), PartitionId(4)),))),
+    ],
+)
+async def test_rule_r6_a_registration_says_it_as_the_cluster_s_level_reads_it(
+    tmp_path: Path, level: int, said: tuple[object, object]
+) -> None:
+    heard: list[RegisterBroker] = []
+
+    class Channel:
+        async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
+            heard.append(command)
+            return BrokerRegistered(broker_epoch=BrokerEpoch(1))
+
+    class Loader:
+        image = MetadataImage(feature_level=level)
+
+    unclean = PartitionSet.of(ranges=[PartitionRange(OS, PartitionId(3), PartitionId(4))])
+    lifecycle = Lifecycle(
+        config(tmp_path),
+        IncarnationId("i"),
+        cast("Any", Channel()),
+        cast("Any", Loader()),
+        lambda: unclean,
+        SystemClock(),
+    )
+    await lifecycle._register()
+    assert [(one.unclean_partitions, one.unclean_ranges) for one in heard] == [said]
 
 
 def test_a_page_cache_is_kept_within_one_boot_only(tmp_path: Path) -> None:

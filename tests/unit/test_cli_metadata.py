@@ -259,6 +259,19 @@ LINES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
+            "type": "register_broker",
+            "broker_id": 1,
+            "broker_epoch": 7,
+            "incarnation_id": "I" * 22,
+            "directory_id": "D" * 22,
+            "http": "127.0.0.1:8082",
+            "peer": "127.0.0.1:9082",
+            "unclean_ranges": [["T" * 22, 0, 4], ["U" * 22, 2, 2]],
+        },
+        "broker 1: registered at 127.0.0.1:8082 epoch 7, all replicas among 6 partitions unclean",
+    ),
+    (
+        {
             "type": "broker_registration_change",
             "broker_id": 1,
             "broker_epoch": 7,

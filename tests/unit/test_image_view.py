@@ -15,6 +15,7 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import ResourceType
 from raft_metadata.records.security import QuotaEntity, QuotaEntityType
 from tests.support.fake_broker_apis import FakeBrokerApis
@@ -41,10 +42,10 @@ def test_every_field_of_brokers_topics_and_partitions_is_shown(image: MetadataIm
     assert set(topic) == names(TopicImage) | {"configs"}
     assert set(partition) == names(PartitionRegistration)
     where = TopicIdPartition(TopicId("T" * 22), PartitionId(3))
-    unclean = replace(image.brokers[BrokerId(1)], unclean_partitions=(where,))
+    unclean = replace(image.brokers[BrokerId(1)], unclean_partitions=PartitionSet.of((where,)))
     found = replace(image, brokers=MappingProxyType({BrokerId(1): unclean}))
     assert image_at(found, ["brokers", "1", "unclean_partitions"]) == [
-        {"topic_id": "T" * 22, "partition": 3}
+        {"topic_id": "T" * 22, "first": 3, "last": 3}
     ]
 
 

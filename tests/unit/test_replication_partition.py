@@ -64,7 +64,6 @@ def brokers(**epochs: int) -> dict[BrokerId, BrokerRegistration]:
             http="",
             peer="",
             rack=None,
-            unclean_partitions=(),
             state=BrokerState.UNFENCED,
             settled=True,
         )
