@@ -100,6 +100,8 @@ class ControllerConfig:
     """Batches of consequences and growth that wait for the quorum at once: a fence that comes up
     meanwhile waits for no more than these (rule M4)."""
     commands_in_flight_max: int = 4_096
+    completion_wait_max_ms: int = 15_000
+    """A creation, or a growth, waits this long at most for its last partition."""
 
 
 class Urgency(Enum):

@@ -121,6 +121,8 @@ class ActiveController(MetadataPublisher):
         self._doubted_term: int | None = None
         self._barrier: asyncio.Future[object] | None = None
         self._feed = MetadataFeed(state_machine, config)
+        self._patience_ends_ms: int | None = None
+        """When the first of those who wait for partitions has waited long enough."""
         self._wake = asyncio.Event()
         self._stopping = False
         state_machine.add_publisher(self)
@@ -253,6 +255,9 @@ class ActiveController(MetadataPublisher):
     def _step(self) -> bool:
         """Judge, then append; True after a batch of bulk, when there may be more to do."""
         now_ms = self._clock.monotonic_ms()
+        if self._patience_ends_ms is not None and now_ms >= self._patience_ends_ms:
+            self._patience_ends_ms = None
+            self._feed.announce()
         registered = self._machine.image.brokers.values()
         self._core.sessions.expect(
             ((broker.broker_id, broker.broker_epoch) for broker in registered), now_ms
@@ -387,7 +392,12 @@ class ActiveController(MetadataPublisher):
             raise self._not_controller()
 
     async def _completed(self, topic_id: TopicId) -> TopicImage:
-        """The topic, once all its partitions are recorded."""
+        """The topic, once all its partitions are recorded.
+
+        With too few brokers alive that may be never (rule M8): after a while the outcome is unknown
+        to whoever waits, and the growth goes on.
+        """
+        deadline_ms = self._clock.monotonic_ms() + self._config.completion_wait_max_ms
         while True:
             topic = self._machine.image.topics.get(topic_id)
             if topic is None:
@@ -395,9 +405,11 @@ class ActiveController(MetadataPublisher):
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
             if topic.is_complete:
                 return topic
-            if self._speculation is None:
+            if self._speculation is None or self._clock.monotonic_ms() >= deadline_ms:
                 message = f"{len(topic.partitions)} of {topic.partitions_count} partitions made"
                 raise KafkaError(ErrorCode.OUTCOME_UNKNOWN, message)
+            first = self._patience_ends_ms
+            self._patience_ends_ms = deadline_ms if first is None else min(first, deadline_ms)
             await self._feed.changed()
 
     def _not_controller(self) -> KafkaError:

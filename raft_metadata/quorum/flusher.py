@@ -58,7 +58,7 @@ class ThreadFlusher:
     def start(self, work: Work, done: Work) -> None:
         """See `Flusher`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="raft-flusher", daemon=True)
             self._thread.start()
         self._queue.put((work, done))
 

@@ -88,6 +88,7 @@ def config(
             min_insync_replicas=min_isr,
             partitions_per_batch_max=per_batch,
         ),
+        completion_wait_max_ms=4_000,
     )
 
 

@@ -338,6 +338,28 @@ async def test_a_large_topic_goes_on_under_the_next_controller() -> None:
     assert cluster.second.machine.image.topics[topic_id(1)].is_complete
 
 
+async def test_a_large_topic_that_finds_too_few_brokers_is_not_waited_for_without_end() -> None:
+    """Seed 24 of the simulation: two of three brokers left while the partitions were made."""
+    cluster = await Cluster(bulk_in_flight_max=1).start()
+
+    async def only_one_beats(steps: int) -> None:
+        for _ in range(steps):
+            cluster.clock.now_ms += cluster.config.broker_session_timeout_ms // 8
+            cluster.beat(1)
+            await cluster.raft.settle(1)
+
+    await only_one_beats(7)
+    task = cluster.ask(cluster.lead.controller.create_topic(creation(1, partitions_count=3_000)))
+    await turn()
+    await only_one_beats(40)
+    assert not cluster.lead.machine.image.topics[topic_id(1)].is_complete
+    assert (await refusal(task)).code is ErrorCode.OUTCOME_UNKNOWN
+    assert cluster.lead.controller.is_active
+    cluster.beat()
+    await cluster.raft.settle(12)
+    assert cluster.lead.machine.image.topics[topic_id(1)].is_complete
+
+
 async def test_a_delete_is_answered_once_committed() -> None:
     cluster = await Cluster().start()
     await cluster.answered(cluster.lead.controller.create_topic(creation(1)))

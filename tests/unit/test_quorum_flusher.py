@@ -461,10 +461,10 @@ def test_the_thread_works_in_order_and_tells_the_loop() -> None:
             lambda: None,
         )
     flusher.wait()
-    assert done == [(number, "flusher") for number in range(20)]
+    assert done == [(number, "raft-flusher") for number in range(20)]
     flusher.close()
     assert len(told) == 21  # one for the wait
-    assert not [thread for thread in threading.enumerate() if thread.name == "flusher"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "raft-flusher"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
