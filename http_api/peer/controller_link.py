@@ -154,9 +154,9 @@ class ControllerLink:
         )
 
     def _failed(self, code: ErrorCode, what: str, error: Exception, outcome: Outcome) -> KafkaError:
-        return KafkaError(
-            code, f"controller {self.node_id} ({self._base}): {what}: {error}", outcome=outcome
-        )
+        detail = f": {error}" if str(error) else ""  # a time-out has nothing to add
+        text = f"controller {self.node_id} ({self._base}): {what}{detail}"
+        return KafkaError(code, text, outcome=outcome)
 
 
 def _payload(body: bytes) -> bytes | BytesIO:

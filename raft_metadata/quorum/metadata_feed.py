@@ -81,7 +81,10 @@ class MetadataFeed:
         """Rule M6: a stale source says so, and one that is behind too."""
         age_ms = quorum.leader_contact_age_ms
         if age_ms > self._config.election_timeout_ms or self._stopping:
-            message = f"this controller heard of its leader {age_ms} ms ago; ask another"
+            heard = f"heard of its leader {age_ms} ms ago"
+            if quorum.leader_id is None:
+                heard = "knows of no leader"
+            message = f"this controller {heard}; ask another"
             raise KafkaError(ErrorCode.METADATA_STALE_SOURCE, message)
         end = self._machine.image.next_offset
         if request.from_offset > end:
