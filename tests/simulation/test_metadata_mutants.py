@@ -241,8 +241,8 @@ def _snapshot_offset(patch: Patch) -> None:
 def _snapshot_forgets(patch: Patch) -> None:
     real = snapshot._broker_records
 
-    def forgetful(broker: Any) -> Iterator[Any]:
-        for record in real(broker):
+    def forgetful(*of: Any) -> Iterator[Any]:
+        for record in real(*of):
             if not isinstance(record, BrokerRegistrationChangeRecord):
                 yield record
 
