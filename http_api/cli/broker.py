@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from http_api.cli.node import insecure_option
+from http_api.cli.node import node_group
 from http_api.cli.options import (
     client_of,
     each,
@@ -17,7 +17,6 @@ from http_api.cli.options import (
     print_json,
     print_table,
     says_errors,
-    set_option,
     timeout_option,
     url_option,
     wait_option,
@@ -25,17 +24,7 @@ from http_api.cli.options import (
 from http_api.client import admin, admin_brokers
 
 
-@click.group(invoke_without_command=True)
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The node's config.toml.",
-)
-@set_option
-@insecure_option
-@format_option
-@click.pass_context
+@node_group
 def broker(
     context: click.Context,
     path: Path | None,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from http_api.cli.options import format_option, print_json, set_option
 
-config_option = click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="The node's config.toml.",
-)
+
+def _config_option(*, required: bool) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    return click.option(
+        "--config",
+        "path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        required=required,
+        help="The node's config.toml.",
+    )
+
+
 insecure_option = click.option(
     "--insecure",
     is_flag=True,
@@ -23,17 +28,15 @@ insecure_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The node's config.toml.",
-)
-@set_option
-@insecure_option
-@format_option
-@click.pass_context
+def node_group(command: Callable[..., int]) -> click.Group:
+    """A command that runs one node by hand, and is the group of what looks after such nodes."""
+    command = click.pass_context(command)
+    for option in (format_option, insecure_option, set_option, _config_option(required=False)):
+        command = option(command)
+    return click.group(invoke_without_command=True)(command)
+
+
+@node_group
 def controller(
     context: click.Context,
     path: Path | None,
@@ -53,7 +56,7 @@ def controller(
 
 
 @controller.command()
-@config_option
+@_config_option(required=True)
 @format_option
 def rejoin(path: Path, form: str) -> int:
     """Format the folder of a controller that lost its disk, so that it may join again.

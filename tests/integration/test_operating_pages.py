@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from raft_metadata.records.records import MetadataRecord
+from tests.support.documented_cluster import quorumlog_up
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "operating"
 BIN = Path(sys.executable).parent
@@ -85,30 +85,11 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """`quorumlog up` as the pages say, on free ports."""
     directory = tmp_path_factory.mktemp("operating")
-    with (directory / "up.log").open("w") as log:
-        up = subprocess.Popen(
-            [BIN / "quorumlog", "up", "--port", "0"],
-            cwd=directory,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    try:
-        assert up.stdout is not None
-        with up.stdout:
-            ready = up.stdout.readline()
-            assert ready.startswith("quorumlog ready "), (directory / "up.log").read_text()
+    with quorumlog_up(BIN / "quorumlog", directory):
         nodes = json.loads((directory / "quorumlog-data" / "cluster.json").read_text())
         urls = [node["url"] for node in (*nodes["brokers"], *nodes["controllers"])]
         ports = (8082, 8083, 8084, 10082, 10083, 10084)
         yield Cluster(directory, dict(zip(ports, urls, strict=True)))
-    finally:
-        up.send_signal(signal.SIGINT)
-        try:
-            up.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            up.kill()
-            up.wait()
 
 
 def test_every_page_is_run_here_and_listed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.support.documented_cluster import quorumlog_up
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -48,27 +49,8 @@ def pattern(output: str) -> re.Pattern[str]:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[list[str]]:
     """`quorumlog up` in a directory of its own, on free ports; the brokers' URLs."""
-    with (tmp_path / "up.log").open("w") as log:
-        up = subprocess.Popen(
-            [BIN / "quorumlog", "up", "--port", "0"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    try:
-        assert up.stdout is not None
-        with up.stdout:
-            ready = up.stdout.readline()
-            assert ready.startswith("quorumlog ready "), (tmp_path / "up.log").read_text()
-            yield ready.split()[2:]
-    finally:
-        up.send_signal(signal.SIGINT)
-        try:
-            up.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            up.kill()
-            up.wait()
+    with quorumlog_up(BIN / "quorumlog", tmp_path) as urls:
+        yield urls
 
 
 def test_every_bash_block_of_the_readme_is_run_here() -> None:
