@@ -11,7 +11,7 @@ from chaos.cluster import ClusterError, LocalCluster, quorumlog_command
 from chaos.net.network import Network
 from chaos.net.toxiproxy_server import find_server
 from chaos.net.tripwire import Tripwire
-from chaos.net.wiring import real_targets, wire
+from chaos.net.wiring import listening_ports, real_targets, wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +36,10 @@ class ProxiedCluster:
 
     async def __aenter__(self) -> ProxiedCluster:
         await asyncio.to_thread(self._format)
-        self.network.start()
+        data_dir = self.local.data_dir
+        self.network.start(listening_ports(data_dir))
         self._owned.callback(self.leave_nothing)
         await self._owned.enter_async_context(self.tripwire)
-        data_dir = self.local.data_dir
         ways = await self.network.lay(real_targets(data_dir))
         wire(data_dir, ways, self.tripwire.address)
         return self

@@ -18,7 +18,7 @@ from chaos.net.toxiproxy_api import (
 from chaos.net.toxiproxy_server import LOOPBACK, ToxiproxyServer, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 RECONCILE_ATTEMPTS = 3
@@ -36,6 +36,7 @@ class Network:
         self._server = ToxiproxyServer(binary, log)
         self._api: ToxiproxyApi | None = None
         self._addresses: dict[Link, tuple[str, str]] = {}
+        self._reserved: frozenset[int] = frozenset()
         self._faults = NO_FAULTS
         self._turn = asyncio.Lock()
 
@@ -54,9 +55,14 @@ class Network:
         """What is wrong with the network now, because we said so."""
         return self._faults
 
-    def start(self) -> None:
-        """Start the server. Called by the main thread: the parent-death signal is tied to it."""
-        self._api = self._server.start()
+    def start(self, reserved: Iterable[int] = ()) -> None:
+        """Start the server. Called by the main thread: the parent-death signal is tied to it.
+
+        Args:
+            reserved: ports of nodes that do not listen yet: a proxy there would keep them from it.
+        """
+        self._reserved = frozenset(reserved)
+        self._api = self._server.start(self._reserved)
 
     def stop(self) -> None:
         """End the server; every link with it. Works without a loop."""
@@ -69,7 +75,7 @@ class Network:
         Returns:
             The ``host:port`` each link's source has to dial.
         """
-        taken: set[int] = set()
+        taken = set(self._reserved)
         for link, target in targets.items():
             self._addresses[link] = (f"{LOOPBACK}:{free_port(taken)}", target)
         await self.shape(NO_FAULTS)

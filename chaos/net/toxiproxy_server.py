@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from chaos.net.toxiproxy_api import NetworkError, ToxiproxyApi
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 VERSION = "2.12.0"
 """The one whose ways are known (guarantees §5.1): another is not used. `.ci/toxiproxy.sh` says it,
@@ -111,14 +111,14 @@ class ToxiproxyServer:
         """The process, while there is one."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> ToxiproxyApi:
-        """Start it on a port of its own; returns once the API answers.
+    def start(self, reserved: Collection[int] = ()) -> ToxiproxyApi:
+        """Start it on a port of its own, none of the reserved; returns once the API answers.
 
         Raises:
             NetworkError: it ended, or did not answer in time.
         """
         for _ in range(START_ATTEMPTS):
-            port = free_port()
+            port = free_port(set(reserved))
             api = ToxiproxyApi(LOOPBACK, port)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(

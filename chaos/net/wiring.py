@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 _SECTION = r"(?m)^\[{name}\]\n(?:(?!\[).*\n)*"
 
 
+def listening_ports(data_dir: Path) -> set[int]:
+    """Every port a node of a formatted cluster will listen on."""
+    tables = [tomllib.loads(one.read_text()) for one in data_dir.glob("*/config.toml")]
+    return {
+        int(address.rpartition(":")[2])
+        for table in tables
+        for address in table["listeners"].values()
+    }
+
+
 def real_targets(data_dir: Path) -> dict[Link, str]:
     """Every link of a formatted cluster, and where its target really listens."""
     listeners: dict[int, dict[str, str]] = {}

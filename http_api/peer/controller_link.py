@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import aiohttp
 import orjson
+from aiohttp.abc import AbstractStreamWriter
+from typing_extensions import override
 
 from http_api.peer import controller_paths as paths
 from http_api.peer.error_body import error_from_body
@@ -35,6 +37,22 @@ class RefusedError(KafkaError):
     def __init__(self, error: KafkaError, leader_id: NodeId | None) -> None:
         super().__init__(error.code, error.message, outcome=error.outcome)
         self.leader_id = leader_id
+
+
+class _NeverSentError(Exception):
+    """The connection was found closing before the first byte of the command was written."""
+
+
+class _Command(aiohttp.BytesPayload):
+    """A body that tells "nothing was written" from "it may have arrived"."""
+
+    @override
+    async def write_with_length(
+        self, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        if writer.transport is None or writer.transport.is_closing():
+            raise _NeverSentError
+        await super().write_with_length(writer, content_length)
 
 
 class ControllerLink:
@@ -82,8 +100,8 @@ class ControllerLink:
         """Send ``command`` once and decode its answer.
 
         Raises RefusedError when the controller answered with an error; KafkaError
-        NETWORK_EXCEPTION NOT_WRITTEN when there was no connection, else NETWORK_EXCEPTION or
-        REQUEST_TIMED_OUT with outcome UNKNOWN: it may have been taken.
+        NETWORK_EXCEPTION NOT_WRITTEN when there was no connection, or only one that was closing,
+        else NETWORK_EXCEPTION or REQUEST_TIMED_OUT with outcome UNKNOWN: it may have been taken.
         """
         client = self._urgent if urgent else self._pool
         assert client is not None, "open() comes first"
@@ -109,8 +127,10 @@ class ControllerLink:
             what = f"no answer within {timeout_ms} ms"
             raise self._failed(ErrorCode.REQUEST_TIMED_OUT, what, error, Outcome.UNKNOWN) from error
         except (aiohttp.ClientError, OSError) as error:
+            never_sent = isinstance(error.__cause__, _NeverSentError)
+            outcome = Outcome.NOT_WRITTEN if never_sent else Outcome.UNKNOWN
             raise self._failed(
-                ErrorCode.NETWORK_EXCEPTION, "connection lost", error, Outcome.UNKNOWN
+                ErrorCode.NETWORK_EXCEPTION, "connection lost", error, outcome
             ) from error
         if status != 200:
             raise self._refusal(status, body)
@@ -159,9 +179,9 @@ class ControllerLink:
         return KafkaError(code, text, outcome=outcome)
 
 
-def _payload(body: bytes) -> bytes | BytesIO:
+def _payload(body: bytes) -> _Command | BytesIO:
     """Large bodies as a file: aiohttp writes those in pieces, and warns of large bytes."""
-    return body if len(body) <= LARGE_BODY_BYTES else BytesIO(body)
+    return _Command(body) if len(body) <= LARGE_BODY_BYTES else BytesIO(body)
 
 
 def _client(*, limit: int) -> aiohttp.ClientSession:

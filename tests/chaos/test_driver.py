@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 from chaos.cluster import runs
+from chaos.net import toxiproxy_server
 from chaos.net.links import (
     Faults,
     Flow,
@@ -107,6 +108,23 @@ async def test_a_laid_link_passes_bytes_and_a_cut_one_none_on_open_connections(
     assert again.ask(b"three\n") == b"three\n"
     again.close()
     assert echo.seen == [b"one\n", b"three\n"]
+
+
+async def test_a_proxy_never_sits_on_a_port_that_a_node_will_listen_on(
+    binary: Path, echo: EchoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes are formatted first and started last: nobody listens on their ports meanwhile."""
+    monkeypatch.setattr(toxiproxy_server, "_EPHEMERAL_RANGE", tmp_path / "none")
+    monkeypatch.setattr(toxiproxy_server, "_PORTS_FROM", 31_000)
+    open_to_all = {32_111, 32_222, 32_333}
+    network = Network(binary, tmp_path / "toxiproxy.log")
+    network.start(set(range(31_000, 32_768)) - open_to_all)
+    try:
+        ways = await network.lay({LINK: echo.address})
+        (way,) = ways.values()
+        assert int(way.rpartition(":")[2]) in open_to_all
+    finally:
+        network.stop()
 
 
 async def test_lost_answers_let_the_request_run_and_are_counted(

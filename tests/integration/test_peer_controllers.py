@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import aiohttp
 import pytest
+from aiohttp.abc import AbstractStreamWriter
 
 from http_api.peer import controller_link
 from http_api.peer import controller_paths as paths
@@ -340,6 +341,28 @@ async def test_rule_f2_a_broken_kept_alive_connection_never_repeats_a_command() 
         assert (await refused(call)).outcome is Outcome.UNKNOWN
         assert nodes.asked(DeleteTopic) == [A, A]
         nodes.fakes[A].open_gate.set()
+
+
+async def test_rule_f1_a_connection_found_closing_took_nothing_and_another_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A controller that is being stopped closes the connection that we have just picked."""
+    closing = ["the first"]
+
+    async def closed_under_us(
+        self: aiohttp.BytesPayload, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        if closing and writer.transport is not None:
+            closing.pop()
+            writer.transport.abort()
+        await original(self, writer, content_length)
+
+    original = controller_link._Command.write_with_length
+    monkeypatch.setattr(controller_link._Command, "write_with_length", closed_under_us)
+    async with quorum() as nodes, channel(nodes.addresses) as controllers:
+        await controllers.ask(DRAIN, timeout_ms=2000)
+        assert not closing
+        assert nodes.asked(DrainBroker).count(A) == 1
 
 
 async def test_rule_f1_a_create_is_repeated_under_the_same_topic_id() -> None:
