@@ -59,8 +59,8 @@ class FlushToken:
     log: Flushable
     generation: int
     end_offset: int
-    segments: list[Segment]
-    descriptors: list[int]
+    segments: list[Segment] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     """Small files made since the last flush, to be synced by name."""
     directories: list[str] = field(default_factory=list)

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import threading
 from typing import TYPE_CHECKING, cast
 
-from broker.log.checkpoints import (
-    decode_checkpoint,
-    encode_checkpoint,
-    read_checkpoint,
-    write_atomically,
+from broker.log.checkpoints import decode_checkpoint
+from broker.log.directory_files import (
+    CleanShutdown,
+    DirectoryFiles,
+    encode_high_watermarks,
+    text_of,
 )
 from broker.log.disk import DISK_FULL, Disk
 from broker.log.flusher import Flusher
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK_FILE = "lock"
-CLEAN_SHUTDOWN_FILE = "clean-shutdown"
-HIGH_WATERMARK_FILE = "high-watermark"
-DAMAGED_FILE = "damaged"
 QUARANTINE = ".deleted"
 HIGH_WATERMARK_INTERVAL_MS = 5_000
 """Kafka's replica.high.watermark.checkpoint.interval.ms."""
@@ -98,7 +95,7 @@ class LogManager:
         self.failed: BaseException | None = None
         self._keys: dict[str, TopicIdPartition] = {}
         self._unidentified: dict[str, CorruptionError] = {}
-        self._watermarks_lock = threading.Lock()
+        self._small = DirectoryFiles(self._disk, self.root)
 
     # life
 
@@ -120,9 +117,11 @@ class LogManager:
             raise
         flusher = Flusher(disk, self.root, self._fail_all)
         self._shared = LogDirectory(self.root, self._files, flusher, self._on_log_failed, set())
-        self.unclean = self._read_unclean()
-        clean = self._take_clean_shutdown()
-        watermarks = self._read_high_watermarks()
+        self.unclean = self._small.read_damaged()
+        said = self._small.take_clean_shutdown()
+        self.clean_broker_epoch = None if said is None else said.broker_epoch
+        clean = None if said is None else said.logs
+        watermarks = self._small.read_high_watermarks()
         for name in disk.names(self.root):
             if _DIRECTORY_NAME.fullmatch(name):
                 self._open_one(name, None if clean is None else clean.pop(name, None))
@@ -133,7 +132,7 @@ class LogManager:
                 CorruptionError(f"the directory {self.root}/{name} is gone"),
             )
         for key, log in self._logs.items():
-            end, epoch = watermarks.get(_text(key), (0, -1))
+            end, epoch = watermarks.get(text_of(key), (0, -1))
             end = min(end, log.log_end_offset)
             log.high_watermark = end if log.epoch_at(end - 1) == epoch else 0
             log.request_flush()
@@ -159,9 +158,9 @@ class LogManager:
             elapsed += self._flush_interval_ms
             if elapsed >= HIGH_WATERMARK_INTERVAL_MS:
                 elapsed = 0
-                data = self._high_watermarks()
+                data = encode_high_watermarks(self._logs.items())
                 try:
-                    await asyncio.to_thread(self._write_high_watermarks, data)
+                    await asyncio.to_thread(self._small.write_high_watermarks, data)
                 except OSError as error:
                     if error.errno not in DISK_FULL:
                         raise
@@ -295,11 +294,11 @@ class LogManager:
         """The broker's image shows it recorded: it need not be reported again (rule R6)."""
         key = TopicIdPartition(topic_id, partition)
         if self.unclean.pop(key, None) is not None:
-            self._write_unclean()
+            self._small.write_damaged(self.unclean)
 
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark now."""
-        self._write_high_watermarks(self._high_watermarks())
+        self._small.write_high_watermarks(encode_high_watermarks(self._logs.items()))
 
     # inside
 
@@ -346,7 +345,7 @@ class LogManager:
         self._keys[name] = key
         self.offline[key] = error
         self.unclean[key] = str(error)
-        self._write_unclean()
+        self._small.write_damaged(self.unclean)
 
     def _set_aside_torn(self, name: str) -> None:
         """A crash came before this directory's first sync: nothing in it was ever durable."""
@@ -382,7 +381,7 @@ class LogManager:
         self._keys.pop(name, None)
         exists = self._disk.exists(f"{self.root}/{name}")
         if exists:
-            self._move(name, _text(key) + mark)
+            self._move(name, text_of(key) + mark)
         return exists
 
     def _move(self, name: str, quarantined: str) -> None:
@@ -411,63 +410,7 @@ class LogManager:
         finally:
             self._disk.close(fd)
         self.checkpoint_high_watermarks()
-        content = {"broker_epoch": broker_epoch, "logs": ends}
-        write_atomically(self._disk, self.root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(content))
-
-    def _take_clean_shutdown(self) -> dict[str, tuple[int, str]] | None:
-        """What the last clean shutdown said; it is gone before anything can change (rule R11)."""
-        path = f"{self.root}/{CLEAN_SHUTDOWN_FILE}"
-        try:
-            content = read_checkpoint(self._disk, path)
-        except CorruptionError as error:
-            _log.warning("clean shutdown not believed reason=%s", error)
-            content = None
-        self._disk.unlink(path)
-        self._disk.sync_directory(self.root)
-        if not isinstance(content, dict):
-            return None
-        self.clean_broker_epoch = BrokerEpoch(content["broker_epoch"])
-        return {name: (end, topic_id) for name, (end, topic_id) in content["logs"].items()}
-
-    def _high_watermarks(self) -> bytes:
-        """Each with the epoch of the record below it, which says of which history it is."""
-        return encode_checkpoint(
-            {
-                _text(key): (log.high_watermark, log.epoch_at(log.high_watermark - 1))
-                for key, log in self._logs.items()
-                if log.high_watermark
-            }
-        )
-
-    def _write_high_watermarks(self, data: bytes) -> None:
-        with self._watermarks_lock:
-            write_atomically(self._disk, self.root, HIGH_WATERMARK_FILE, data)
-
-    def _read_high_watermarks(self) -> dict[str, tuple[int, int]]:
-        """A damaged file counts as none: a high watermark may be too low, never too high.
-
-        So does one below which the log has records of another epoch: since an unclean election
-        another history stands there, of which less may be committed (rule R8).
-        """
-        try:
-            content = read_checkpoint(self._disk, f"{self.root}/{HIGH_WATERMARK_FILE}")
-        except CorruptionError as error:
-            _log.warning("high watermarks start at 0 reason=%s", error)
-            return {}
-        rows = cast("dict[str, list[int] | int]", content or {})
-        return {key: (row[0], row[1]) for key, row in rows.items() if isinstance(row, list)}
-
-    def _write_unclean(self) -> None:
-        content = [[key.topic_id, key.partition, why] for key, why in self.unclean.items()]
-        write_atomically(self._disk, self.root, DAMAGED_FILE, encode_checkpoint(content))
-
-    def _read_unclean(self) -> dict[TopicIdPartition, str]:
-        content = read_checkpoint(self._disk, f"{self.root}/{DAMAGED_FILE}")
-        rows = cast("list[tuple[str, int, str]]", content or [])
-        return {
-            TopicIdPartition(TopicId(topic_id), PartitionId(partition)): why
-            for topic_id, partition, why in rows
-        }
+        self._small.write_clean_shutdown(CleanShutdown(broker_epoch, ends))
 
     def _on_log_failed(self, name: str | None, error: BaseException) -> None:
         """One log's durable bytes are gone, or (None) the disk is in doubt."""
@@ -488,7 +431,3 @@ class LogManager:
         for log in self._logs.values():
             log.failed = log.failed or error
         self._on_failed(error)
-
-
-def _text(key: TopicIdPartition) -> str:
-    return f"{key.topic_id}:{key.partition}"

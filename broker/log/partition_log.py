@@ -9,19 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
-from broker.log.checkpoints import place_file, write_atomically
-from broker.log.disk import DISK_FULL, OUT_OF_DESCRIPTORS
+from broker.log.disk import OUT_OF_DESCRIPTORS
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
-from broker.log.log_directory import (
-    PARTITION_FILE,
-    AppendInfo,
-    LogConfig,
-    LogDirectory,
-    make_partition_directory,
-)
-from broker.log.recovery import RecoveredLog, checkpoint_files
-from broker.log.segment import Segment
+from broker.log.log_directory import AppendInfo
+from broker.log.log_segments import LogSegments, WriteError
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -43,7 +35,9 @@ from raft_metadata.common.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from broker.log.segment import OpenFiles
+    from broker.log.log_directory import LogConfig, LogDirectory
+    from broker.log.recovery import RecoveredLog
+    from broker.log.segment import OpenFiles, Segment
     from broker.record.lines import ProduceRecord
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
 
@@ -60,15 +54,13 @@ class PartitionLog:
 
     Invariants: log_start_offset <= durable_end <= log_end_offset. ``log_end_offset`` moves only
     behind a whole write (rule R2), ``durable_end`` only behind a sync begun in the present
-    ``generation`` (rule Q3). Bytes leave a file only by a cut that is synced before anything is
-    written behind it, so an old tail never comes back to prove what is not there (ADR 0003).
+    ``generation`` (rule Q3). The files are `LogSegments`'.
     """
 
     __slots__ = (
-        "_epochs", "_new_directory", "_new_segment", "_recovery_point", "_sealed_to", "_segments",
-        "_shared", "config", "durable_end", "failed", "generation", "high_watermark",
-        "last_epoch", "log_end_offset", "log_start_offset", "name", "on_durable", "partition",
-        "topic", "topic_id",
+        "_epochs", "_shared", "_stored", "config", "durable_end", "failed", "generation",
+        "high_watermark", "last_epoch", "log_end_offset", "log_start_offset", "name", "on_durable",
+        "partition", "topic", "topic_id",
     )  # fmt: skip
 
     def __init__(
@@ -95,27 +87,27 @@ class PartitionLog:
         self.last_epoch = -1
         self.failed: BaseException | None = None
         self.on_durable: Callable[[], None] | None = None
-        self._segments = _NO_SEGMENTS
+        self._stored: LogSegments | None = None
         self._epochs = _NO_EPOCHS
-        self._recovery_point = 0
-        self._sealed_to = 0
-        self._new_directory = False
-        self._new_segment = False
 
     def restore(self, found: RecoveredLog) -> None:
         """Take what recovery found; the caller syncs before it counts as durable (rule Q1)."""
-        self._segments = found.segments
+        if found.segments:
+            self._stored = LogSegments.restored(self._shared, self.directory, found)
         self._epochs = found.epochs
         self.log_start_offset = found.log_start_offset
         self.log_end_offset = found.log_end_offset
         self.durable_end = found.proven_end
-        self._recovery_point = self._sealed_to = found.recovery_point
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
-        self._new_directory = any(segment.dirty for segment in found.segments)
 
     @property
     def directory(self) -> str:
         return f"{self._shared.root}/{self.name}"
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Oldest first, the last one being written. Not to be changed."""
+        return _NO_SEGMENTS if self._stored is None else self._stored.segments
 
     # append
 
@@ -199,54 +191,24 @@ class PartitionLog:
 
     def _write(self, raw: bytes | bytearray, now_ms: int) -> Segment:
         """Write at the end of the active segment, whole or not at all; the caller notes it."""
-        self._check_usable()
-        files = self._shared.files
+        if self.failed is not None:
+            self._refuse()
         try:
-            segment = self._active(len(raw), now_ms)
-            fd = files.use(segment)
+            stored = self._stored or self._store()
+            return stored.write(raw, self.log_end_offset, now_ms, self.config)
+        except WriteError as error:
+            if error.broken:
+                self._fail(error.cause)
+            self._storage_error(error.cause, error.outcome)
         except OSError as error:
             self._storage_error(error, Outcome.NOT_WRITTEN)
-        segment.dirty = True
-        try:
-            files.disk.write(fd, raw, segment.size)
-        except OSError as error:
-            self._cut_back(segment, fd, error)
-        return segment
 
-    def _active(self, length: int, now_ms: int) -> Segment:
-        """The segment to write to: the last one, unless it is full or old."""
-        if not self._segments:
-            make_partition_directory(
-                self._shared.files.disk, self.directory, self.topic, self.partition, self.topic_id
-            )
-            self._new_directory = True
-        else:
-            active = self._segments[-1]
-            full = active.size + length > self.config.segment_bytes
-            old = now_ms - active.first_append_ms > self.config.segment_ms
-            if not active.size or not (full or old):
-                return active
-        segment = Segment(self.directory, self.log_end_offset)
-        self._shared.files.use(segment)
-        self._segments = [*self._segments, segment]
-        self._new_segment = True
-        return segment
-
-    def _cut_back(self, segment: Segment, fd: int, error: OSError) -> NoReturn:
-        """A write failed at some byte: put the file back as it was, or give up on it (rule R2).
-
-        The cut is synced: else these bytes could come back behind the next ones.
-        """
-        disk = self._shared.files.disk
-        try:
-            disk.truncate(fd, segment.size)
-            disk.sync_file(fd)
-        except OSError as second:
-            self._fail(second)
-            self._storage_error(second, Outcome.UNKNOWN)
-        if error.errno not in DISK_FULL:
-            self._fail(error)
-        self._storage_error(error, Outcome.NOT_WRITTEN)
+    def _store(self) -> LogSegments:
+        """This log's place on the disk, made with its first byte."""
+        self._stored = LogSegments.create(
+            self._shared, self.directory, self.topic, self.partition, self.topic_id
+        )
+        return self._stored
 
     def _written(self) -> None:
         if self.config.flush_before_ack:
@@ -265,50 +227,16 @@ class PartitionLog:
         """The flusher's: what to sync so that everything written by now is durable."""
         if self.failed is not None or self.durable_end >= self.log_end_offset:
             return None
-        files = self._shared.files
-        dirty = [segment for segment in self._segments if segment.dirty]
-        token = FlushToken(
-            self, self.generation, self.log_end_offset, dirty, [files.use(s) for s in dirty]
-        )
-        for segment in dirty:
-            segment.dirty = False
-            segment.flushing += 1
-        if self._new_directory:
-            token.paths = [f"{self.directory}/{PARTITION_FILE}"]
-            token.directories = [self.directory, self._shared.root]
-        elif self._new_segment:
-            token.directories = [self.directory]
-        self._new_directory = self._new_segment = False
-        active = self._segments[-1]
-        if active.base_offset > self._sealed_to:
-            self._seal(token, active.base_offset)
+        token = FlushToken(self, self.generation, self.log_end_offset)
+        assert self._stored is not None, "a log without files has no end to prove"
+        self._stored.fill(token, self._epochs, self.log_start_offset)
         self._shared.dirty.discard(self)
         return token
 
-    def _seal(self, token: FlushToken, active_base: int) -> None:
-        """Segments were closed by a roll: once synced, they need no scan at the next start."""
-        files = self._shared.files
-        for segment in self._segments[:-1]:
-            if segment.base_offset >= self._sealed_to:
-                name = segment.index_path.rpartition("/")[2]
-                data = segment.index_bytes(files.disk, files.use(segment))
-                token.checkpoints.append((name, data))
-        token.checkpoints += self._checkpoints(active_base)
-        # From now on it may be on the disk, whatever becomes of the token: see `_truncate_files`.
-        self._recovery_point = active_base
-        token.unsealed_from, self._sealed_to = self._sealed_to, active_base
-
-    def _checkpoints(self, recovery_point: int) -> list[tuple[str, bytes]]:
-        return checkpoint_files(self._epochs, recovery_point, self.log_start_offset)
-
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
         """The flusher's: the sync of this token is over."""
-        for segment in token.segments:
-            segment.flushing -= 1
-            if not synced:
-                segment.dirty = True
-        if token.checkpoints_failed:
-            self._sealed_to = min(self._sealed_to, token.unsealed_from)
+        if self._stored is not None:
+            self._stored.end_flush(token, synced=synced)
         if not synced:
             return
         if token.generation != self.generation:
@@ -335,54 +263,23 @@ class PartitionLog:
         if end_offset < self.log_start_offset:
             msg = f"can't truncate to {end_offset}, log start is {self.log_start_offset}"
             raise ValueError(msg)
-        self._check_usable()
+        if self.failed is not None:
+            self._refuse()
         self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
         self._shared.flusher.drain(self)
+        assert self._stored is not None, "a log without files has nothing to cut"
         try:
-            self._truncate_files(end_offset)
+            end = self._stored.truncate(end_offset, self._epochs, self.log_start_offset)
         except (OSError, CorruptionError) as error:
             self._fail(error)
             self._storage_error(error, Outcome.UNKNOWN)
-        self.log_end_offset = self._segments[-1].next_offset
+        self.log_end_offset = end
         self.durable_end = min(self.durable_end, self.log_end_offset)
         self._epochs.truncate_from_end(self.log_end_offset)
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
         if self.durable_end < self.log_end_offset:
             self._written()
-
-    def _truncate_files(self, end_offset: int) -> None:
-        files, disk = self._shared.files, self._shared.files.disk
-        keep = max(
-            number
-            for number, segment in enumerate(self._segments)
-            if segment.base_offset < end_offset or not number
-        )
-        last = self._segments[keep]
-        fd = files.use(last)
-        position, next_offset = 0, last.base_offset
-        if end_offset >= last.next_offset:
-            position, next_offset = last.size, last.next_offset
-        elif end_offset > last.base_offset:
-            position, header = last.find(disk, fd, end_offset)
-            next_offset = header.base_offset
-        if last.base_offset < self._recovery_point:
-            # These segments will be written to again: from now on a start must scan them.
-            for name, data in self._checkpoints(last.base_offset):
-                write_atomically(disk, self.directory, name, data)
-            self._recovery_point = last.base_offset
-        self._sealed_to = min(self._sealed_to, last.base_offset)
-        last.index(disk, fd)
-        disk.unlink(last.index_path)
-        for segment in reversed(self._segments[keep + 1 :]):
-            files.forget(segment)
-            disk.unlink(segment.index_path)
-            disk.unlink(segment.log_path)
-            disk.sync_directory(self.directory)
-            self._segments.pop()
-        disk.truncate(fd, position)
-        disk.sync_file(fd)
-        last.cut(position, next_offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """The largest epoch <= the given one that has records here, and the offset behind them.
@@ -448,7 +345,7 @@ class PartitionLog:
     ) -> T:
         """Read; bytes that rotted, or can't be read, fail the log: they are never served."""
         try:
-            return function(self._shared.files, self._segments, *arguments, **options)
+            return function(self._shared.files, self.segments, *arguments, **options)
         except (CorruptionError, OSError) as error:
             if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
                 self._storage_error(error, Outcome.NOT_WRITTEN)
@@ -462,8 +359,8 @@ class PartitionLog:
         self.generation += 1
         self._shared.flusher.drain(self)
         self._shared.dirty.discard(self)
-        for segment in self._segments:
-            self._shared.files.forget(segment)
+        if self._stored is not None:
+            self._stored.close()
 
     def checkpoint_for_close(self) -> None:
         """Write index and checkpoints of a log that is synced, so that the next start is quick.
@@ -471,21 +368,13 @@ class PartitionLog:
         Raises:
             OSError: one could not be written; then the shutdown is not clean.
         """
-        if not self._segments or self.durable_end < self.log_end_offset:
-            return
-        files = self._shared.files
-        active = self._segments[-1]
-        name = active.index_path.rpartition("/")[2]
-        data = active.index_bytes(files.disk, files.use(active))
-        place_file(files.disk, self.directory, name, data, sync=False)
-        for name, data in self._checkpoints(self._sealed_to):
-            place_file(files.disk, self.directory, name, data, sync=False)
+        if self._stored is not None and self.durable_end >= self.log_end_offset:
+            self._stored.checkpoint_for_close(self._epochs, self.log_start_offset)
 
-    def _check_usable(self) -> None:
-        if self.failed is not None:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is offline: {self.failed}"
-            )
+    def _refuse(self) -> NoReturn:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is offline: {self.failed}"
+        )
 
     def _fail(self, error: BaseException) -> None:
         if self.failed is None:

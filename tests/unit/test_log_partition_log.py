@@ -93,7 +93,7 @@ def test_reading_goes_over_segments_and_many_small_batches(life: Life, log: Part
     values = [f"{n}" + "x" * (n * 37 % 300) for n in range(400)]
     for value in values:
         append(log, [value])
-    assert len(log._segments) > 5
+    assert len(log.segments) > 5
     for start in (0, 1, 17, 200, 399):
         assert values_of(log, start, 700) == values[start:]
     raw = b""
@@ -126,7 +126,7 @@ def test_a_segment_is_rolled_by_size_and_by_age(life: Life) -> None:
     append(log, ["x" * 3000], now_ms=1)
     append(log, ["x"], now_ms=2)
     append(log, ["x"], now_ms=604_800_002)
-    assert [segment.base_offset for segment in log._segments] == [0, 1, 3]
+    assert [segment.base_offset for segment in log.segments] == [0, 1, 3]
     append(log, ["x" * 90_000], now_ms=604_800_003)
     assert values_of(log, 4) == ["x" * 90_000], "a batch may be larger than a segment"
 
@@ -139,8 +139,8 @@ def test_sealed_segments_are_not_scanned_at_the_next_start(life: Life) -> None:
     disk = life.manager._disk
     disk.kill()  # type: ignore[attr-defined]
     opened = Life(disk, LogConfig(segment_bytes=4000)).log()
-    assert [segment._index is None for segment in opened._segments][:-1] == [True] * (
-        len(opened._segments) - 1
+    assert [segment._index is None for segment in opened.segments][:-1] == [True] * (
+        len(opened.segments) - 1
     )
     assert opened.end_of_epoch(0) == (0, 10)
     assert len(values_of(opened)) == 30

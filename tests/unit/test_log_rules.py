@@ -334,7 +334,7 @@ def test_rule_q6_a_dirty_file_is_never_evicted(disk: SimulatedDisk) -> None:
         append(log, ["a"])
     tokens = [log.begin_flush() for log in logs[:2]]
     append(life.log(5), ["one more file, one over the limit"])
-    assert all(log._segments[0].fd >= 0 for log in logs)
+    assert all(log.segments[0].fd >= 0 for log in logs)
     for token in tokens:
         assert token is not None
         token.log.end_flush(token, synced=True)
@@ -342,7 +342,7 @@ def test_rule_q6_a_dirty_file_is_never_evicted(disk: SimulatedDisk) -> None:
     append(logs[3], ["b"])
     life.log(4)
     append(life.log(4), ["a"])
-    assert sum(log._segments[0].fd >= 0 for log in logs) < 4
+    assert sum(log.segments[0].fd >= 0 for log in logs) < 4
 
 
 async def test_rule_q6_an_exception_in_the_flusher_is_no_silent_hang(disk: SimulatedDisk) -> None:
@@ -436,7 +436,7 @@ def test_rule_r2_bytes_of_a_failed_write_do_not_come_back(disk: SimulatedDisk, s
     with pytest.raises(KafkaError):
         append(log, ["x" * 4000, "y" * 4000, "z" * 4000])
     disk.room = None
-    size = log._segments[0].size
+    size = log.segments[0].size
     inode = disk.live[LOG]
     assert inode is not None
     assert len(inode.durable) == size
@@ -524,7 +524,7 @@ def test_rule_q6_a_flush_that_can_not_begin_proves_nothing_later() -> None:
     life.flush()
     append(first, ["acknowledged"])
     append(second, ["b" * 1000])  # rolls: the next flush seals the segment before
-    life.manager._files.forget(second._segments[0])  # closed by the cache: it is clean
+    life.manager._files.forget(second.segments[0])  # closed by the cache: it is clean
     real_open = disk.open
 
     def no_descriptor(path: str, *, create: bool = False) -> int:
@@ -654,7 +654,7 @@ def test_a_read_without_a_free_descriptor_fails_the_read_not_the_broker(
     life = Life(disk, LogConfig(segment_bytes=1024))
     log = life.log()
     flush_each(life, log, [f"{n}" + "x" * 500 for n in range(4)])
-    life.manager._files.forget(log._segments[0])
+    life.manager._files.forget(log.segments[0])
 
     def no_descriptor(path: str, *, create: bool = False) -> int:
         raise OSError(errno.EMFILE, f"too many open files: {path} {create}")

@@ -1,0 +1,119 @@
+"""The small files of a whole log directory: clean-shutdown, high-watermark, damaged.
+
+Each is replaced whole (`checkpoints`). What a damaged one means differs: no clean shutdown, high
+watermarks that start at 0, and for ``damaged`` itself a refusal to start.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicIdPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from broker.log.disk import Disk
+    from broker.log.partition_log import PartitionLog
+
+CLEAN_SHUTDOWN_FILE = "clean-shutdown"
+HIGH_WATERMARK_FILE = "high-watermark"
+DAMAGED_FILE = "damaged"
+_log = logging.getLogger("broker.log")
+
+
+class CleanShutdown(NamedTuple):
+    """What the last clean shutdown said: broker epoch, and (log end, topic id) by log name."""
+
+    broker_epoch: BrokerEpoch
+    logs: dict[str, tuple[int, TopicId]]
+
+
+class DirectoryFiles:
+    """Reads and writes the small files under ``root``. Loop, but for `write_high_watermarks`."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._root = root
+        self._watermarks_lock = threading.Lock()
+
+    # clean-shutdown
+
+    def write_clean_shutdown(self, said: CleanShutdown) -> None:
+        content = {"broker_epoch": said.broker_epoch, "logs": said.logs}
+        write_atomically(self._disk, self._root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(content))
+
+    def take_clean_shutdown(self) -> CleanShutdown | None:
+        """What the last clean shutdown said; it is gone before anything can change (rule R11)."""
+        path = f"{self._root}/{CLEAN_SHUTDOWN_FILE}"
+        try:
+            content = read_checkpoint(self._disk, path)
+        except CorruptionError as error:
+            _log.warning("clean shutdown not believed reason=%s", error)
+            content = None
+        self._disk.unlink(path)
+        self._disk.sync_directory(self._root)
+        if not isinstance(content, dict):
+            return None
+        logs = {name: (end, TopicId(topic_id)) for name, (end, topic_id) in content["logs"].items()}
+        return CleanShutdown(BrokerEpoch(content["broker_epoch"]), logs)
+
+    # high-watermark
+
+    def write_high_watermarks(self, data: bytes) -> None:
+        """Write `encode_high_watermarks`; any thread."""
+        with self._watermarks_lock:
+            write_atomically(self._disk, self._root, HIGH_WATERMARK_FILE, data)
+
+    def read_high_watermarks(self) -> dict[str, tuple[int, int]]:
+        """A damaged file counts as none: a high watermark may be too low, never too high.
+
+        So does one below which the log has records of another epoch: since an unclean election
+        another history stands there, of which less may be committed (rule R8).
+        """
+        try:
+            content = read_checkpoint(self._disk, f"{self._root}/{HIGH_WATERMARK_FILE}")
+        except CorruptionError as error:
+            _log.warning("high watermarks start at 0 reason=%s", error)
+            return {}
+        rows = cast("dict[str, list[int] | int]", content or {})
+        return {key: (row[0], row[1]) for key, row in rows.items() if isinstance(row, list)}
+
+    # damaged
+
+    def write_damaged(self, unclean: dict[TopicIdPartition, str]) -> None:
+        content = [[key.topic_id, key.partition, why] for key, why in unclean.items()]
+        write_atomically(self._disk, self._root, DAMAGED_FILE, encode_checkpoint(content))
+
+    def read_damaged(self) -> dict[TopicIdPartition, str]:
+        """What to report at every registration until it is recorded (rule R6).
+
+        Raises:
+            CorruptionError: the file is damaged.
+        """
+        content = read_checkpoint(self._disk, f"{self._root}/{DAMAGED_FILE}")
+        rows = cast("list[tuple[str, int, str]]", content or [])
+        return {
+            TopicIdPartition(TopicId(topic_id), PartitionId(partition)): why
+            for topic_id, partition, why in rows
+        }
+
+
+def encode_high_watermarks(logs: Iterable[tuple[TopicIdPartition, PartitionLog]]) -> bytes:
+    """Each with the epoch of the record below it, which says of which history it is."""
+    return encode_checkpoint(
+        {
+            text_of(key): (log.high_watermark, log.epoch_at(log.high_watermark - 1))
+            for key, log in logs
+            if log.high_watermark
+        }
+    )
+
+
+def text_of(key: TopicIdPartition) -> str:
+    """The name of a replica's log in these files and in quarantine."""
+    return f"{key.topic_id}:{key.partition}"
