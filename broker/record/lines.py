@@ -8,7 +8,7 @@ Without msgspec the same functions run on orjson (`broker.record.plain_lines`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import orjson
 
@@ -81,6 +81,34 @@ if HAS_MSGSPEC:
         key: msgspec.Raw = msgspec.field(default_factory=_null)
         value: msgspec.Raw = msgspec.field(default_factory=_null)
 
+    if TYPE_CHECKING:
+
+        class BareRecord(ProduceRecord):
+            """A record of which the client sent key and value alone, as nearly all do.
+
+            Its other fields are of a type that no JSON text is: who sends one is refused, and the
+            body decoded as `ProduceRecord`. So nobody need look for them, neither by searching the
+            body (which took longer than decoding it) nor record by record.
+            """
+
+    else:
+        _Nothing = Annotated[int, msgspec.Meta(gt=0, lt=0)]
+
+        class BareRecord(
+            ProduceRecord, gc=False, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+        ):
+            """See above."""
+
+            partition: _Nothing = None
+            offset: _Nothing = -1
+            timestamp: _Nothing = None
+            headers: _Nothing = None
+
+    class _BareEnvelope(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
+        """The body nearly everybody sends."""
+
+        records: list[BareRecord]
+
     class _Envelope(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
         """A v2 produce body. Schema fields are another door's business; here they mean nothing."""
 
@@ -90,10 +118,15 @@ if HAS_MSGSPEC:
         value_schema: OptionalRaw = None
         value_schema_id: OptionalRaw = None
 
+    _decode_bare_envelope = msgspec.json.Decoder(_BareEnvelope).decode
     _decode_envelope = msgspec.json.Decoder(_Envelope).decode
     encode_lines = msgspec.json.Encoder().encode_lines
 
-    def _decode(body: bytes) -> list[ProduceRecord]:
+    def _decode(body: bytes) -> Sequence[ProduceRecord]:
+        try:
+            return _decode_bare_envelope(body).records
+        except msgspec.DecodeError:
+            pass  # what is wrong, if anything is, the other decoder says
         try:
             return _decode_envelope(body).records
         except msgspec.ValidationError as error:
@@ -114,6 +147,9 @@ elif not TYPE_CHECKING:
     from broker.record.plain_lines import decode_envelope as _decode
     from broker.record.plain_lines import encode_lines
 
+    class BareRecord(ProduceRecord):
+        """Never made: whatever a record holds, it is looked at."""
+
     def make_raw(text):
         """JSON text as the type a record holds its key, value and headers in."""
         return text
@@ -128,8 +164,8 @@ class EncodedBatch(NamedTuple):
     max_timestamp: int
 
 
-def decode_records(body: bytes) -> list[ProduceRecord]:
-    """Read the body of a v2 produce request.
+def decode_records(body: bytes) -> Sequence[ProduceRecord]:
+    """Read the body of a v2 produce request: all `BareRecord`, or none of them.
 
     Line breaks between tokens become spaces, lexically and only after the original was decoded:
     inside a string a raw one is refused by that decode, so none is ever changed there (rule R12).
@@ -153,11 +189,14 @@ def decode_records(body: bytes) -> list[ProduceRecord]:
     if not records:
         msg = "`records` is empty"
         raise UnprocessableRecordsError(msg)
-    for name in _RARE:
-        if name in body:
-            _check_rare_fields(records)
-            break
+    if not are_bare(records) and any(name in body for name in _RARE):
+        _check_rare_fields(records)
     return records
+
+
+def are_bare(records: Sequence[ProduceRecord]) -> bool:
+    """Whether these records, all of one body, hold nothing but keys and values."""
+    return type(records[0]) is BareRecord
 
 
 def check_formats(
@@ -216,26 +255,23 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
     ``append_time``: the topic's message.timestamp.type is append, so the producer's own times are
     dropped. A record without a time has the broker's.
     """
-    offset = base_offset
-    timed = False
-    for record in records:
-        record.partition = None
-        record.offset = offset
-        offset += 1
-        if record.timestamp is not None:
-            timed = True
-            if append_time:
-                record.timestamp = None
-    timed = timed and not append_time
-    lines = encode_lines(records)
-    assert lines.count(b"\n") == offset - base_offset, "a value holds a line break (rule R12)"
+    if are_bare(records):
+        timed = False
+        for offset, record in enumerate(records, base_offset):
+            record.offset = offset
+        lines = encode_lines(records)  # decoded from a body without line breaks (rule R12)
+    else:
+        timed = _number(records, base_offset, append_time=append_time)
+        lines = encode_lines(records)
+        assert lines.count(b"\n") == len(records), "a value holds a line break (rule R12)"
     attributes = attributes_of(key_format, value_format)
     batches = []
     at = index = 0
     while at < len(lines):
         end = _cut(lines, at, batch_bytes_max)
-        piece = lines if end - at == len(lines) else lines[at:end]
-        count = piece.count(b"\n")
+        whole = end - at == len(lines)
+        piece = lines if whole else lines[at:end]
+        count = len(records) if whole else piece.count(b"\n")
         oldest = newest = append_timestamp
         if timed:
             oldest, newest = _times(records[index : index + count], append_timestamp)
@@ -260,6 +296,19 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
         at = end
         index += count
     return batches
+
+
+def _number(records: Sequence[ProduceRecord], base_offset: int, *, append_time: bool) -> bool:
+    """Set offsets, clear what is not stored; whether a record has a time of its own."""
+    timed = False
+    for offset, record in enumerate(records, base_offset):
+        record.partition = None
+        record.offset = offset
+        if record.timestamp is not None:
+            timed = not append_time
+            if append_time:
+                record.timestamp = None
+    return timed
 
 
 def _cut(lines: bytes, at: int, batch_bytes_max: int) -> int:

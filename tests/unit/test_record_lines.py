@@ -10,6 +10,9 @@ import pytest
 from broker.record import lines, plain_lines
 from broker.record.batch import HEADER_SIZE, RecordFormat, verify, walk
 from broker.record.lines import (
+    HAS_MSGSPEC,
+    ProduceRecord,
+    are_bare,
     check_formats,
     decode_records,
     encode_batches,
@@ -238,10 +241,41 @@ def test_string_values_must_be_strings() -> None:
 
 
 def test_a_line_break_handed_in_from_elsewhere_is_a_bug() -> None:
-    records = decode_records(b'{"records":[{}]}')
-    records[0].value = make_raw(b"[1,\n2]")
+    records = [ProduceRecord(value=make_raw(b"[1,\n2]"))]
     with pytest.raises(AssertionError, match="R12"):
         encode_all(records, 100)
+
+
+RARE = (b"", b',"partition":0', b',"timestamp":5', b',"headers":[]', b',"headers":null')
+
+
+@pytest.mark.parametrize("rare", RARE)
+def test_rule_r12_no_value_is_changed_whichever_way_its_record_is_read(rare: bytes) -> None:
+    """20-digit integers, duplicate keys, spaces; line breaks become spaces, outside strings."""
+    value = b'{"n":12345678901234567890123,"n":1.0,\r\n "s":"\\n\\u0041"}'
+    body = b'{"records":[{"key" : 1,\n"value":' + value + rare + b"}, {} ]}"
+    records = decode_records(body)
+    assert are_bare(records) == (HAS_MSGSPEC and not rare)
+    batches = encode_all(records, 1000)
+    lines = b"".join(batch.raw[HEADER_SIZE:] for batch in batches)
+    first, second, rest = lines.split(b"\n")
+    assert first.endswith(b'"value":' + value.replace(b"\r\n", b"  ") + b"}")
+    assert second.endswith(b'"key":null,"value":null}')
+    assert rest == b""
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"offset":1', b'"offset":null', b'"\\u006fffset":7', b'"other":1',
+        b'"timestamp":"x"', b'"partition":-1', b'"headers":1', b'"partition":1.5',
+    ],
+)  # fmt: skip
+def test_what_no_record_may_hold_is_refused_as_ever_though_read_as_a_bare_one_first(
+    field: bytes,
+) -> None:
+    with pytest.raises(UnprocessableRecordsError, match=r"at `\$\.records\[1\]"):
+        decode_records(b'{"records":[{"value":1},{"value":1,' + field + b"}]}")
 
 
 def test_values_are_json_again_for_orjson() -> None:
