@@ -12,6 +12,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from broker.replication.early_opens import EarlyOpens
+from broker.replication.event_file import EventFile
+from broker.replication.event_notes import RoleNotes, Standing
+from broker.replication.events import EventJournal
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import (
     Ack,
@@ -42,6 +45,7 @@ from raft_metadata.common.ids import (
     IncarnationId,
     LeaderEpoch,
     PartitionId,
+    TopicId,
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
@@ -63,8 +67,6 @@ ISR_CHECK_MS = 500
 """How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
 PARTITIONS_PER_STEP = 64
 """Of one image, given their roles before the loop gets a turn: about 5 ms."""
-ROLE_LINES_PER_IMAGE = 20
-"""Changes of roles told one by one; of a greater number of them, how many there are."""
 STALL_MS = 4 * TICK_MS
 """A tick this late means that this process stood still: nobody else is blamed (rule M7)."""
 
@@ -106,7 +108,9 @@ class ReplicaManager:
         self._leaving: set[Replica] = set()
         """Removed from this broker; they stay until what waits there is known."""
         self._early = EarlyOpens(config.broker_id)
-        self._roles_changed = 0
+        file = EventFile(str(config.data_dir))
+        self.events = EventJournal(file, clock, incarnation_id, self._topic_name)
+        self._notes = RoleNotes(self.events)
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
         heartbeat_ms = config.timeouts.replication_heartbeat_ms
@@ -167,7 +171,7 @@ class ReplicaManager:
         if not known and self.broker_epoch is not None:
             self._keeper.set_aside_strays(image)
         self._keeper.forget_recorded_damage(image)
-        self._roles_changed = 0
+        self._notes.begin()
         for topic in dropped_topics(before, image):
             yield from self._drop_topic(topic)
         everything = concerns_all(before, image, self._config.broker_id)
@@ -186,10 +190,7 @@ class ReplicaManager:
                 steps += 1
                 if steps % PARTITIONS_PER_STEP == 0:
                     yield
-        if self._roles_changed > ROLE_LINES_PER_IMAGE:
-            _log.info("roles changed count=%d next_offset=%d led=%d of=%d",
-                self._roles_changed, image.next_offset, len(self._led), len(self._replicas),
-            )  # fmt: skip
+        self._notes.end(image.next_offset, len(self._led), len(self._replicas))
 
     def _apply_partition(self, topic: TopicImage, key: Key) -> None:
         registration = topic.partitions[key.partition]
@@ -207,12 +208,13 @@ class ReplicaManager:
             self._leaving.discard(replica)
             replica.count_again()
         partition = replica.partition
-        role_before = partition.role
+        before = Standing(partition)
         partition.apply_image(
             registration, self.image.brokers, self.broker_epoch, self._clock.monotonic_ms()
         )
-        if partition.role is not role_before:
+        if partition.role is not before.role:
             self._role_changed(replica)
+        self._notes.applied(replica, before)
 
     def _stays_a_while(self, replica: Replica, registration: PartitionRegistration) -> bool:
         """Remove a replica that is another broker's now; but where produces wait, not at once.
@@ -266,14 +268,6 @@ class ReplicaManager:
         else:
             self._led.pop(replica, None)
         replica.wake_fetches()
-        self._roles_changed += 1
-        if self._roles_changed <= ROLE_LINES_PER_IMAGE:
-            _log.info(
-                "role changed log=%s topic_id=%s role=%s leader_epoch=%d log_end=%d "
-                "high_watermark=%d",
-                replica.log.name, replica.log.topic_id, type(role).__name__, role.epoch,
-                replica.log.log_end_offset, replica.partition.high_watermark,
-            )  # fmt: skip
 
     def _link_to(self, leader: BrokerId) -> LeaderLink:
         link = self._links.get(leader)
@@ -286,6 +280,10 @@ class ReplicaManager:
             if self._tasks is not None:
                 self._tasks.create_task(link.run(), name=f"leader-link-{leader}")
         return link
+
+    def _topic_name(self, topic_id: TopicId) -> str:
+        topic = self.image.topics.get(topic_id)
+        return "" if topic is None else topic.name
 
     def _peer_of(self, broker_id: BrokerId) -> str | None:
         registration = self.image.brokers.get(broker_id)
@@ -311,6 +309,7 @@ class ReplicaManager:
             replica.link.leave(replica)
         self._led.pop(replica, None)
         self._dirty.discard(replica)
+        self.events.forget(replica)
         self._parked.discard(replica)
         self._leaving.discard(replica)
         self._early.drop(replica)
@@ -330,8 +329,7 @@ class ReplicaManager:
     def high_watermark_moved(self, replica: Replica) -> None:
         """Its followers and its readers are told."""
         replica.log.high_watermark = replica.partition.high_watermark
-        if isinstance(replica.partition.role, LeaderState):
-            self._dirty.add(replica)
+        self._dirty.add(replica)
         if replica.fetch_waiters:
             replica.wake_fetches()
 
@@ -445,6 +443,7 @@ class ReplicaManager:
         """Own every task of replication until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            tasks.create_task(self.events.run(), name="event-journal")
             for link in self._links.values():
                 tasks.create_task(link.run(), name=f"leader-link-{link.leader}")
             while True:
@@ -459,6 +458,7 @@ class ReplicaManager:
         for replica in dirty:
             for session in replica.sessions.values():
                 session.announce()
+        self.events.high_watermarks_moved(dirty)
         for link in self._links.values():
             link.open_again(now_ms)
         to_leaders = [link.stream for link in self._links.values() if link.stream is not None]

@@ -136,6 +136,7 @@ class BrokerServer:
         """
         check_log_directory(self._config.data_dir)
         await asyncio.to_thread(self.logs.open)
+        await asyncio.to_thread(self.manager.events.open)
         self._page_cached.read()
         self._boot_id = present_boot_id()
         self._cache_is_kept = page_cache_is_kept(self._config.data_dir, self._boot_id)
@@ -170,4 +171,5 @@ class BrokerServer:
         for replica in list(self.manager.replicas()):
             replica.partition.parked.give_up()
             replica.wake_fetches()
+        self.manager.events.close()
         self.logs.close(self._lifecycle.broker_epoch)

@@ -1,0 +1,129 @@
+"""How the changes of a broker's replicas are told: to the log for people, to the event journal."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from broker.replication.events import EventJournal, EventKind, role_name
+from broker.replication.partition import Following
+from broker.replication.partition_state import LeaderState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from broker.replication.partition import Partition, Role
+    from broker.replication.partition_state import Proposal
+    from broker.replication.replica import Replica
+
+ROLE_LINES_PER_IMAGE = 20
+"""Changes of roles logged one by one; of a greater number of them, how many there are."""
+
+_log = logging.getLogger("broker.replication")
+
+
+class RoleNotes:
+    """Owned by the `ReplicaManager`: tells what an image made of its replicas."""
+
+    def __init__(self, events: EventJournal) -> None:
+        self._events = events
+        self._changed = 0
+
+    def begin(self) -> None:
+        """An image is being followed."""
+        self._changed = 0
+
+    def end(self, next_offset: int, led: int, hosted: int) -> None:
+        """It has been followed up to this metadata offset."""
+        if self._changed > ROLE_LINES_PER_IMAGE:
+            _log.info("roles changed count=%d next_offset=%d led=%d of=%d",
+                self._changed, next_offset, led, hosted,
+            )  # fmt: skip
+
+    def applied(self, replica: Replica, before: Standing) -> None:
+        """The image may have changed the role, or the ISR under the same role."""
+        role = replica.partition.role
+        if role is not before.role:
+            self._role_changed(replica)
+        elif isinstance(role, LeaderState) and role.partition_epoch != before.partition_epoch:
+            note_isr(self._events, replica.partition, before, "image")
+
+    def _role_changed(self, replica: Replica) -> None:
+        partition, log = replica.partition, replica.log
+        role = partition.role
+        facts = _role_facts(role)
+        self._events.note(
+            EventKind.ROLE_CHANGED, partition.id, role.epoch,
+            role=role_name(role), log_start=log.log_start_offset, log_end=log.log_end_offset,
+            durable_end=log.durable_end, high_watermark=partition.high_watermark, **facts,
+        )  # fmt: skip
+        self._changed += 1
+        if self._changed <= ROLE_LINES_PER_IMAGE:
+            _log.info(
+                "role changed log=%s topic_id=%s role=%s leader_epoch=%d log_end=%d "
+                "high_watermark=%d",
+                log.name, log.topic_id, type(role).__name__, role.epoch,
+                log.log_end_offset, partition.high_watermark,
+            )  # fmt: skip
+
+
+def _role_facts(role: Role) -> dict[str, int | list[int]]:
+    if isinstance(role, LeaderState):
+        return {
+            "epoch_start": role.epoch_start,
+            "isr": sorted(role.isr),
+            "partition_epoch": role.partition_epoch,
+        }
+    if isinstance(role, Following):
+        return {"leader": role.leader, "unclean_epoch": role.unclean_epoch}
+    return {}
+
+
+class Standing:
+    """How a partition stood before something was done to it: what changed is told afterwards."""
+
+    __slots__ = ("high_watermark", "isr", "log_end", "partition_epoch", "role")
+
+    def __init__(self, partition: Partition) -> None:
+        role = self.role = partition.role
+        self.log_end = partition.log.log_end_offset
+        self.high_watermark = partition.high_watermark
+        self.isr: Iterable[int] = ()
+        self.partition_epoch = -1
+        if isinstance(role, LeaderState):
+            self.isr, self.partition_epoch = role.isr, role.partition_epoch
+
+
+def note_isr(events: EventJournal, partition: Partition, before: Standing, reason: str) -> None:
+    """A committed ISR became known to the leader."""
+    role = partition.role
+    if not isinstance(role, LeaderState) or role.partition_epoch == before.partition_epoch:
+        return
+    events.note(
+        EventKind.ISR_CHANGED, partition.id, role.epoch,
+        old=sorted(before.isr), new=sorted(role.isr), reason=reason,
+        partition_epoch=role.partition_epoch, high_watermark=partition.high_watermark,
+    )  # fmt: skip
+
+
+def note_proposal(
+    events: EventJournal, partition: Partition, proposal: Proposal, kind: EventKind, **facts: str
+) -> None:
+    """An attempt to change the ISR was sent, or answered otherwise than with a committed one."""
+    events.note(
+        kind, partition.id, proposal.leader_epoch,
+        attempt=proposal.attempt, isr=[broker for broker, _ in proposal.isr],
+        partition_epoch=proposal.partition_epoch, reason=proposal.reason, **facts,
+    )  # fmt: skip
+
+
+def note_truncation(events: EventJournal, partition: Partition, before: Standing) -> None:
+    """Told only if there was one. ``unclean``: below the high watermark, as an operator allowed."""
+    end = partition.log.log_end_offset
+    if end >= before.log_end:
+        return
+    events.note(
+        EventKind.TRUNCATED, partition.id, partition.role.epoch,
+        **{"from": before.log_end}, to=end, high_watermark=before.high_watermark,
+        unclean=end < before.high_watermark, reason="diverging",
+    )  # fmt: skip
