@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import metadata_commit, metadata_fencing, metadata_join
+from benchmarks import metadata_commit, metadata_fencing, metadata_join, metadata_return
 from benchmarks.metadata_log import MetadataLog, Seen
 from benchmarks.metadata_stalls import Stalls
 from benchmarks.processes import cpu_seconds, memory_mb
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from benchmarks.product import Product
 
-SECTIONS = ("quorum", "create", "leaders", "join", "memory", "fencing")
-BY_DEFAULT = ("quorum", "create", "leaders", "join", "memory")
+SECTIONS = ("quorum", "create", "leaders", "return", "join", "memory", "fencing")
+BY_DEFAULT = ("quorum", "create", "leaders", "return", "join", "memory")
 CALM_S = 3.0
 """Registrations, first elections and start-up work are over by then."""
 REQUEST_TIMEOUT_S = 60.0
@@ -246,6 +246,14 @@ async def _all_moved(log: MetadataLog, led: set[int], fence: Seen) -> Seen:
         await asyncio.sleep(0.01)
 
 
+async def measure_return(options: Options) -> list[Row]:
+    """A broker that was away joins every ISR again."""
+    async with calm_product() as cluster:
+        await create_topics(cluster, 1, options.partitions)
+        await asyncio.sleep(CALM_S)
+        return await metadata_return.measure(cluster, options.partitions)
+
+
 # ---- memory
 
 
@@ -293,6 +301,8 @@ async def measure(section: str, options: Options) -> list[Row]:
             return await measure_create(options)
         case "leaders":
             return await measure_leaders(options)
+        case "return":
+            return await measure_return(options)
         case "join":
             return await metadata_join.measure(options.joining)
         case "memory":

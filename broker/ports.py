@@ -11,6 +11,7 @@ from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.records.admin import A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
@@ -19,6 +20,7 @@ from raft_metadata.records.commands import (
     FetchMetadataAnswer,
     HeartbeatAnswer,
     PartitionAltered,
+    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
@@ -64,6 +66,10 @@ class ControllerChannel(Protocol):
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
         """One attempt, sent once to the controller believed active (rule M3)."""
+        ...
+
+    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
+        """Many attempts, sent once together. What is raised holds for each of them (rule M3)."""
         ...
 
     async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated: ...

@@ -1,15 +1,27 @@
-"""Sends ISR proposals to the controller, one attempt a partition at a time (rule M3)."""
+"""Sends ISR proposals to the controller: many in one command, each its own attempt (rule M3)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raft_metadata.common.errors import KafkaError, Outcome
-from raft_metadata.records.commands import AlterPartition, IsrMember
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.records.commands import (
+    MAX_ATTEMPTS_PER_COMMAND,
+    AlterPartition,
+    AlterPartitions,
+    AttemptAnswer,
+    IsrMember,
+    PartitionAltered,
+)
+from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from broker.ports import ControllerChannel
     from broker.replication.partition import Partition
     from broker.replication.partition_state import Proposal
@@ -18,45 +30,148 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("broker.replication")
 
-MAX_ATTEMPTS_IN_FLIGHT = 64
-"""AlterPartition requests of one broker under way at once; the others wait, unsent."""
+COMMANDS_IN_FLIGHT = 4
+"""Of one broker at once. What is proposed meanwhile waits, and goes together in the next one."""
+OLD_COMMANDS_IN_FLIGHT = 64
+"""The same with a controller that takes one attempt a command."""
 UNKNOWN_RETRY_MS = 200
 """Pause before the committed ISR is proposed again after an attempt of unknown outcome."""
+LINES_PER_COMMAND = 20
+"""Attempts told one by one; of a greater number of them, how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A proposal that waits to be sent, or for its answer."""
+
+    partition: Partition
+    proposal: Proposal
+    broker_epoch: BrokerEpoch
 
 
 class IsrKeeper:
-    """Turns a `Proposal` into one request and its answer back into partition state."""
+    """Turns each `Proposal` into one attempt, and its answer back into partition state.
 
-    def __init__(self, broker_id: BrokerId, controllers: ControllerChannel, clock: Clock) -> None:
+    Owned by the `ReplicaManager`, on its loop; ``spawn`` gives a task to its TaskGroup. A partition
+    has one attempt at a time, so no more wait here than partitions are led.
+    """
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        controllers: ControllerChannel,
+        clock: Clock,
+        feature_level: Callable[[], int],
+    ) -> None:
         self._broker_id = broker_id
         self._controllers = controllers
         self._clock = clock
-        self._slots = asyncio.Semaphore(MAX_ATTEMPTS_IN_FLIGHT)
+        self._feature_level = feature_level
+        self._waiting: deque[_Attempt] = deque()
+        self._in_flight = 0
+        self._scheduled = False
 
-    async def attempt(
-        self, partition: Partition, proposal: Proposal, broker_epoch: BrokerEpoch
+    def propose(
+        self,
+        partition: Partition,
+        proposal: Proposal,
+        broker_epoch: BrokerEpoch,
+        tasks: asyncio.TaskGroup,
     ) -> None:
-        """Send one attempt once. A late answer to an older leader epoch changes nothing."""
-        command = AlterPartition(
+        """Send this attempt once, soon. A late answer to an older leader epoch changes nothing."""
+        self._waiting.append(_Attempt(partition, proposal, broker_epoch))
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_some, tasks)
+
+    def _send_some(self, tasks: asyncio.TaskGroup) -> None:
+        """As many commands as may be in flight; the others go when one of those is answered."""
+        self._scheduled = False
+        batched = self._feature_level() >= BATCHED_ISR_LEVEL
+        limit = COMMANDS_IN_FLIGHT if batched else OLD_COMMANDS_IN_FLIGHT
+        while self._waiting and self._in_flight < limit:
+            attempts = list(self._next(MAX_ATTEMPTS_PER_COMMAND if batched else 1))
+            if attempts:
+                self._in_flight += 1
+                tasks.create_task(self._send(attempts, tasks), name="alter-partitions")
+
+    def _next(self, count: int) -> Iterator[_Attempt]:
+        """The next ones that still mean anything, never two of one partition."""
+        seen: set[Partition] = set()
+        while self._waiting and len(seen) < count:
+            attempt = self._waiting[0]
+            if attempt.partition in seen:
+                return  # its leader epoch changed meanwhile
+            self._waiting.popleft()
+            if attempt.partition.is_open(attempt.proposal):
+                seen.add(attempt.partition)
+                yield attempt
+            else:
+                attempt.partition.isr_refused(attempt.proposal)  # it never left this broker
+
+    async def _send(self, attempts: list[_Attempt], tasks: asyncio.TaskGroup) -> None:
+        try:
+            answers = await self._answers(attempts)
+            _log.info("isr changes answered count=%d", len(attempts))
+            for attempt, answer in zip(attempts, answers, strict=True):
+                self._settle(attempt, answer, tell=len(attempts) <= LINES_PER_COMMAND)
+        finally:
+            self._in_flight -= 1
+            if self._waiting:
+                self._send_some(tasks)
+
+    async def _answers(self, attempts: list[_Attempt]) -> list[PartitionAltered | KafkaError]:
+        """One for each; what failed as a whole is every attempt's answer."""
+        commands = [self._command(attempt) for attempt in attempts]
+        try:
+            if len(commands) == 1:
+                return [await self._controllers.alter_partition(commands[0])]
+            said = await self._controllers.alter_partitions(
+                AlterPartitions(attempts=tuple(commands))
+            )
+        except KafkaError as error:
+            return [error] * len(attempts)
+        if len(said.answers) != len(attempts):
+            text = f"{len(said.answers)} answers to {len(attempts)} attempts"
+            return [KafkaError(ErrorCode.OUTCOME_UNKNOWN, text)] * len(attempts)
+        return [_of(answer) for answer in said.answers]
+
+    def _command(self, attempt: _Attempt) -> AlterPartition:
+        where, proposal = attempt.partition.id, attempt.proposal
+        return AlterPartition(
             broker_id=self._broker_id,
-            broker_epoch=broker_epoch,
-            topic_id=partition.id.topic_id,
-            partition=partition.id.partition,
+            broker_epoch=attempt.broker_epoch,
+            topic_id=where.topic_id,
+            partition=where.partition,
             leader_epoch=proposal.leader_epoch,
             partition_epoch=proposal.partition_epoch,
             new_isr=tuple(IsrMember(broker_id=b, broker_epoch=e) for b, e in proposal.isr),
         )
+
+    def _settle(
+        self, attempt: _Attempt, answer: PartitionAltered | KafkaError, *, tell: bool
+    ) -> None:
+        partition, proposal = attempt.partition, attempt.proposal
         where = f"topic_id={partition.id.topic_id} partition={partition.id.partition}"
-        try:
-            async with self._slots:
-                answer = await self._controllers.alter_partition(command)
-        except KafkaError as error:
-            if error.outcome is Outcome.NOT_WRITTEN:
-                _log.info("isr change refused %s error=%s %s", where, error.code.name, error)
-                partition.isr_refused(proposal)
-            else:
-                _log.info("isr change unknown %s error=%s", where, error.code.name)
-                partition.isr_unknown(proposal, self._clock.monotonic_ms() + UNKNOWN_RETRY_MS)
-            return
-        _log.info("isr changed %s isr=%s reason=%s", where, list(answer.isr), proposal.reason)
-        partition.isr_accepted(proposal, answer.partition_epoch, answer.isr)
+        if isinstance(answer, PartitionAltered):
+            if tell:
+                _log.info(
+                    "isr changed %s isr=%s reason=%s", where, list(answer.isr), proposal.reason
+                )
+            partition.isr_accepted(proposal, answer.partition_epoch, answer.isr)
+        elif answer.outcome is Outcome.NOT_WRITTEN:
+            if tell:
+                _log.info("isr change refused %s error=%s %s", where, answer.code.name, answer)
+            partition.isr_refused(proposal)
+        else:
+            if tell:
+                _log.info("isr change unknown %s error=%s", where, answer.code.name)
+            partition.isr_unknown(proposal, self._clock.monotonic_ms() + UNKNOWN_RETRY_MS)
+
+
+def _of(answer: AttemptAnswer) -> PartitionAltered | KafkaError:
+    if answer.altered is not None:
+        return answer.altered
+    code = ErrorCode.from_number(answer.error)
+    # It was judged and refused: surely not appended, whatever its code says elsewhere.
+    return KafkaError(code, answer.message, outcome=Outcome.NOT_WRITTEN)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Parked, ParkedProduces
@@ -21,6 +20,7 @@ from broker.replication.partition_state import (
     Proposal,
     Settings,
 )
+from broker.replication.replica_log import ReplicaLog
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -40,25 +40,6 @@ DEPOSED_WAIT_MS = 1_000
 has no certain fate until somebody writes behind it (rule R5): its client is told *unknown* then."""
 _NOTHING_PARKED = ParkedProduces()
 """Of every partition where nobody ever waited: nothing is ever added to it."""
-
-
-class ReplicaLog(Protocol):
-    """What replication needs of a partition's log (``broker.log.partition_log``)."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def log_end_offset(self) -> int: ...
-    @property
-    def durable_end(self) -> int: ...
-    @property
-    def last_epoch(self) -> int: ...
-    def epoch_at(self, offset: int) -> int: ...
-    def end_of_epoch(self, epoch: int) -> tuple[int, int]: ...
-    def start_epoch(self, epoch: int) -> None: ...
-    def append_as_follower(self, batches: memoryview | bytes) -> None: ...
-    def truncate_to(self, end_offset: int) -> None: ...
-    def request_flush(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -354,6 +335,16 @@ class Partition:
         role = self.role
         if isinstance(role, LeaderState) and role.adopt(partition_epoch, isr):
             self.advance()
+
+    def is_open(self, proposal: Proposal) -> bool:
+        """Whether an attempt still means anything: nothing it was judged on has changed."""
+        role = self.role
+        return (
+            isinstance(role, LeaderState)
+            and role.epoch == proposal.leader_epoch
+            and role.partition_epoch == proposal.partition_epoch
+            and role.in_flight == proposal.attempt
+        )
 
     def isr_refused(self, proposal: Proposal) -> None:
         """The controller refused this very attempt (rule M3)."""

@@ -15,14 +15,13 @@ from broker.replication.early_opens import EarlyOpens
 from broker.replication.event_file import EventFile
 from broker.replication.event_notes import RoleNotes, Standing
 from broker.replication.events import EventJournal
-from broker.replication.follower_stream import FollowerStream
+from broker.replication.follower_frames import take_frame
 from broker.replication.frames import (
     Ack,
     Diverging,
     Frame,
     Key,
     Open,
-    Push,
     Refused,
     Valid,
     key_of,
@@ -38,7 +37,6 @@ from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
 from broker.replication.topic_views import TopicViews
 from broker.replication.upkeep import Rounds, StreamCare
-from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
     from broker.ports import ControllerChannel, PeerChannel
+    from broker.replication.follower_stream import FollowerStream
     from broker.replication.parked import Parked
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.faults import FaultHandler
@@ -95,7 +94,9 @@ class ReplicaManager:
         self._peers = peers
         self._clock = clock
         self._faults = faults
-        self._isr = IsrKeeper(config.broker_id, controllers, clock)
+        self._isr = IsrKeeper(
+            config.broker_id, controllers, clock, lambda: self.image.feature_level
+        )
         self._replicas: dict[Key, Replica] = {}
         self._streams: dict[LeaderStream, None] = {}  # in order of arrival
         self._links: dict[BrokerId, LeaderLink] = {}
@@ -395,47 +396,8 @@ class ReplicaManager:
     def leader_sent(self, stream: FollowerStream, key: Key, frame: Frame) -> None:
         """A frame of a leader: applied if it is of the present, else dropped (rule R4)."""
         replica = self._replicas.get(key)
-        if replica is None:
-            return
-        partition, role = replica.partition, replica.partition.role
-        if not isinstance(role, Following) or role.leader != stream.leader:
-            return
-        link = self._links[stream.leader]
-        match frame:
-            case Push():
-                self._take_push(replica, stream, frame)
-            case Valid():
-                if partition.on_valid(frame):
-                    replica.log.request_flush()
-                    stream.queue_ack(replica)
-            case Diverging():
-                try:
-                    again = partition.on_diverging(frame)
-                except AssertionError as error:
-                    self._faults.fatal("truncation below the high watermark", error)
-                if again:
-                    link.open(replica)
-            case Refused():
-                partition.on_refused(frame)  # asked again by the tick, as the image says then
-            case Open() | Ack():
-                pass
-
-    def _take_push(self, replica: Replica, stream: FollowerStream, push: Push) -> None:
-        """Append it. What one partition can't take ends its session, not the others' stream."""
-        partition = replica.partition
-        try:
-            taken = partition.on_push(push)
-        except (KafkaError, ValueError) as error:
-            _log.warning(
-                "push refused log=%s leader=%d error=%s", replica.log.name, stream.leader, error
-            )
-            partition.drop_session()
-            self._links[stream.leader].watch(replica)
-            return
-        if taken is False:
-            self._links[stream.leader].open(replica)
-        elif taken and len(push.batches) and not partition.settings.by_durable:
-            stream.queue_ack(replica)
+        if replica is not None:
+            take_frame(replica, self._links[stream.leader], stream, frame, self._faults)
 
     # time
 
@@ -496,5 +458,4 @@ class ReplicaManager:
             self.image.brokers, next(self._numbers), self._clock.monotonic_ms(), lag_max_ms
         )
         if proposal is not None:
-            attempt = self._isr.attempt(replica.partition, proposal, epoch)
-            self._tasks.create_task(attempt, name="alter-partition")
+            self._isr.propose(replica.partition, proposal, epoch, self._tasks)

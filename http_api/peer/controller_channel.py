@@ -17,6 +17,7 @@ from raft_metadata.common.ids import ClusterId, MetadataOffset, NodeId
 from raft_metadata.records.admin import ADMIN_COMMANDS, ADMIN_NAMES, A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterPartitions,
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
@@ -24,6 +25,7 @@ from raft_metadata.records.commands import (
     FetchMetadataAnswer,
     HeartbeatAnswer,
     PartitionAltered,
+    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
@@ -140,11 +142,16 @@ class HttpControllerChannel:
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
         """One attempt to one controller (rule M3): the caller's next attempt is a new proposal."""
+        return await self._once(paths.ALTER_PARTITION, command, PartitionAltered)
+
+    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
+        """As `alter_partition`, for all attempts together."""
+        return await self._once(paths.ALTER_PARTITIONS, command, PartitionsAltered)
+
+    async def _once(self, path: str, command: object, answer: type[_A]) -> _A:
         target = self._active
         try:
-            return await self._links[target].post(
-                paths.ALTER_PARTITION, command, PartitionAltered, self._command_timeout_ms
-            )
+            return await self._links[target].post(path, command, answer, self._command_timeout_ms)
         except KafkaError as error:
             if _surely_not_appended(error):
                 self._look_elsewhere(target, error)

@@ -20,6 +20,7 @@ from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, Directory
 from raft_metadata.records.admin import ADMIN_COMMANDS, A, AdminCommand
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
@@ -28,6 +29,7 @@ from raft_metadata.records.commands import (
     FetchMetadataAnswer,
     HeartbeatAnswer,
     PartitionAltered,
+    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
@@ -58,6 +60,7 @@ class Controller(Protocol):
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered: ...
+    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered: ...
     async def create_topic(self, command: CreateTopic) -> TopicCreated: ...
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted: ...
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer: ...
@@ -137,6 +140,7 @@ class ControllerServer:
             [
                 self._command(paths.REGISTER_BROKER, RegisterBroker, controller.register_broker),
                 self._command(paths.ALTER_PARTITION, AlterPartition, controller.alter_partition),
+                self._command(paths.ALTER_PARTITIONS, AlterPartitions, controller.alter_partitions),
                 self._command(paths.CREATE_TOPIC, CreateTopic, controller.create_topic),
                 self._command(paths.DELETE_TOPIC, DeleteTopic, controller.delete_topic),
                 self._command(paths.FETCH_METADATA, FetchMetadata, self._fetch_metadata),

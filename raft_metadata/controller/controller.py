@@ -43,6 +43,7 @@ from raft_metadata.controller.replication_control import (
     concerned_topics,
     decide_alter_partition,
     decide_consequences,
+    decide_each,
 )
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topics import (
@@ -55,12 +56,14 @@ from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.records.admin import A, AdminCommand, ElectLeaders
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
     HeartbeatAnswer,
     PartitionAltered,
+    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
@@ -174,6 +177,16 @@ class Controller:
             leader_knows_min_isr=self._min_isrs.is_known_to(
                 command.topic_id, 0 if session is None else session.metadata_offset
             ),
+        )
+
+    def alter_partitions(
+        self, image: MetadataImage, command: AlterPartitions
+    ) -> tuple[Records, PartitionsAltered]:
+        """See `decide_each`."""
+        return decide_each(
+            command,
+            lambda attempt: self.alter_partition(image, attempt),
+            batch_bytes_max=self.config.batch_bytes_max,
         )
 
     def create_topic(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from raft_metadata.common.configs.table import (
@@ -37,8 +37,21 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
-from raft_metadata.records.commands import AlterPartition, PartitionAltered
-from raft_metadata.records.records import BrokerState, PartitionChangeRecord, ResourceType
+from raft_metadata.records.commands import (
+    MAX_ATTEMPTS_PER_COMMAND,
+    AlterPartition,
+    AlterPartitions,
+    AttemptAnswer,
+    PartitionAltered,
+    PartitionsAltered,
+)
+from raft_metadata.records.records import (
+    BrokerState,
+    MetadataRecord,
+    PartitionChangeRecord,
+    ResourceType,
+)
+from raft_metadata.records.serde import encode_record
 
 _RULES = (MIN_INSYNC_REPLICAS, FLUSH, UNCLEAN_LEADER_ELECTION_ENABLE)
 """Configs that say who is eligible and who may lead."""
@@ -79,6 +92,44 @@ def decide_alter_partition(
         isr=draft.isr,
     )
     return (record,), answer
+
+
+def decide_each(
+    command: AlterPartitions,
+    decide: Callable[[AlterPartition], tuple[tuple[MetadataRecord, ...], PartitionAltered]],
+    *,
+    batch_bytes_max: int,
+) -> tuple[tuple[MetadataRecord, ...], PartitionsAltered]:
+    """Judge each attempt alone, on one image: a refusal is that attempt's only (rule M3).
+
+    No two of them are of one partition, so none is built on another one's outcome. What is accepted
+    fits into one batch of the log: all of it is appended, or nothing.
+    """
+    if len(command.attempts) > MAX_ATTEMPTS_PER_COMMAND:
+        message = f"{len(command.attempts)} attempts, at most {MAX_ATTEMPTS_PER_COMMAND} at once"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    records: list[MetadataRecord] = []
+    answers: list[AttemptAnswer] = []
+    seen: set[tuple[TopicId, int]] = set()
+    size = 0
+    for attempt in command.attempts:
+        where = attempt.topic_id, attempt.partition
+        try:
+            if where in seen:
+                message = "another attempt of this command is for the same partition"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+            seen.add(where)
+            decided, altered = decide(attempt)
+            size += sum(len(encode_record(record)) + 1 for record in decided)
+            if size > batch_bytes_max:
+                message = f"the attempts before it fill a batch of {batch_bytes_max} bytes"
+                raise KafkaError(ErrorCode.QUEUE_FULL, message)
+        except KafkaError as error:
+            answers.append(AttemptAnswer(error=error.code.number, message=error.message))
+        else:
+            records += decided
+            answers.append(AttemptAnswer(altered=altered))
+    return tuple(records), PartitionsAltered(answers=tuple(answers))
 
 
 def _find(

@@ -44,6 +44,7 @@ from raft_metadata.records.admin import (
 )
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
@@ -52,6 +53,7 @@ from raft_metadata.records.commands import (
     FetchMetadataAnswer,
     HeartbeatAnswer,
     PartitionAltered,
+    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
@@ -293,6 +295,10 @@ class ActiveController(MetadataPublisher):
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
         """See `decide_alter_partition`."""
         return await self._command(lambda image: self._core.alter_partition(image, command))
+
+    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
+        """See `decide_each`: the accepted ones are in one batch, so all of them are in or none."""
+        return await self._command(lambda image: self._core.alter_partitions(image, command))
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         """See `decide_create_topic`; answers once every partition is recorded.

@@ -114,6 +114,37 @@ class PartitionAltered:
     isr: tuple[BrokerId, ...]
 
 
+MAX_ATTEMPTS_PER_COMMAND = 500
+"""In one `AlterPartitions`: about 170 KB of JSON, and 25 ms of a controller's loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterPartitions:
+    """Many proposals of one leader, of as many partitions. Each is judged alone (rule M3).
+
+    From feature level 3 on: an older controller knows `AlterPartition` only.
+    """
+
+    attempts: tuple[AlterPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAnswer:
+    """What became of one attempt: ``altered``, or refused and surely not appended."""
+
+    altered: PartitionAltered | None = None
+    error: int = 0
+    """The Kafka error number of a refusal."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsAltered:
+    """One answer an attempt, in their order."""
+
+    answers: tuple[AttemptAnswer, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic:
     name: TopicName

@@ -24,7 +24,9 @@ FIRST_LEVEL = 1
 """Brokers, topics, partitions, topic configs."""
 OPERATIONS_LEVEL = 2
 """Everything else: reassignment, last known leaders, growth, drains, quotas, users, producers."""
-SUPPORTED_FEATURE_LEVEL = OPERATIONS_LEVEL
+BATCHED_ISR_LEVEL = 3
+"""No new record: every controller takes many ISR proposals in one command (`AlterPartitions`)."""
+SUPPORTED_FEATURE_LEVEL = BATCHED_ISR_LEVEL
 """The highest level this version can decide and fold."""
 
 _FIRST = (

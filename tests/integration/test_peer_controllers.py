@@ -46,6 +46,8 @@ from raft_metadata.records.admin import (
 )
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterPartitions,
+    AttemptAnswer,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
@@ -56,6 +58,7 @@ from raft_metadata.records.commands import (
     IsrMember,
     MetadataBatch,
     PartitionAltered,
+    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
@@ -105,6 +108,12 @@ class FakeController:
             isr=tuple(each.broker_id for each in command.new_isr),
         )
         return await self._command(command, answer)
+
+    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
+        refused = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
+        return await self._command(
+            command, PartitionsAltered(answers=(refused,) * len(command.attempts))
+        )
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         answer = TopicCreated(
@@ -245,6 +254,7 @@ ALTER = AlterPartition(
     partition_epoch=PartitionEpoch(7),
     new_isr=(IsrMember(broker_id=BROKER, broker_epoch=EPOCH),),
 )
+ALTERS = AlterPartitions(attempts=(ALTER, ALTER))
 CREATE = CreateTopic(
     name=TopicName("t"),
     topic_id=TopicId("T" * 22),
@@ -264,6 +274,8 @@ async def test_every_command_arrives_as_it_was_sent() -> None:
         altered = await controllers.alter_partition(ALTER)
         assert altered.partition_epoch == 8
         assert altered.isr == (BROKER,)
+        several = await controllers.alter_partitions(ALTERS)
+        assert [answer.message for answer in several.answers] == ["no", "no"]
         assert (await controllers.create_topic(CREATE, 1_000)).partitions_count == 2
         assert (await controllers.delete_topic(DELETE, 1_000)).next_offset == 10
         fetch = FetchMetadata(
@@ -272,7 +284,7 @@ async def test_every_command_arrives_as_it_was_sent() -> None:
         answer = await controllers.fetch_metadata(B, fetch)
         assert answer.leader_id == C
         assert isinstance(answer.batches[0].records[0], TopicRecord)
-        assert nodes.fakes[C].asked == [REGISTER, ALTER, CREATE, DELETE]
+        assert nodes.fakes[C].asked == [REGISTER, ALTER, ALTERS, CREATE, DELETE]
         assert nodes.fakes[B].asked == [fetch]
 
 

@@ -30,7 +30,6 @@ from raft_metadata.records.admin import (
 from raft_metadata.records.commands import MetadataSnapshot
 from raft_metadata.records.feature_levels import (
     FIRST_LEVEL,
-    OPERATIONS_LEVEL,
     SUPPORTED_FEATURE_LEVEL,
     level_of,
 )
@@ -47,7 +46,7 @@ from tests.unit.test_controller_active import Cluster
 from tests.unit.test_controller_security import ACL
 
 B1, B2, B3 = BROKERS
-NEW_VOTERS: VoterLevels = {NodeId(101): 2, NodeId(102): 2, NodeId(103): 2}
+NEW_VOTERS: VoterLevels = {NodeId(101): 3, NodeId(102): 3, NodeId(103): 3}
 
 
 def at_level_one(**how: int) -> World:
@@ -55,7 +54,7 @@ def at_level_one(**how: int) -> World:
     world = World()
     world.append([FeatureLevelRecord(level=FIRST_LEVEL)])
     for broker in BROKERS:
-        world.register(registration(broker, level=how.get(f"level_{broker}", 2)))
+        world.register(registration(broker, level=how.get(f"level_{broker}", 3)))
     world.pass_time(200)
     world.create(assignments={0: (1, 2, 3), 1: (2, 3, 1)})
     return world
@@ -84,25 +83,25 @@ def refusal(world: World, voters: VoterLevels = NEW_VOTERS, **how: object) -> st
 def test_the_level_is_raised_to_the_highest_all_can_follow() -> None:
     world = at_level_one()
     assert upgrade(world, validate_only=True) == MetadataUpgraded(
-        level_before=1, level=2, next_offset=world.image.next_offset
+        level_before=1, level=3, next_offset=world.image.next_offset
     )
     assert world.image.feature_level == FIRST_LEVEL
     answer = upgrade(world)
-    assert (answer.level_before, answer.level) == (1, 2)
+    assert (answer.level_before, answer.level) == (1, 3)
     assert answer.next_offset == world.image.next_offset
-    assert world.image.feature_level == OPERATIONS_LEVEL
+    assert world.image.feature_level == SUPPORTED_FEATURE_LEVEL
     again = upgrade(world)
-    assert (again.level_before, again.level) == (2, 2)
-    assert world.log[-1] == (FeatureLevelRecord(level=2),), "a repeat takes no record"
+    assert (again.level_before, again.level) == (3, 3)
+    assert world.log[-1] == (FeatureLevelRecord(level=3),), "a repeat takes no record"
 
 
-@pytest.mark.parametrize("level", [None, 2])
+@pytest.mark.parametrize("level", [None, 3])
 def test_every_node_that_cant_follow_is_named(level: int | None) -> None:
     world = at_level_one(level_2=1, level_3=1)
     world.kill(B3)
-    voters = {NodeId(101): 2, NodeId(102): 1, NodeId(103): None}
+    voters = {NodeId(101): 3, NodeId(102): 1, NodeId(103): None}
     message = refusal(world, voters, level=level)
-    assert message.startswith("metadata.version can't be raised to 2: ")
+    assert message.startswith(f"metadata.version can't be raised to {level or 2}: ")
     assert "broker 2 follows 1 at most (upgrade and restart it)" in message
     assert "broker 3 follows 1 at most (it is fenced: upgrade or unregister it)" in message
     assert "controller 102 follows 1 at most" in message
@@ -118,8 +117,8 @@ def test_where_nobody_asked_the_controllers_nothing_is_raised() -> None:
 def test_the_level_is_never_lowered_and_never_beyond_what_is_known() -> None:
     world = at_level_one()
     upgrade(world)
-    assert "is 2 and is never lowered, 1 was asked for" in refusal(world, level=1)
-    assert "3 is not known to this controller, 2 is the highest" in refusal(world, level=3)
+    assert "is 3 and is never lowered, 1 was asked for" in refusal(world, level=1)
+    assert "4 is not known to this controller, 3 is the highest" in refusal(world, level=4)
 
 
 def test_an_older_broker_is_refused_by_a_newer_cluster() -> None:
@@ -132,7 +131,7 @@ def test_an_older_broker_is_refused_by_a_newer_cluster() -> None:
         world.register(registration(B3, life="old", last=known, level=1))
     assert world.image is before
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
-    assert "broker 3 follows metadata.version 1 at most, the cluster is at 2" in (
+    assert "broker 3 follows metadata.version 1 at most, the cluster is at 3" in (
         caught.value.message
     )
     world.register(registration(B3, life="new", last=known))
@@ -213,11 +212,11 @@ async def test_an_old_log_goes_on_under_this_version_and_is_upgraded() -> None:
         await cluster.answered(controller.ask(UpgradeMetadata()))
     lead.levels.update(NEW_VOTERS)
     answer = await cluster.answered(controller.ask(UpgradeMetadata()))
-    assert answer.level == OPERATIONS_LEVEL
+    assert answer.level == SUPPORTED_FEATURE_LEVEL
     await cluster.answered(controller.ask(add))
     await turn()
     await raft.settle(2)
-    assert {voter.machine.image.feature_level for voter in raft.voters} == {OPERATIONS_LEVEL}
+    assert {voter.machine.image.feature_level for voter in raft.voters} == {SUPPORTED_FEATURE_LEVEL}
     assert all(voter.machine.image.acls for voter in raft.voters)
 
 

@@ -1,0 +1,65 @@
+"""What a follower does with a frame of a leader; a frame that is not of the present is dropped."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from broker.replication.frames import Diverging, Frame, Push, Refused, Valid
+from broker.replication.partition import Following
+from raft_metadata.common.errors import KafkaError
+
+if TYPE_CHECKING:
+    from broker.replication.follower_stream import FollowerStream
+    from broker.replication.leader_link import LeaderLink
+    from broker.replication.replica import Replica
+    from raft_metadata.common.faults import FaultHandler
+
+_log = logging.getLogger("broker.replication")
+
+
+def take_frame(
+    replica: Replica,
+    link: LeaderLink,
+    stream: FollowerStream,
+    frame: Frame,
+    faults: FaultHandler,
+) -> None:
+    """Apply a frame of ``stream``'s leader if this replica follows it now (rule R4)."""
+    partition, role = replica.partition, replica.partition.role
+    if not isinstance(role, Following) or role.leader != stream.leader:
+        return
+    match frame:
+        case Push():
+            _take_push(replica, link, stream, frame)
+        case Valid():
+            if partition.on_valid(frame):
+                replica.log.request_flush()
+                stream.queue_ack(replica)
+        case Diverging():
+            try:
+                again = partition.on_diverging(frame)
+            except AssertionError as error:
+                faults.fatal("truncation below the high watermark", error)
+            if again:
+                link.open(replica)
+        case Refused():
+            partition.on_refused(frame)  # asked again by the tick, as the image says then
+        case _:
+            pass  # a leader sends no others
+
+
+def _take_push(replica: Replica, link: LeaderLink, stream: FollowerStream, push: Push) -> None:
+    """Append it. What one partition can't take ends its session, not the others' stream."""
+    partition = replica.partition
+    try:
+        taken = partition.on_push(push)
+    except (KafkaError, ValueError) as error:
+        _log.warning("push refused log=%s leader=%d error=%s", replica.log.name, link.leader, error)
+        partition.drop_session()
+        link.watch(replica)
+        return
+    if taken is False:
+        link.open(replica)
+    elif taken and len(push.batches) and not partition.settings.by_durable:
+        stream.queue_ack(replica)
