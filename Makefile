@@ -32,6 +32,10 @@ test-slow: setup ## the slow tests too
 simulate: .venv ## more seeds of the simulated controllers; ARGS="--seeds 100000", ARGS="--seed 7" replays one
 	@$(PYTHON) -m pytest -m $(if $(findstring --seed ,$(ARGS)),"not slow" -k one_seed,simulate) tests/simulation/test_metadata_simulation.py $(ARGS)
 
+.PHONY: power-loss
+power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on real file systems, else the stand-in
+	@$(PYTHON) -m pytest -m slow -s tests/integration/test_cluster_power_loss.py $(ARGS)
+
 .PHONY: check
 check: .venv ## format, style, types, imports: what tests/architecture checks too, with the tools' own output
 	@$(PYTHON) -m ruff format --check .

@@ -146,6 +146,8 @@ class LocalCluster:
     def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
         self._directory = directory.resolve()
         self.data_dir = self._directory / "cluster"
+        self.environment: dict[str, str] = {}
+        """Beside our own, for every process of the cluster."""
         self._options = list(options)
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._starts = 0
@@ -174,6 +176,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=os.environ | self.environment,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 it only makes one system call
             )

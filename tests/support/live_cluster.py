@@ -55,6 +55,7 @@ class LiveCluster:
         self._local = LocalCluster(directory, options)
         self._by_hand: list[subprocess.Popen[bytes]] = []
         self.data_dir = self._local.data_dir
+        self.environment = self._local.environment
 
     # -- processes
 
@@ -111,6 +112,7 @@ class LiveCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env=os.environ | self.environment,
                 start_new_session=True,
             )
         self._by_hand.append(child)

@@ -1,0 +1,1 @@
+"""Disks that fail as they are told: full, slow, hanging, broken, rotten, and without power."""
