@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from broker.replication.events import EventJournal, EventKind, role_name
+from broker.replication.events import EventKind, EventSink, role_name
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from broker.log.log_manager import LogManager
     from broker.replication.partition import Partition, Role
     from broker.replication.partition_state import Proposal
     from broker.replication.replica import Replica
+    from raft_metadata.common.ids import BrokerId
 
 ROLE_LINES_PER_IMAGE = 20
 """Changes of roles logged one by one; of a greater number of them, how many there are."""
@@ -25,7 +27,7 @@ _log = logging.getLogger("broker.replication")
 class RoleNotes:
     """Owned by the `ReplicaManager`: tells what an image made of its replicas."""
 
-    def __init__(self, events: EventJournal) -> None:
+    def __init__(self, events: EventSink) -> None:
         self._events = events
         self._changed = 0
 
@@ -94,7 +96,7 @@ class Standing:
             self.isr, self.partition_epoch = role.isr, role.partition_epoch
 
 
-def note_isr(events: EventJournal, partition: Partition, before: Standing, reason: str) -> None:
+def note_isr(events: EventSink, partition: Partition, before: Standing, reason: str) -> None:
     """A committed ISR became known to the leader."""
     role = partition.role
     if not isinstance(role, LeaderState) or role.partition_epoch == before.partition_epoch:
@@ -107,7 +109,7 @@ def note_isr(events: EventJournal, partition: Partition, before: Standing, reaso
 
 
 def note_proposal(
-    events: EventJournal, partition: Partition, proposal: Proposal, kind: EventKind, **facts: str
+    events: EventSink, partition: Partition, proposal: Proposal, kind: EventKind, **facts: str
 ) -> None:
     """An attempt to change the ISR was sent, or answered otherwise than with a committed one."""
     events.note(
@@ -117,7 +119,7 @@ def note_proposal(
     )  # fmt: skip
 
 
-def note_truncation(events: EventJournal, partition: Partition, before: Standing) -> None:
+def note_truncation(events: EventSink, partition: Partition, before: Standing) -> None:
     """Told only if there was one. ``unclean``: below the high watermark, as an operator allowed."""
     end = partition.log.log_end_offset
     if end >= before.log_end:
@@ -127,3 +129,14 @@ def note_truncation(events: EventJournal, partition: Partition, before: Standing
         **{"from": before.log_end}, to=end, high_watermark=before.high_watermark,
         unclean=end < before.high_watermark, reason="diverging",
     )  # fmt: skip
+
+
+def note_start(events: EventSink, broker_id: BrokerId, logs: LogManager) -> None:
+    """A life of this broker begins, with what it found on its disk (rules Q5, R6)."""
+    events.note(
+        EventKind.STARTED, None, -1,
+        broker_id=broker_id, clean=logs.clean_broker_epoch is not None,
+        logs=sum(1 for _ in logs.logs()), offline=len(logs.offline),
+    )  # fmt: skip
+    for partition, reason in logs.unclean.items():
+        events.note(EventKind.UNCLEAN, partition, -1, reason=reason)

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -57,6 +57,18 @@ class EventKind(StrEnum):
     LOG_FAILED = "log_failed"
     REPAIRED = "repaired"
     UNCLEAN = "unclean"
+
+
+class EventSink(Protocol):
+    """Where events are noted: an `EventJournal`, or what a test puts in its place."""
+
+    def note(
+        self,
+        kind: EventKind,
+        partition: TopicIdPartition | None,
+        leader_epoch: int,
+        **facts: Fact,
+    ) -> None: ...
 
 
 class EventJournal:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from broker.replication.event_notes import Standing, note_truncation
 from broker.replication.frames import Diverging, Frame, Push, Refused, Valid
 from broker.replication.partition import Following
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
+    from broker.replication.events import EventSink
     from broker.replication.follower_stream import FollowerStream
     from broker.replication.leader_link import LeaderLink
     from broker.replication.replica import Replica
@@ -24,6 +26,7 @@ def take_frame(
     stream: FollowerStream,
     frame: Frame,
     faults: FaultHandler,
+    events: EventSink,
 ) -> None:
     """Apply a frame of ``stream``'s leader if this replica follows it now (rule R4)."""
     partition, role = replica.partition, replica.partition.role
@@ -37,10 +40,12 @@ def take_frame(
                 replica.log.request_flush()
                 stream.queue_ack(replica)
         case Diverging():
+            before = Standing(partition)
             try:
                 again = partition.on_diverging(frame)
             except AssertionError as error:
                 faults.fatal("truncation below the high watermark", error)
+            note_truncation(events, partition, before)
             if again:
                 link.open(replica)
         case Refused():

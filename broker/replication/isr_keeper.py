@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.replication.event_notes import Standing, note_isr, note_proposal
+from broker.replication.events import EventKind
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.records.commands import (
     MAX_ATTEMPTS_PER_COMMAND,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from broker.ports import ControllerChannel
+    from broker.replication.events import EventSink
     from broker.replication.partition import Partition
     from broker.replication.partition_state import Proposal
     from raft_metadata.common.clock import Clock
@@ -62,11 +65,13 @@ class IsrKeeper:
         controllers: ControllerChannel,
         clock: Clock,
         feature_level: Callable[[], int],
+        events: EventSink,
     ) -> None:
         self._broker_id = broker_id
         self._controllers = controllers
         self._clock = clock
         self._feature_level = feature_level
+        self._events = events
         self._waiting: deque[_Attempt] = deque()
         self._in_flight = 0
         self._scheduled = False
@@ -105,6 +110,7 @@ class IsrKeeper:
             self._waiting.popleft()
             if attempt.partition.is_open(attempt.proposal):
                 seen.add(attempt.partition)
+                self._note(attempt, EventKind.ISR_PROPOSED)
                 yield attempt
             else:
                 attempt.partition.isr_refused(attempt.proposal)  # it never left this broker
@@ -158,15 +164,22 @@ class IsrKeeper:
                 _log.info(
                     "isr changed %s isr=%s reason=%s", where, list(answer.isr), proposal.reason
                 )
+            before = Standing(partition)
             partition.isr_accepted(proposal, answer.partition_epoch, answer.isr)
+            note_isr(self._events, partition, before, proposal.reason)
         elif answer.outcome is Outcome.NOT_WRITTEN:
             if tell:
                 _log.info("isr change refused %s error=%s %s", where, answer.code.name, answer)
             partition.isr_refused(proposal)
+            self._note(attempt, EventKind.ISR_REFUSED, error=answer.code.name)
         else:
             if tell:
                 _log.info("isr change unknown %s error=%s", where, answer.code.name)
             partition.isr_unknown(proposal, self._clock.monotonic_ms() + UNKNOWN_RETRY_MS)
+            self._note(attempt, EventKind.ISR_UNKNOWN, error=answer.code.name)
+
+    def _note(self, attempt: _Attempt, kind: EventKind, **facts: str) -> None:
+        note_proposal(self._events, attempt.partition, attempt.proposal, kind, **facts)
 
 
 def _of(answer: AttemptAnswer) -> PartitionAltered | KafkaError:

@@ -94,9 +94,6 @@ class ReplicaManager:
         self._peers = peers
         self._clock = clock
         self._faults = faults
-        self._isr = IsrKeeper(
-            config.broker_id, controllers, clock, lambda: self.image.feature_level
-        )
         self._replicas: dict[Key, Replica] = {}
         self._streams: dict[LeaderStream, None] = {}  # in order of arrival
         self._links: dict[BrokerId, LeaderLink] = {}
@@ -112,6 +109,9 @@ class ReplicaManager:
         file = EventFile(str(config.data_dir))
         self.events = EventJournal(file, clock, incarnation_id, self._topic_name)
         self._notes = RoleNotes(self.events)
+        self._isr = IsrKeeper(
+            config.broker_id, controllers, clock, lambda: self.image.feature_level, self.events
+        )
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
         heartbeat_ms = config.timeouts.replication_heartbeat_ms
@@ -397,7 +397,8 @@ class ReplicaManager:
         """A frame of a leader: applied if it is of the present, else dropped (rule R4)."""
         replica = self._replicas.get(key)
         if replica is not None:
-            take_frame(replica, self._links[stream.leader], stream, frame, self._faults)
+            link = self._links[stream.leader]
+            take_frame(replica, link, stream, frame, self._faults, self.events)
 
     # time
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from broker.coordinator.group_coordinator import GroupCoordinator
 from broker.log.log_manager import LogManager
+from broker.replication.event_notes import note_start
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
@@ -137,6 +138,7 @@ class BrokerServer:
         check_log_directory(self._config.data_dir)
         await asyncio.to_thread(self.logs.open)
         await asyncio.to_thread(self.manager.events.open)
+        note_start(self.manager.events, self._config.broker_id, self.logs)
         self._page_cached.read()
         self._boot_id = present_boot_id()
         self._cache_is_kept = page_cache_is_kept(self._config.data_dir, self._boot_id)

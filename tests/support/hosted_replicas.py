@@ -53,6 +53,13 @@ class NoFaults:
         raise AssertionError(what) from error
 
 
+class NoEvents:
+    """Nothing that is noted is kept."""
+
+    def note(self, *_: object, **__: object) -> None:
+        """Nothing."""
+
+
 class StreamTransport(asyncio.Transport):
     """Takes what a stream writes."""
 

@@ -9,13 +9,23 @@ from typing import Any
 
 import orjson
 import pytest
+from typing_extensions import override
 
 from broker.log.disk import Disk
 from broker.replication import events as events_module
 from broker.replication.event_file import EVENT_FILE, OLD_EVENT_FILE, EventFile
+from broker.replication.event_notes import Standing, note_isr, note_proposal, note_truncation
 from broker.replication.events import EVENTS_KEPT, EventJournal, EventKind
+from broker.replication.partition_state import LeaderState, Proposal
 from raft_metadata.common.clock import SystemClock
-from raft_metadata.common.ids import IncarnationId, PartitionId, TopicId, TopicIdPartition
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    IncarnationId,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+)
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
@@ -36,6 +46,7 @@ class FullDisk(Disk):
 
     room = 1 << 40
 
+    @override
     def write(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
         taken = data[: self.room]
         super().write(fd, taken, position)
@@ -176,4 +187,36 @@ async def test_roles_and_high_watermarks_are_noted_where_they_change(tmp_path: P
     _, moved = [orjson.loads(line) for line in await manager.events.read(0, 10)]
     assert moved["kind"] == "high_watermark"
     assert moved["facts"]["high_watermark"] == 5
+    logs.close(None)
+
+
+async def test_a_truncation_and_an_isr_change_say_from_where_to_where(tmp_path: Path) -> None:
+    logs, manager = hosted(tmp_path, "life-1")
+    for image in images(
+        (registered(ME, 0, "life-1"), registered(OTHER, 1, "o")), created(FIRST_ID, (ME, OTHER))
+    ):
+        manager.on_metadata_update(image)
+    replica = manager.replica(TopicIdPartition(FIRST_ID, ZERO))
+    assert replica is not None
+    partition, role = replica.partition, replica.partition.role
+    assert isinstance(role, LeaderState)
+    before = Standing(partition)
+    proposal = Proposal(7, role.epoch, role.partition_epoch, ((ME, BrokerEpoch(0)),), "lag_time")
+    note_proposal(manager.events, partition, proposal, EventKind.ISR_PROPOSED)
+    partition.isr_accepted(proposal, PartitionEpoch(1), (ME,))
+    note_isr(manager.events, partition, before, proposal.reason)
+    note_isr(manager.events, partition, Standing(partition), "told twice")
+    before.log_end, before.high_watermark = 9, 4
+    note_truncation(manager.events, partition, before)
+    note_truncation(manager.events, partition, Standing(partition))
+    _, proposed, changed, cut = [orjson.loads(line) for line in await manager.events.read(0, 10)]
+    assert proposed["facts"] == {
+        "attempt": 7, "isr": [1], "partition_epoch": 0, "reason": "lag_time",
+    }  # fmt: skip
+    assert changed["facts"] == {
+        "old": [1, 2], "new": [1], "reason": "lag_time", "partition_epoch": 1, "high_watermark": 0,
+    }  # fmt: skip
+    assert cut["facts"] == {
+        "from": 9, "to": 0, "high_watermark": 4, "unclean": True, "reason": "diverging",
+    }  # fmt: skip
     logs.close(None)

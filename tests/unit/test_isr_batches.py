@@ -36,6 +36,7 @@ from raft_metadata.records.commands import (
 )
 from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 from raft_metadata.records.records import PartitionChangeRecord
+from tests.support.hosted_replicas import NoEvents
 from tests.support.memory_log import MemoryLog
 from tests.support.waiting import until
 
@@ -112,7 +113,9 @@ def role_of(partition: Partition) -> LeaderState:
 
 
 def keeper(channel: Channel, level: int = BATCHED_ISR_LEVEL) -> IsrKeeper:
-    return IsrKeeper(ME, cast("ControllerChannel", channel), SystemClock(), lambda: level)
+    return IsrKeeper(
+        ME, cast("ControllerChannel", channel), SystemClock(), lambda: level, NoEvents()
+    )
 
 
 async def proposed(isr_keeper: IsrKeeper, attempts: list[tuple[Partition, Proposal]]) -> None:
