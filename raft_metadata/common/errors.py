@@ -53,6 +53,9 @@ class ErrorCode(Enum):
     NOT_CONTROLLER = (41, True, "this node is not the active controller; nothing was appended")
     INVALID_REQUEST = (42, False, "the request is malformed")
     POLICY_VIOLATION = (44, False, "the request violates a policy")
+    OUT_OF_ORDER_SEQUENCE_NUMBER = (45, False, "the sequence is not the one behind the last")
+    DUPLICATE_SEQUENCE_NUMBER = (46, False, "the sequence is older than what is remembered")
+    INVALID_PRODUCER_EPOCH = (47, False, "the producer wrote with a newer epoch already")
     KAFKA_STORAGE_ERROR = (56, True, "the log directory is offline")
     GROUP_ID_NOT_FOUND = (69, False, "the group does not exist")
     FENCED_LEADER_EPOCH = (74, True, "the leader epoch is older than the present one")
@@ -108,6 +111,7 @@ _UNKNOWN_OUTCOME = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         ErrorCode.OUTCOME_UNKNOWN,
         ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
     }
 )
 

@@ -1,0 +1,124 @@
+"""Producer states beside the segments: ``<base offset>.producers``, and back from the log.
+
+A snapshot holds the state behind everything below its offset. It is written when a segment is
+rolled, with what seals the segments before it, and when a log is closed cleanly: both only behind a
+sync of all it speaks of. A truncation below it takes it away first. So a whole snapshot at or below
+the log's end is true, and the state at any offset is the newest one below, and the headers behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint
+from broker.log.producer_state import (
+    EXPIRATION_MS,
+    PRODUCERS_MAX,
+    Producer,
+    ProducerStates,
+    Remembered,
+)
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from broker.log.disk import Disk
+    from broker.log.segment import OpenFiles, Segment
+
+_NAME = re.compile(r"(\d{20})\.producers")
+_log = logging.getLogger("broker.log")
+
+
+class ProducerLimits(NamedTuple):
+    """What a broker's configuration says about producers; one object for all logs."""
+
+    expiration_ms: int = EXPIRATION_MS
+    per_partition: int = PRODUCERS_MAX
+
+    def states(self, **known: Any) -> ProducerStates:
+        """Producers of one log, under these limits."""
+        return ProducerStates(expiration_ms=self.expiration_ms, most=self.per_partition, **known)
+
+
+def snapshot_name(offset: int) -> str:
+    """The file that holds the state below this offset."""
+    return f"{offset:020d}.producers"
+
+
+def encode_snapshot(states: ProducerStates, offset: int) -> bytes:
+    """The bytes of `snapshot_name`; those that are expired are left out."""
+    rows = [
+        (producer_id, producer.epoch, producer.last_ms, [tuple(each) for each in producer.batches])
+        for producer_id, producer in states.items()
+    ]
+    return encode_checkpoint({"offset": offset, "newest_ms": states.newest_ms, "producers": rows})
+
+
+def snapshot_offsets(disk: Disk, directory: str) -> list[int]:
+    """Of every snapshot in a log's directory, ascending."""
+    found = map(_NAME.fullmatch, disk.names(directory))
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
+def read_snapshot(
+    disk: Disk, directory: str, offset: int, limits: ProducerLimits
+) -> ProducerStates | None:
+    """The state below an offset; None where there is no whole snapshot of it."""
+    path = f"{directory}/{snapshot_name(offset)}"
+    try:
+        content = read_checkpoint(disk, path)
+    except CorruptionError as error:
+        _log.warning("producers are read from the log instead reason=%s", error)
+        return None
+    if not isinstance(content, dict) or content.get("offset") != offset:
+        return None
+    fields = cast("dict[str, Any]", content)
+    producers = [
+        (producer_id, Producer(epoch, last_ms, tuple(Remembered(*batch) for batch in batches)))
+        for producer_id, epoch, last_ms, batches in fields["producers"]
+    ]
+    return limits.states(end_offset=offset, newest_ms=fields["newest_ms"], producers=producers)
+
+
+def producers_at(
+    files: OpenFiles,
+    directory: str,
+    segments: Iterable[Segment],
+    end_offset: int,
+    limits: ProducerLimits,
+) -> ProducerStates:
+    """The state below an offset: the newest whole snapshot below it, and the headers behind that.
+
+    Raises:
+        OSError, CorruptionError: a segment can't be read.
+    """
+    disk = files.disk
+    states, start = limits.states(), 0
+    for offset in reversed(snapshot_offsets(disk, directory)):
+        found = read_snapshot(disk, directory, offset, limits) if offset <= end_offset else None
+        if found is not None:
+            states, start = found, offset
+            break
+    for segment in segments:
+        if segment.next_offset <= start or segment.base_offset >= end_offset:
+            continue
+        fd = files.use(segment)
+        position = segment.find(disk, fd, start)[0] if segment.base_offset < start else 0
+        for _, header in segment.headers(disk, fd, position):
+            if header.base_offset >= end_offset:
+                break
+            if header.producer_id >= 0 and header.base_offset >= start:
+                states.applied(header, end_offset)
+    return states
+
+
+def remove_snapshots(disk: Disk, directory: str, *, above: int) -> None:
+    """Those of offsets above this one: what they speak of is cut off. Durable on return."""
+    gone = [offset for offset in snapshot_offsets(disk, directory) if offset > above]
+    for offset in reversed(gone):
+        disk.unlink(f"{directory}/{snapshot_name(offset)}")
+    if gone:
+        disk.sync_directory(directory)

@@ -1,0 +1,261 @@
+"""What a log remembers of the producers that write to it: no batch twice, none missing. Pure.
+
+KIP-98 and KIP-360. Per producer: its epoch and the sequences and offsets of its last five batches.
+Accepted is the sequence behind the last one (it wraps to 0 behind 2^31 - 1), or 0 in a newer epoch;
+a batch that is remembered is a duplicate and is answered with its offsets (invariants T1 to T3).
+
+One produce with a producer id is one batch, and a log keeps whole batches: so a retry finds its
+records all there or none of them, whatever a crash or a new leader left.
+
+The state is a function of the log's batches alone (invariant T4): leader, follower and recovery
+call `applied` for each batch in order, and a truncation takes the batches that are cut off back.
+Time is the log's, too: the newest append timestamp so far. Expiry goes by it, so all replicas
+forget the same producers at the same batch; a broker's clock decides nothing but its own appends.
+
+A producer that is not known may begin with any sequence (KIP-360). That is safe here: nothing is
+known of a producer only where none of its batches is in this log, or its last one is older than
+``producer.id.expiration.ms``. With acks=all and clean elections everything acknowledged is in the
+leader's log, so nothing acknowledged can be repeated by being taken for new; and who retries an
+unknown outcome retries in order, so an earlier batch is never left behind by a later one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from broker.record.batch import BatchHeader
+
+BATCHES_REMEMBERED = 5
+"""Kafka's ``ProducerStateEntry.NUM_BATCHES_TO_RETAIN``: as many requests may be in flight."""
+SEQUENCES = 1 << 31
+"""Sequences run from 0 to 2^31 - 1 and begin again."""
+EPOCH_MAX = (1 << 15) - 1
+EXPIRATION_MS = 86_400_000
+PRODUCERS_MAX = 10_000
+"""Of one partition, unless configured: 5 MB of memory and of snapshot."""
+UNDO_MAX = 256
+"""Batches that a truncation can take back without reading the log. What is in flight to followers
+is less; a truncation below the high watermark (an unclean election) reads the log again."""
+
+
+class Claim(NamedTuple):
+    """What a produce says of itself: this producer, in this epoch, from this sequence on."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+class Remembered(NamedTuple):
+    """One batch of a producer. Both ends are inclusive; sequences may wrap in between."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+
+
+class Producer(NamedTuple):
+    """What is known of one producer: never changed, only replaced."""
+
+    epoch: int
+    last_ms: int
+    """The log's time at its last batch."""
+    batches: tuple[Remembered, ...]
+    """Oldest first: at least one, at most `BATCHES_REMEMBERED`."""
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence
+
+
+class _Undo(NamedTuple):
+    first_offset: int
+    last_offset: int
+    producer_id: int
+    before: Producer | None
+    newest_ms: int
+
+
+def next_sequence(sequence: int, count: int = 1) -> int:
+    """The sequence ``count`` behind this one."""
+    return (sequence + count) % SEQUENCES
+
+
+class ProducerStates:
+    """The producers of one log. Owned by its PartitionLog; a log without producers has none.
+
+    Invariant T3: a producer's epoch never goes back (but with a truncation).
+    """
+
+    __slots__ = (
+        "_expiration_ms", "_newest_ms", "_producers", "_sweep_above", "_undo", "_undo_floor",
+        "most",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        expiration_ms: int = EXPIRATION_MS,
+        most: int = PRODUCERS_MAX,
+        end_offset: int = 0,
+        newest_ms: int = 0,
+        producers: Iterable[tuple[int, Producer]] = (),
+    ) -> None:
+        """``producers`` as of ``end_offset``: what a snapshot holds."""
+        self.most = most
+        self._expiration_ms = expiration_ms
+        self._newest_ms = newest_ms
+        self._producers = dict(producers)
+        self._undo: deque[_Undo] = deque()
+        self._undo_floor = end_offset
+        self._sweep_above = most
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    @property
+    def newest_ms(self) -> int:
+        """The log's time."""
+        return self._newest_ms
+
+    def items(self) -> Iterator[tuple[int, Producer]]:
+        """(producer id, what is known), without those that are expired."""
+        for producer_id, producer in self._producers.items():
+            if not self._is_expired(producer, self._newest_ms):
+                yield producer_id, producer
+
+    def get(self, producer_id: int) -> Producer | None:
+        """What is known of a producer now."""
+        producer = self._producers.get(producer_id)
+        return None if producer is None or self._is_expired(producer, self._newest_ms) else producer
+
+    def check(self, claim: Claim, count: int, now_ms: int) -> Remembered | None:
+        """Before a leader appends ``count`` records: None, or the batch this one repeats.
+
+        Raises:
+            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, POLICY_VIOLATION (too
+                many producers): this attempt wrote nothing. DUPLICATE_SEQUENCE_NUMBER: older than
+                what is remembered, so nobody knows its offset any more; outcome unknown.
+        """
+        producer = self._producers.get(claim.producer_id)
+        if producer is None or self._is_expired(producer, max(now_ms, self._newest_ms)):
+            if producer is None and len(self._producers) >= self.most:
+                self._check_room(max(now_ms, self._newest_ms))
+            return None
+        if claim.epoch != producer.epoch:
+            _check_newer_epoch(claim, producer)
+            return None
+        last = next_sequence(claim.sequence, count - 1)
+        for batch in producer.batches:
+            if batch.first_sequence == claim.sequence and batch.last_sequence == last:
+                return batch
+        expected = next_sequence(producer.last_sequence)
+        if claim.sequence != expected:
+            raise _not_next(claim, last, expected)
+        return None
+
+    def applied(self, header: BatchHeader, committed_end: int = 0) -> None:
+        """A batch with a producer id now stands at the end of the log.
+
+        ``committed_end``: nothing below it will be cut off, so it need not be taken back.
+        """
+        self.note(
+            Claim(header.producer_id, header.producer_epoch, header.base_sequence),
+            header.base_offset,
+            header.last_offset,
+            header.append_timestamp,
+            committed_end,
+        )
+
+    def note(
+        self, claim: Claim, first_offset: int, last_offset: int, append_ms: int, committed_end: int
+    ) -> None:
+        """`applied`, in plain numbers."""
+        producer_id, epoch, sequence = claim
+        last = next_sequence(sequence, last_offset - first_offset)
+        batch = Remembered(sequence, last, first_offset, last_offset)
+        before = self._producers.get(producer_id)
+        undo = self._undo
+        undo.append(_Undo(first_offset, last_offset, producer_id, before, self._newest_ms))
+        now_ms = self._newest_ms = max(append_ms, self._newest_ms)
+        if before is None or before.epoch != epoch or self._is_expired(before, now_ms):
+            kept: tuple[Remembered, ...] = ()
+        else:
+            kept = before.batches[1 - BATCHES_REMEMBERED :]
+        self._producers[producer_id] = Producer(epoch, now_ms, (*kept, batch))
+        while undo and (undo[0].last_offset < committed_end or len(undo) > UNDO_MAX):
+            self._undo_floor = undo.popleft().last_offset + 1
+        if len(self._producers) > self._sweep_above:
+            self._sweep()
+
+    def truncate_to(self, end_offset: int) -> bool:
+        """Take back what stands from this offset on: a batch boundary, the new log end.
+
+        False: too far back to be remembered; the state is to be made of the log again.
+        """
+        if end_offset < self._undo_floor:
+            return False
+        undo = self._undo
+        while undo and undo[-1].first_offset >= end_offset:
+            _, _, producer_id, before, self._newest_ms = undo.pop()
+            if before is None:
+                del self._producers[producer_id]
+            else:
+                self._producers[producer_id] = before
+        return True
+
+    def _is_expired(self, producer: Producer, now_ms: int) -> bool:
+        return now_ms - producer.last_ms > self._expiration_ms
+
+    def _check_room(self, now_ms: int) -> None:
+        live = sum(not self._is_expired(each, now_ms) for each in self._producers.values())
+        if live >= self.most:
+            text = (
+                f"{live} producers have written to this partition within "
+                f"producer.id.expiration.ms ({self._expiration_ms}), "
+                f"max.producers.per.partition is {self.most}: use fewer, for longer"
+            )
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, text, outcome=Outcome.NOT_WRITTEN)
+
+    def _sweep(self) -> None:
+        """Forget who is expired, whatever a truncation may take back."""
+        sure_ms = self._undo[0].newest_ms if self._undo else self._newest_ms
+        self._producers = {
+            producer_id: producer
+            for producer_id, producer in self._producers.items()
+            if not self._is_expired(producer, sure_ms)
+        }
+        self._sweep_above = max(self.most, len(self._producers) + self.most // 8)
+
+
+def _check_newer_epoch(claim: Claim, producer: Producer) -> None:
+    if claim.epoch < producer.epoch:
+        text = (
+            f"producer {claim.producer_id} wrote with epoch {producer.epoch} already, "
+            f"epoch {claim.epoch} is over"
+        )
+        raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, text)
+    if claim.sequence != 0:
+        text = (
+            f"producer {claim.producer_id} begins epoch {claim.epoch} with sequence "
+            f"{claim.sequence}, expected 0"
+        )
+        raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text)
+
+
+def _not_next(claim: Claim, last: int, expected: int) -> KafkaError:
+    """A gap, or something older than what is remembered: half the circle lies on either side."""
+    said = f"producer {claim.producer_id}, epoch {claim.epoch}: sequence {claim.sequence}"
+    if (expected - 1 - last) % SEQUENCES < SEQUENCES // 2:
+        text = f"{said} is older than the last {BATCHES_REMEMBERED} batches, expected {expected}"
+        return KafkaError(ErrorCode.DUPLICATE_SEQUENCE_NUMBER, text, outcome=Outcome.UNKNOWN)
+    return KafkaError(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{said} is out of order, expected {expected}"
+    )
