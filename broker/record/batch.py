@@ -8,7 +8,8 @@ little-endian, 84 bytes, then the lines:
     durable_end      i64 LOCAL: the log end this replica knew as durable when it wrote the batch
     durable_check    u32 LOCAL: crc32 of durable_end, seeded with crc
     crc              u32 crc32 of everything behind it
-    base_offset      i64, count u32, last_offset_delta u32 (rule R7: they differ after compaction)
+    base_offset      i64, count u32, last_offset_delta u32 (rule R7: they differ after compaction;
+                     count 0, no lines: an empty batch, all of whose records were compacted away)
     leader_epoch     i32
     append_timestamp i64 broker's wall clock (ms); retention goes by it
     base_timestamp   i64, max_timestamp i64: create time (ms)
@@ -253,10 +254,40 @@ def verify(buffer: Buffer, at: int = 0) -> BatchHeader:
     if crc != header.crc:
         msg = f"crc is {crc:#010x}, the header says {header.crc:#010x}"
         raise BatchError(msg)
-    if not 1 <= header.count <= header.last_offset_delta + 1:
-        msg = f"count {header.count} does not fit last offset delta {header.last_offset_delta}"
+    if header.count > header.last_offset_delta + 1 or bool(header.count) != bool(header.length):
+        msg = (
+            f"count {header.count} does not fit last offset delta {header.last_offset_delta} and "
+            f"{header.length} bytes of lines"
+        )
         raise BatchError(msg)
     return header
+
+
+def rebuilt(header: BatchHeader, lines: Buffer) -> bytes:
+    """A batch with this header's fields and these lines; length, crc and local part are made anew.
+
+    The durable end stays: it was true when the batch was first written here (rule Q5).
+    """
+    return b"".join(
+        (
+            build_header(
+                lines,
+                durable_end=header.durable_end,
+                base_offset=header.base_offset,
+                count=header.count,
+                last_offset_delta=header.last_offset_delta,
+                leader_epoch=header.leader_epoch,
+                append_timestamp=header.append_timestamp,
+                base_timestamp=header.base_timestamp,
+                max_timestamp=header.max_timestamp,
+                attributes=header.attributes,
+                producer_id=header.producer_id,
+                producer_epoch=header.producer_epoch,
+                base_sequence=header.base_sequence,
+            ),
+            lines,
+        )
+    )
 
 
 def is_stamped(header: BatchHeader) -> bool:

@@ -1,0 +1,460 @@
+"""What compaction keeps of a log, and how batches are written anew without the rest. Pure.
+
+Kafka's compaction (KIP-58, KIP-354, KIP-534) on this log's own terms: the newest record of each key
+stays, under its offset; a tombstone stays for ``delete.retention.ms`` after it became clean, and
+for as long as any replica may not have it (rule R7). A record without a key has nothing that could
+replace it, and stays.
+
+Logs stay contiguous (invariant L12): the place of what went is held by the batch before it, whose
+last offset grows, or by an *empty* batch of 84 bytes; never across leader epochs, so that the epoch
+cache made of the log is the same (invariant L11), and never by a batch with a producer id, whose
+offsets stand for its sequences. Of each producer the batches that its state is made of keep their
+headers, perhaps without a record (invariant T4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.log.producer_state import BATCHES_REMEMBERED
+from broker.record.batch import (
+    HEADER_SIZE,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    RecordFormat,
+    rebuilt,
+)
+from broker.record.lines import HAS_MSGSPEC
+from broker.record.plain_lines import fields_of
+from broker.record.render import offset_of_line
+from broker.record.values import NULL, bytes_view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+KEY_BYTES = 16
+"""Longer keys are told apart by a 128-bit digest (blake2b; Kafka's cleaner uses MD5)."""
+ENTRY_BYTES = 160
+"""What one key costs in a `KeyMap`: measured, with its share of the table."""
+PIECE_BYTES = 65_536
+"""Lines decoded at once: a thread that cleans lets go of the interpreter after 0.3 ms."""
+DELTA_MAX = (1 << 31) - 1
+"""Offsets one batch, or one merged segment, may span."""
+MARKS_MAX = 64
+"""Cleanings within ``delete.retention.ms`` that are told apart."""
+_NULL_LENGTH = len(NULL)
+
+
+class KeyMap:
+    """The newest offset of each key in the part of a log that is being cleaned. Bounded.
+
+    `is_full` is looked at between batches: one batch more than the limit may be in it.
+    """
+
+    __slots__ = ("_limit", "_newest")
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._limit = max(1, memory_bytes // ENTRY_BYTES)
+        self._newest: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._newest) >= self._limit
+
+    def add(self, records: Iterable[KeyedRecord]) -> None:
+        """Note records in the order of their offsets; those without a key say nothing."""
+        newest = self._newest
+        for offset, key, _ in records:
+            if key is not None:
+                newest[key if len(key) < KEY_BYTES else _digest(key)] = offset
+
+    def newest(self, key: bytes) -> int:
+        """The newest offset of this key, -1 where the map has none."""
+        return self._newest.get(key if len(key) < KEY_BYTES else _digest(key), -1)
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key, digest_size=KEY_BYTES).digest()
+
+
+KeyedRecord = tuple[int, bytes | None, bool]
+"""What compaction looks at: offset, the key's bytes view (None without one), value is null."""
+
+if HAS_MSGSPEC:
+    import msgspec
+
+    class _Line(msgspec.Struct, gc=False):
+        offset: int
+        key: msgspec.Raw
+        value: msgspec.Raw
+
+    _decode_lines = msgspec.json.Decoder(_Line).decode_lines
+
+    def keyed_records(lines: bytes, key_format: RecordFormat) -> list[KeyedRecord]:
+        """Offset, key and whether the value is null, of each stored line."""
+        records: list[KeyedRecord] = [
+            (line.offset, bytes(line.key), len(line.value) == _NULL_LENGTH and _is_null(line.value))
+            for line in _decode_lines(lines)
+        ]
+        if key_format is not RecordFormat.JSON or b'"key":null,' in lines:
+            return [(at, bytes_view(key or NULL, key_format), null) for at, key, null in records]
+        return records
+
+    def _is_null(value: msgspec.Raw) -> bool:
+        return bytes(value) == NULL
+
+elif not TYPE_CHECKING:
+
+    def keyed_records(lines, key_format):
+        """Offset, key and whether the value is null, of each stored line."""
+        found = []
+        for line in lines.split(b"\n")[:-1]:
+            fields = fields_of(line)
+            key = bytes_view(fields["key"], key_format)
+            found.append((int(fields["offset"]), key, fields["value"] == NULL))
+        return found
+
+
+def pieces(lines: bytes) -> Iterator[bytes]:
+    """These lines in runs of about `PIECE_BYTES`, whole lines each."""
+    at = 0
+    while at < len(lines):
+        end = len(lines)
+        if end - at > PIECE_BYTES:
+            end = lines.rfind(b"\n", at, at + PIECE_BYTES) + 1 or lines.index(b"\n", at) + 1
+        yield lines[at:end]
+        at = end
+
+
+# ---- what is known to be clean
+
+
+@dataclass(frozen=True, slots=True)
+class CleanState:
+    """How far a replica's log is clean, and since when: kept beside its segments.
+
+    ``marks``: (offset, wall clock in ms), both growing: everything below the offset was clean then.
+    It is believed only while the record below the last mark is still of ``epoch``. ``dropped_to``:
+    no tombstone at or above it was ever dropped here; it is durable before the first one goes.
+    """
+
+    marks: tuple[tuple[int, int], ...] = ()
+    epoch: int = -1
+    dropped_to: int = 0
+
+    @property
+    def cleaned_to(self) -> int:
+        return self.marks[-1][0] if self.marks else 0
+
+    def tombstones_expired_to(self, now_ms: int, retention_ms: int) -> int:
+        """Below this offset tombstones have been clean for ``delete.retention.ms``."""
+        expired = 0
+        for offset, since_ms in self.marks:
+            if since_ms + retention_ms <= now_ms:
+                expired = offset
+        return expired
+
+    def cleaned(self, offset: int, epoch: int, now_ms: int, retention_ms: int) -> CleanState:
+        """Now everything below ``offset`` is clean. Marks that say no more than others go."""
+        marks = [mark for mark in self.marks if mark[0] < offset]
+        expired = [mark for mark in marks if mark[1] + retention_ms <= now_ms]
+        marks = [*expired[-1:], *marks[len(expired) :], (offset, now_ms)]
+        while len(marks) > MARKS_MAX:  # two become one, clean since the later: kept too long
+            nearest = min(range(1, len(marks) - 1), key=lambda i: marks[i + 1][1] - marks[i][1])
+            del marks[nearest]
+        return CleanState(tuple(marks), epoch, self.dropped_to)
+
+    def dropping(self, below: int) -> CleanState:
+        """Tombstones below this offset may go now."""
+        return CleanState(self.marks, self.epoch, max(self.dropped_to, below))
+
+
+# ---- what is to be done
+
+
+class SegmentFacts(NamedTuple):
+    """A segment as a plan sees it."""
+
+    base_offset: int
+    next_offset: int
+    size: int
+    first_append_ms: int
+    closed: bool
+    """Whole and synced, with its index, and another one behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionConfig:
+    """What a topic's configuration says: `cleanup.policy` holds ``compact``."""
+
+    min_dirty_ratio: float = 0.5
+    delete_retention_ms: int = 86_400_000
+    min_lag_ms: int = 0
+    max_lag_ms: int = (1 << 63) - 1
+    segment_bytes: int = 1_073_741_824
+
+
+class Worth(NamedTuple):
+    """What cleaning a log would be about; more is worth more."""
+
+    overdue: bool
+    """Its oldest dirty record is older than ``max.compaction.lag.ms``."""
+    ratio: float
+    """Of the bytes that can be cleaned, the share that never was."""
+
+
+class Plan(NamedTuple):
+    """``start``: where the dirty part begins. ``end``: how far it can be cleaned now."""
+
+    start: int
+    end: int
+    worth: Worth
+
+
+def plan(
+    segments: Sequence[SegmentFacts],
+    state: CleanState,
+    high_watermark: int,
+    now_ms: int,
+    config: CompactionConfig,
+) -> Plan | None:
+    """What can be cleaned of a log now; None where nothing is dirty.
+
+    Only closed segments, only below the high watermark (rule R7), none with a record younger than
+    ``min.compaction.lag.ms``: a segment's last record is no younger than the next one's first.
+    """
+    clean = dirty = end = 0
+    oldest_ms = -1
+    start = state.cleaned_to
+    for segment, following in pairwise(segments):
+        young = config.min_lag_ms and following.first_append_ms > now_ms - config.min_lag_ms
+        if not segment.closed or segment.next_offset > high_watermark or young:
+            break
+        end = segment.next_offset
+        if segment.next_offset <= start:
+            clean += segment.size
+            continue
+        dirty += segment.size
+        if oldest_ms < 0:
+            oldest_ms = segment.first_append_ms
+    if not dirty:
+        return None
+    overdue = oldest_ms >= 0 and now_ms - oldest_ms > config.max_lag_ms
+    return Plan(start, end, Worth(overdue, dirty / (dirty + clean)))
+
+
+def groups(segments: Sequence[SegmentFacts], end: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """Neighbours to be written into one segment each: index ranges of segments below ``end``."""
+    found: list[tuple[int, int]] = []
+    first = size = 0
+    for number, segment in enumerate(segments):
+        if segment.base_offset >= end or not segment.closed:
+            break
+        wide = segment.next_offset - segments[first].base_offset > DELTA_MAX
+        if number > first and (size + segment.size > segment_bytes or wide):
+            found.append((first, number))
+            first, size = number, 0
+        size += segment.size
+    else:
+        number = len(segments)
+    if segments and number > first:
+        found.append((first, number))
+    return found
+
+
+class Producers:
+    """The newest batches of each producer seen so far: what its state would be made of."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self) -> None:
+        self._batches: dict[int, deque[int]] = {}
+
+    def see(self, header: BatchHeader) -> None:
+        if header.producer_id != NO_PRODUCER_ID:
+            kept = self._batches.get(header.producer_id)
+            if kept is None:
+                kept = self._batches[header.producer_id] = deque(maxlen=BATCHES_REMEMBERED)
+            kept.append(header.base_offset)
+
+    def needed(self) -> frozenset[int]:
+        """Base offsets of the batches whose headers stay."""
+        return frozenset(base for kept in self._batches.values() for base in kept)
+
+
+# ---- the rewrite
+
+
+class Kept(NamedTuple):
+    """What stays of a batch. ``lines`` None: all of it."""
+
+    lines: bytes | None
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which records stay. ``drop_below``: older tombstones than this offset go (rule R7)."""
+
+    keys: KeyMap
+    drop_below: int
+
+    def of(self, header: BatchHeader, lines: bytes, pace: Callable[[int], None]) -> Kept:
+        """What stays of a batch's lines; ``pace`` is called between pieces, with 0."""
+        if header.is_control or header.is_transactional:
+            return Kept(None, header.count)
+        newest, drop_below = self.keys.newest, self.drop_below
+        parts: list[bytes] = []
+        count = 0
+        for piece in pieces(lines):
+            records = keyed_records(piece, header.key_format)
+            kept = [
+                key is None
+                or (newest(key) <= offset and not (is_tombstone and offset < drop_below))
+                for offset, key, is_tombstone in records
+            ]
+            stays = sum(kept)
+            if stays == len(kept):
+                parts.append(piece)
+            elif stays:
+                stored = piece.split(b"\n")
+                parts += [line + b"\n" for line, keep in zip(stored, kept, strict=False) if keep]
+            count += stays
+            pace(0)
+        if count == header.count:
+            return Kept(None, count)
+        return Kept(b"".join(parts), count)
+
+
+class _Held(NamedTuple):
+    """The last batch, not yet handed on: it may be extended over what goes behind it."""
+
+    header: BatchHeader
+    raw: bytes | None
+    """As it stands; None: to be made of header and lines."""
+    lines: bytes
+
+
+class Rewriter:
+    """Batches in, in order, batches out; contiguous from the first one's base offset on."""
+
+    def __init__(self, retention: Retention, needed: frozenset[int]) -> None:
+        self._retention = retention
+        self._needed = needed
+        self._held: _Held | None = None
+        self.changed = False
+        """Whether anything was left out of what was put in."""
+
+    def put(self, header: BatchHeader, raw: bytes, pace: Callable[[int], None]) -> bytes:
+        """The next batch, whole and checked; what can be written now."""
+        kept = self._retention.of(header, raw[HEADER_SIZE:], pace)
+        held = self._held
+        if kept.lines is None and header.count:
+            self._held = _Held(header, raw, b"")
+            return _written(held)
+        if kept.records:
+            self.changed = True
+            self._held = _Held(
+                _with(header, kept.lines or b"", kept.records), None, kept.lines or b""
+            )
+            return _written(held)
+        if header.producer_id != NO_PRODUCER_ID and header.base_offset in self._needed:
+            self.changed |= bool(header.count)
+            self._held = _Held(_with(header, b"", 0), None if header.count else raw, b"")
+            return _written(held)
+        if held is not None and _can_grow(held.header, header):
+            self.changed = True
+            self._held = _extended(held, header)
+            return b""
+        if not header.count and header.producer_id == NO_PRODUCER_ID:
+            self._held = _Held(header, raw, b"")
+            return _written(held)
+        self.changed = True
+        self._held = _Held(_placeholder(header), None, b"")
+        return _written(held)
+
+    def end(self) -> bytes:
+        """No more come: what is still held."""
+        held, self._held = self._held, None
+        return _written(held)
+
+
+def _written(held: _Held | None) -> bytes:
+    if held is None:
+        return b""
+    return rebuilt(held.header, held.lines) if held.raw is None else held.raw
+
+
+def _with(header: BatchHeader, lines: bytes, count: int) -> BatchHeader:
+    return header._replace(length=len(lines), count=count)
+
+
+def _placeholder(header: BatchHeader) -> BatchHeader:
+    """An empty batch in the place of this one, that no producer's state depends on."""
+    return header._replace(
+        length=0,
+        count=0,
+        base_timestamp=-1,
+        max_timestamp=-1,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        attributes=0,
+    )
+
+
+def _can_grow(held: BatchHeader, gone: BatchHeader) -> bool:
+    return (
+        held.producer_id == NO_PRODUCER_ID
+        and not held.is_control
+        and held.leader_epoch == gone.leader_epoch
+        and gone.next_offset - held.base_offset <= DELTA_MAX
+    )
+
+
+def _extended(held: _Held, gone: BatchHeader) -> _Held:
+    """The held batch takes the place of the one behind it, too.
+
+    An empty one is as young as the youngest it stands for; one with records keeps its time, which
+    is theirs where they have none of their own.
+    """
+    header = held.header
+    lines = held.raw[HEADER_SIZE:] if held.raw is not None else held.lines
+    header = header._replace(last_offset_delta=gone.last_offset - header.base_offset)
+    if not header.count:
+        newest = max(header.append_timestamp, gone.append_timestamp)
+        header = header._replace(append_timestamp=newest)
+    return _Held(header, None, lines)
+
+
+def without_front(raw: bytes, header: BatchHeader, offset: int) -> bytes:
+    """The part of a batch from this offset on, as a batch of its own.
+
+    For a follower whose log ends inside: a compacted batch may span what it has already.
+    """
+    lines = raw[HEADER_SIZE:]
+    at = count = 0
+    while at < len(lines) and offset_of_line(lines, at) < offset:
+        at = lines.index(b"\n", at) + 1
+        count += 1
+    skipped = offset - header.base_offset
+    sequence = header.base_sequence
+    if header.producer_id != NO_PRODUCER_ID:
+        sequence = (sequence + skipped) % (1 << 31)
+    front = header._replace(
+        base_offset=offset,
+        length=len(lines) - at,
+        count=header.count - count,
+        last_offset_delta=header.last_offset_delta - skipped,
+        base_sequence=sequence,
+    )
+    return rebuilt(front, lines[at:])
