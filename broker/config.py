@@ -57,9 +57,14 @@ class BrokerLimits:
     """Bytes pushed for one partition before another one has its turn (rule R9)."""
     replication_buffer_bytes: int = default_number("replication.buffer.bytes")
     """Unsent bytes per follower stream before pushing pauses and catch-up reads take over."""
+    replication_unsynced_bytes: int = default_number("replication.unsynced.bytes")
+    """Bytes pushed on one follower stream that the follower has not proven to hold: then it is sent
+    no more before it does. A follower whose disk hangs holds no more than this unsynced."""
     max_open_segments: int = default_number("max.open.segments")
     topic_delete_grace_ms: int = default_number("topic.delete.grace.ms")
     """Deleted data stays quarantined this long before it is unlinked (rule M5)."""
+    http_fast_lane: bool = default_flag("http.fast.lane")
+    """Plain produces and fetches skip aiohttp's request handling: see `http_api.server`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,13 @@ def test_a_config_is_live_where_it_can_be_set_and_else_read_at_start() -> None:
     assert set(TOPIC_CONFIGS) == {n for n, row in CONFIGS.items() if Scope.TOPIC in row.scopes}
     assert all(Scope.CLUSTER in row.scopes for row in TOPIC_CONFIGS.values()), "Kafka's defaults"
     on_one_broker = {name for name, row in CONFIGS.items() if Scope.BROKER in row.scopes}
-    assert on_one_broker == {"segment.bytes", "segment.ms"}
+    assert on_one_broker == {
+        "segment.bytes",
+        "segment.ms",
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.selector",
+    }
 
 
 def test_the_key_in_a_file_is_the_name_with_underscores() -> None:

@@ -34,11 +34,15 @@ DEFAULT_REPLICATION_FACTOR = "default.replication.factor"
 AUTO_CREATE_TOPICS_ENABLE = "auto.create.topics.enable"
 AUTO_LEADER_REBALANCE_ENABLE = "auto.leader.rebalance.enable"
 LEADER_IMBALANCE_CHECK_INTERVAL_MS = "leader.imbalance.check.interval.ms"
+LEADER_REPLICATION_THROTTLED_RATE = "leader.replication.throttled.rate"
+FOLLOWER_REPLICATION_THROTTLED_RATE = "follower.replication.throttled.rate"
+REPLICA_SELECTOR = "replica.selector"
 
 MAX_MS = 31_536_000_000
 """One year: a longer wait is a mistake in the unit."""
 _INT32_MAX = 2_147_483_647
 _INT64_MAX = 9_223_372_036_854_775_807
+NO_RATE_LIMIT = _INT64_MAX
 _RECORD_BYTES_MAX = 67_108_864
 """A record on its way from broker to broker fits one frame (72 MiB) with room for its head."""
 
@@ -46,6 +50,7 @@ _TOPIC = frozenset({Scope.TOPIC, Scope.CLUSTER})
 _TOPIC_AND_BROKER = frozenset({Scope.TOPIC, Scope.CLUSTER, Scope.BROKER})
 """Also on one broker: only what concerns nobody but that broker's own disk."""
 _CLUSTER = frozenset({Scope.CLUSTER})
+_CLUSTER_AND_BROKER = frozenset({Scope.CLUSTER, Scope.BROKER})
 
 _TOPIC_ROWS: tuple[ConfigRow, ...] = (
     NumberConfig(
@@ -149,6 +154,29 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         maximum=MAX_MS,
         meaning="how often preferred leaders are looked for",
     ),
+    NumberConfig(
+        name=LEADER_REPLICATION_THROTTLED_RATE,
+        scopes=_CLUSTER_AND_BROKER,
+        default=NO_RATE_LIMIT,
+        minimum=1,
+        maximum=NO_RATE_LIMIT,
+        meaning="bytes a second that a broker sends to replicas that are not in sync",
+    ),
+    NumberConfig(
+        name=FOLLOWER_REPLICATION_THROTTLED_RATE,
+        scopes=_CLUSTER_AND_BROKER,
+        default=NO_RATE_LIMIT,
+        minimum=1,
+        maximum=NO_RATE_LIMIT,
+        meaning="bytes a second that a broker takes for its replicas that are not in sync",
+    ),
+    WordConfig(
+        name=REPLICA_SELECTOR,
+        scopes=_CLUSTER_AND_BROKER,
+        default="leader",
+        choices=("leader", "rack"),
+        meaning="who serves a reader that names its rack: the leader, or a replica in that rack",
+    ),
 )
 
 
@@ -184,9 +212,25 @@ _LIMITS = _at_start(
         ("max.parked.fetches", 20_000, 1, 10**7, "fetches waiting for a record"),
         ("replication.push.bytes", 1 << 20, 1 << 10, 1 << 30, "bytes pushed before another's turn"),
         ("replication.buffer.bytes", 1 << 23, 1 << 10, 1 << 32, "unsent bytes per follower stream"),
+        (
+            "replication.unsynced.bytes",
+            1 << 26,
+            1 << 20,
+            1 << 40,
+            "pushed, not yet proven, per stream",
+        ),
         ("max.open.segments", 4_096, 16, 10**6, "open segment files of a broker"),
         ("topic.delete.grace.ms", 60_000, 0, MAX_MS, "deleted data stays this long (rule M5)"),
     ],
+)
+
+_SWITCHES: tuple[ConfigRow, ...] = (
+    FlagConfig(
+        name="http.fast.lane",
+        section=Section.LIMITS,
+        default=True,
+        meaning="plain produces and fetches skip the HTTP server's general way; same answers",
+    ),
 )
 
 _TIMEOUTS = _at_start(
@@ -211,7 +255,7 @@ _TIMEOUTS = _at_start(
 )
 
 CONFIGS: Mapping[str, ConfigRow] = {
-    row.name: row for row in (*_TOPIC_ROWS, *_CLUSTER_ROWS, *_LIMITS, *_TIMEOUTS)
+    row.name: row for row in (*_TOPIC_ROWS, *_CLUSTER_ROWS, *_LIMITS, *_SWITCHES, *_TIMEOUTS)
 }
 """Every config, by name."""
 TOPIC_CONFIGS: Mapping[str, ConfigRow] = {row.name: row for row in _TOPIC_ROWS}

@@ -1,0 +1,118 @@
+"""How much a follower may be sent beyond what it has proven to hold. Pure; clock as argument.
+
+A follower whose disk hangs goes on reading its connection: without a limit it would hold any number
+of unsynced bytes. So bytes that were pushed count until the end that counts (rule R1) passes them:
+for a session, and for all sessions of a connection. Whoever is not in sync gets a smaller share,
+about as much as the follower proves in `TARGET_MS`: what is in sync goes over the same connection
+and to the same disk, and never waits behind more than that (rule R9).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+TARGET_MS = 100
+"""How long those in sync may wait behind those that catch up: connection, append and sync."""
+MIN_WINDOW_BYTES = 262_144
+"""So much may always be on its way to a follower that catches up: it must make progress."""
+MARK_BYTES = 262_144
+"""Grain of the count: a session's bytes are remembered in pieces of about this size."""
+STUCK_MS = 10_000
+"""A session that proved nothing for so long, while others of its connection did, is its own
+trouble: it goes on counting for itself, but takes no room from the others."""
+
+
+class PushWindow:
+    """The unproven bytes of one session. Made with its first push, dropped when all is proven."""
+
+    __slots__ = ("_marks", "_tail_bytes", "counted", "moved_ms", "sent_end", "unproven")
+
+    def __init__(self, now_ms: int) -> None:
+        self.unproven = 0
+        self.sent_end = 0
+        self.moved_ms = now_ms
+        """When something was proven last, or first sent."""
+        self.counted = True
+        """Whether the connection counts these bytes."""
+        self._tail_bytes = 0
+        self._marks: deque[tuple[int, int]] = deque()
+
+    def pushed(self, end: int, size: int) -> None:
+        """So many bytes, up to this offset."""
+        self.unproven += size
+        self.sent_end = end
+        self._tail_bytes += size
+        if self._tail_bytes >= MARK_BYTES:
+            self._marks.append((end, self._tail_bytes))
+            self._tail_bytes = 0
+
+    def proven(self, end: int, now_ms: int) -> int:
+        """The follower holds everything below ``end``: how many bytes that makes."""
+        released = 0
+        marks = self._marks
+        while marks and marks[0][0] <= end:
+            released += marks.popleft()[1]
+        if end >= self.sent_end:
+            released, self._tail_bytes = released + self._tail_bytes, 0
+        if released:
+            self.unproven -= released
+            self.moved_ms = now_ms
+        return released
+
+
+class ConnectionFlow:
+    """The unproven bytes of one connection, and how much more it takes."""
+
+    __slots__ = ("_proven", "_since_ms", "catch_up_bytes", "limit", "proven_ms", "unproven")
+
+    def __init__(self, limit: int, now_ms: int) -> None:
+        self.limit = limit
+        """Unproven bytes of the connection; those of one session: half of it."""
+        self.unproven = 0
+        self.catch_up_bytes = MIN_WINDOW_BYTES
+        """Whoever catches up is pushed to while less than this is unproven."""
+        self.proven_ms = now_ms
+        self._proven = 0
+        self._since_ms = now_ms
+
+    def may_push(self, window: PushWindow | None, *, in_sync: bool) -> bool:
+        """Whether a session may be sent more. With nothing unproven, always: it makes progress."""
+        if not in_sync:
+            return self.unproven < self.catch_up_bytes and _below(window, self.limit // 2)
+        return self.unproven < self.limit and _below(window, self.limit // 2)
+
+    def pushed(self, size: int) -> None:
+        """Bytes of a session that counts."""
+        self.unproven += size
+
+    def released(self, window: PushWindow, size: int, now_ms: int) -> None:
+        """A session's bytes were proven."""
+        self._proven += size
+        self.proven_ms = now_ms
+        if window.counted:
+            self.unproven -= size
+
+    def drop(self, window: PushWindow) -> None:
+        """Its session is over: nobody will prove these."""
+        if window.counted:
+            self.unproven -= window.unproven
+            window.counted = False
+
+    def is_stuck(self, window: PushWindow) -> bool:
+        """Others prove, this one has not for `STUCK_MS`."""
+        return window.counted and self.proven_ms - window.moved_ms > STUCK_MS
+
+    def measure(self, now_ms: int) -> None:
+        """With every tick: what the follower proves now decides how much may be on its way."""
+        passed_ms = now_ms - self._since_ms
+        if passed_ms <= 0:
+            return
+        window = self._proven * TARGET_MS // passed_ms
+        # Falls by half a tick at most: one late acknowledgement is no slow follower.
+        window = max(window, self.catch_up_bytes // 2, MIN_WINDOW_BYTES)
+        self.catch_up_bytes = min(window, self.limit // 2)
+        self._proven, self._since_ms = 0, now_ms
+
+
+def _below(window: PushWindow | None, limit: int) -> bool:
+    return window is None or window.unproven < limit

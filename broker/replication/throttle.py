@@ -1,0 +1,107 @@
+"""Bytes a second to and from replicas that are not in sync (KIP-73). Pure but for `Throttles`.
+
+What is in sync is never held back: its lag would be everybody's. Kafka names which replicas are
+throttled; here it is every one that is outside the ISR, for as long as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raft_metadata.common.configs.table import (
+    FOLLOWER_REPLICATION_THROTTLED_RATE,
+    LEADER_REPLICATION_THROTTLED_RATE,
+    NO_RATE_LIMIT,
+)
+from raft_metadata.image.config_layers import broker_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from broker.config import BrokerConfig
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
+
+BURST_MS = 100
+"""What may go at once after a rest: this much time's worth."""
+MIN_QUANTUM_BYTES = 16_384
+"""A slow rate is kept by pauses, not by pieces smaller than this."""
+
+
+class TokenBucket:
+    """So many bytes a second. The clock is an argument (milliseconds, monotonic).
+
+    A batch can't be cut, so a taker may overdraw; nobody takes again before that is made up for.
+    """
+
+    __slots__ = ("_at_ms", "_level", "rate")
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        self.rate = rate
+        self._at_ms = now_ms
+        self._level = self._burst()
+
+    def _burst(self) -> float:
+        return self.rate * BURST_MS / 1000
+
+    def _fill(self, now_ms: int) -> None:
+        if now_ms > self._at_ms:
+            grown = self._level + self.rate * (now_ms - self._at_ms) / 1000
+            self._level, self._at_ms = min(grown, self._burst()), now_ms
+
+    def set_rate(self, rate: int, now_ms: int) -> None:
+        """From now on another rate; a debt stays one, counted in bytes."""
+        self._fill(now_ms)
+        self.rate = rate
+        self._level = min(self._level, self._burst())
+
+    def take(self, size: int, now_ms: int) -> None:
+        """These bytes go now."""
+        self._fill(now_ms)
+        self._level -= size
+
+    def pause_ms(self, now_ms: int) -> int:
+        """For how long nothing may go; 0: now."""
+        self._fill(now_ms)
+        return 0 if self._level >= 0 else int(-self._level * 1000 / self.rate) + 1
+
+    def quantum(self) -> int:
+        """How much to take at once, so that bytes flow evenly."""
+        return max(MIN_QUANTUM_BYTES, int(self._burst()))
+
+
+class Throttles:
+    """One broker's two buckets, as the newest image sets them. Owned by the `ReplicaManager`."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+        self._broker_id = config.broker_id
+        self._static = config.static()
+        self._clock = clock
+        self._configs: Mapping[ConfigKey, Mapping[str, str]] | None = None
+        self.to_followers: TokenBucket | None = None
+        """All that this broker sends to replicas that are not in sync; None: no limit."""
+        self.from_leaders: TokenBucket | None = None
+        """All that it takes as such a replica."""
+
+    def configure(self, image: MetadataImage) -> None:
+        """Live: another rate counts from the next byte on."""
+        if image.configs is self._configs:
+            return
+        self._configs = image.configs
+        layers = broker_layers(image, self._broker_id, self._static)
+        now_ms = self._clock.monotonic_ms()
+        self.to_followers = _bucket(
+            self.to_followers, layers.number(LEADER_REPLICATION_THROTTLED_RATE), now_ms
+        )
+        self.from_leaders = _bucket(
+            self.from_leaders, layers.number(FOLLOWER_REPLICATION_THROTTLED_RATE), now_ms
+        )
+
+
+def _bucket(present: TokenBucket | None, rate: int, now_ms: int) -> TokenBucket | None:
+    if rate >= NO_RATE_LIMIT:
+        return None
+    if present is None:
+        return TokenBucket(rate, now_ms)
+    present.set_rate(rate, now_ms)
+    return present

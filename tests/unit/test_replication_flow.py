@@ -1,0 +1,130 @@
+"""How fast a follower is sent to: token bucket, unproven bytes, shares. Pure, with a set clock."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.replication.push_flow import (
+    MIN_WINDOW_BYTES,
+    STUCK_MS,
+    TARGET_MS,
+    ConnectionFlow,
+    PushWindow,
+)
+from broker.replication.throttle import BURST_MS, TokenBucket
+
+MB = 1 << 20
+
+
+def taken(bucket: TokenBucket, size: int, until_ms: int) -> int:
+    """Take pieces as soon as allowed; how many bytes until then."""
+    total = 0
+    for now_ms in range(until_ms):
+        while bucket.pause_ms(now_ms) == 0:
+            bucket.take(size, now_ms)
+            total += size
+    return total
+
+
+def test_a_bucket_gives_its_rate_and_no_more() -> None:
+    assert abs(taken(TokenBucket(10 * MB, 0), 50_000, 10_000) - 101 * MB) < MB
+    assert abs(taken(TokenBucket(100_000, 0), MB, 60_000) - 6_000_000) <= MB, "one piece overdrawn"
+
+
+def test_a_rest_saves_up_no_more_than_a_burst() -> None:
+    bucket = TokenBucket(1_000_000, 0)
+    bucket.take(1_000_000, 0)
+    assert bucket.pause_ms(0) == 901, "a debt is waited for"
+    assert bucket.pause_ms(901) == 0
+    hour_ms = 3_600_000
+    assert bucket.pause_ms(hour_ms) == 0
+    bucket.take(1_000_000 * BURST_MS // 1000 + 1, hour_ms)
+    assert bucket.pause_ms(hour_ms) > 0, "an hour of rest is worth one burst"
+
+
+def test_another_rate_counts_at_once_and_a_debt_stays() -> None:
+    bucket = TokenBucket(1_000, 0)
+    bucket.take(1_100, 0)
+    assert bucket.pause_ms(0) == 1_001
+    bucket.set_rate(10_000, 0)
+    assert bucket.pause_ms(0) == 101
+
+
+def test_a_window_counts_what_was_sent_and_not_proven() -> None:
+    window = PushWindow(0)
+    for end in range(1, 101):
+        window.pushed(end, 100_000)
+    assert window.unproven == 10_000_000
+    assert window.proven(50, 5) <= 5_000_000, "in pieces: never more than was proven"
+    assert 5_000_000 <= window.unproven <= 5_000_000 + 3 * 100_000
+    window.proven(100, 6)
+    assert window.unproven == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 400_000), st.integers(0, 3)), max_size=60))
+def test_a_window_never_counts_less_than_is_unproven(steps: list[tuple[int, int]]) -> None:
+    window, sizes, proven, end = PushWindow(0), [], 0, 0
+    for size, acked in steps:
+        end += 1
+        sizes.append(size)
+        window.pushed(end, size)
+        proven = min(end, proven + acked)
+        window.proven(proven, 0)
+        assert window.unproven >= sum(sizes[proven:])
+    window.proven(end, 0)
+    assert window.unproven == 0
+
+
+def test_who_catches_up_gets_what_the_follower_proves_in_a_tenth_of_a_second() -> None:
+    """A way, or a disk, of 20 MB/s: no more than 2 MB are on their way at any time."""
+    flow, rate, tick = ConnectionFlow(64 * MB, 0), 20 * MB, 50
+    window = PushWindow(0)
+    end = most = proven = 0
+    for now_ms in range(tick, 5_000, tick):
+        while flow.may_push(window, in_sync=False):
+            end += 1
+            window.pushed(end, 100_000)
+            flow.pushed(100_000)
+        most = max(most, window.unproven)
+        proven = min(end, proven + rate * tick // 1000 // 100_000)
+        flow.released(window, window.proven(proven, now_ms), now_ms)
+        flow.measure(now_ms)
+    assert rate * 4 < end * 100_000, "the way is used"
+    assert most <= rate * TARGET_MS // 1000 + MB
+
+
+def test_rule_r9_with_a_full_share_of_catch_up_those_in_sync_are_still_sent_to() -> None:
+    flow, window = ConnectionFlow(64 * MB, 0), PushWindow(0)
+    window.pushed(1, MIN_WINDOW_BYTES)
+    flow.pushed(MIN_WINDOW_BYTES)
+    assert not flow.may_push(None, in_sync=False)
+    assert flow.may_push(None, in_sync=True)
+
+
+def test_a_follower_whose_disk_hangs_holds_a_bounded_number_of_unsynced_bytes() -> None:
+    flow = ConnectionFlow(64 * MB, 0)
+    windows = [PushWindow(0) for _ in range(1_000)]
+    for now_ms in range(0, 60_000, 50):
+        for window in windows:
+            if flow.may_push(window, in_sync=True):
+                window.pushed(window.sent_end + 1, MB)
+                flow.pushed(MB)
+        flow.measure(now_ms)
+    assert flow.unproven == sum(window.unproven for window in windows) == 64 * MB
+    assert not any(flow.is_stuck(window) for window in windows), "nobody proves: nobody is odd"
+
+
+def test_one_session_that_is_never_proven_does_not_hold_the_others() -> None:
+    flow, stuck, good = ConnectionFlow(4 * MB, 0), PushWindow(0), PushWindow(0)
+    stuck.pushed(1, 2 * MB)
+    flow.pushed(2 * MB)
+    assert not flow.may_push(stuck, in_sync=True), "half of the connection's is the most"
+    good.pushed(1, 2 * MB)
+    flow.pushed(2 * MB)
+    now_ms = STUCK_MS + 1
+    flow.released(good, good.proven(1, now_ms), now_ms)
+    assert flow.is_stuck(stuck)
+    flow.drop(stuck)
+    assert flow.unproven == 0
+    assert not flow.may_push(stuck, in_sync=True), "it goes on counting for itself"
