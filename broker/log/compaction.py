@@ -178,6 +178,9 @@ class CleanState:
         return CleanState(self.marks, self.epoch, max(self.dropped_to, below))
 
 
+NEVER_CLEANED = CleanState()
+
+
 # ---- what is to be done
 
 

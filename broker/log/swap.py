@@ -1,0 +1,237 @@
+"""Some segments of a log replaced by one, so that no crash leaves a hole, or both.
+
+    <base>.log.cleaned   the new file; whole and synced before it gets its next name
+    <base>.log.swap      it counts from now on: what it replaces may go
+    <base>.log           it has taken the place of the first old one; the others are gone
+
+Each step is durable before the next (rule Q6). A start discards a ``.cleaned`` and finishes a
+``.swap``; before, it is the old segments that count. How far a replica's log is clean stands in
+``cleaned`` beside them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from typing import TYPE_CHECKING, cast
+
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from broker.log.compaction import CleanState
+from broker.log.disk import DISK_FULL
+from broker.record.batch import (
+    HEADER_SIZE,
+    MAGIC,
+    BatchError,
+    BatchHeader,
+    is_stamped,
+    parse_header,
+    verify,
+)
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from broker.log.disk import Disk
+    from broker.log.segment import Segment
+
+CLEANED_SUFFIX = ".log.cleaned"
+SWAP_SUFFIX = ".log.swap"
+STATE_FILE = "cleaned"
+READ_BYTES = 262_144
+_SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
+_SEGMENT_NAME = re.compile(r"(\d{20})\.(log|index)")
+_log = logging.getLogger("broker.log")
+
+
+class Swap:
+    """One replacement under way. ``run_once`` may be called from any thread, by more than one.
+
+    The log reads the new segment already, through its open descriptor: until ``finish`` (on the
+    loop) it must not lose that, since the name does not lead there yet.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: str, old: Sequence[Segment], new: Segment, index: bytes
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._new = new
+        self._index = index
+        self._gone = [segment.path for segment in old]
+        self._lock = threading.Lock()
+        self._ran = self._finished = False
+        new.flushing += 1  # rule Q6: kept open
+
+    def run_once(self) -> None:
+        """Put the new file in the place of the old ones, durably; later calls only wait for that.
+
+        Raises:
+            OSError: it stopped on the way. May be called again: each step is done or not.
+        """
+        with self._lock:
+            if not self._ran:
+                self._run()
+                self._ran = True
+
+    def _run(self) -> None:
+        disk, path = self._disk, self._new.path
+        if disk.exists(path + CLEANED_SUFFIX):
+            disk.rename(path + CLEANED_SUFFIX, path + SWAP_SUFFIX)
+        disk.sync_directory(self._directory)
+        if disk.exists(path + SWAP_SUFFIX):
+            _remove(disk, self._directory, self._gone, path)
+            disk.rename(path + SWAP_SUFFIX, path + ".log")
+        disk.sync_directory(self._directory)
+        try:
+            name = self._new.index_path.rpartition("/")[2]
+            write_atomically(disk, self._directory, name, self._index)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            _log.warning("disk full, index left out file=%s error=%s", self._new.index_path, error)
+
+    def finish(self) -> None:
+        """It ran: the descriptor may go. On the loop."""
+        if not self._finished:
+            self._finished = True
+            self._new.flushing -= 1
+
+
+def _remove(disk: Disk, directory: str, gone: Sequence[str], new: str) -> None:
+    """Unlink what the new file replaces, but for the one that its last rename replaces."""
+    for path in gone:
+        disk.unlink(path + ".index")
+        if path != new:
+            disk.unlink(path + ".log")
+    disk.sync_directory(directory)
+
+
+def finish_swaps(disk: Disk, directory: str) -> None:
+    """What a crash left of replacements is discarded or finished, before the log is read.
+
+    Raises:
+        CorruptionError: a file that was synced whole is not; names it. Nothing was removed.
+        OSError: the disk failed.
+    """
+    names = disk.names(directory)
+    for name in names:
+        if name.endswith(CLEANED_SUFFIX):
+            disk.unlink(f"{directory}/{name}")
+    for name in names:
+        match = _SWAP_NAME.fullmatch(name)
+        if match:
+            _finish(disk, directory, names, int(match[1]))
+
+
+def _finish(disk: Disk, directory: str, names: Sequence[str], base: int) -> None:
+    new = f"{directory}/{base:020d}"
+    end = _end_of_whole_file(disk, new + SWAP_SUFFIX, base)
+    gone = {
+        f"{directory}/{match[1]}"
+        for match in map(_SEGMENT_NAME.fullmatch, names)
+        if match and base <= int(match[1]) < end
+    }
+    _remove(disk, directory, sorted(gone | {new}), new)
+    disk.rename(new + SWAP_SUFFIX, new + ".log")
+    disk.sync_directory(directory)
+    _log.info("replacement finished file=%s.log offsets=%d..%d", new, base, end)
+
+
+def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
+    end = base
+    fd = disk.open(path)
+    try:
+        for header, _ in whole_batches(disk, fd, disk.size(fd), path):
+            if header.base_offset != end or not is_stamped(header):
+                msg = f"a batch out of place file={path} offset={end}"
+                raise CorruptionError(msg)
+            end = header.next_offset
+    finally:
+        disk.close(fd)
+    if end == base:
+        msg = f"no batch in file={path}"
+        raise CorruptionError(msg)
+    return end
+
+
+def whole_batches(
+    disk: Disk, fd: int, size: int, path: str, position: int = 0
+) -> Iterator[tuple[BatchHeader, bytes]]:
+    """Each (header, whole batch) of a closed segment's file, every crc checked.
+
+    Raises:
+        CorruptionError: names file and position.
+    """
+    chunk, start = b"", position
+    while position < size:
+        at = position - start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, start, at = (
+                disk.read(fd, min(READ_BYTES, size - position), position),
+                position,
+                0,
+            )
+        try:
+            header = parse_header(chunk, at)
+            if header.magic == MAGIC and at + header.size > len(chunk):
+                length = min(max(header.size, READ_BYTES), size - position)
+                chunk, start, at = disk.read(fd, length, position), position, 0
+            verify(chunk, at)
+        except BatchError as error:
+            msg = f"{error} file={path} position={position}"
+            raise CorruptionError(msg) from None
+        yield header, chunk[at : at + header.size]
+        position += header.size
+
+
+def headers(disk: Disk, fd: int, size: int, path: str) -> Iterator[BatchHeader]:
+    """Each header of a closed segment's file; the rest is not read where it is long.
+
+    Raises:
+        CorruptionError: names file and position.
+    """
+    chunk, start, position = b"", 0, 0
+    while position < size:
+        at = position - start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, start, at = disk.read(fd, min(16_384, size - position), position), position, 0
+        try:
+            header = parse_header(chunk, at)
+        except BatchError as error:
+            msg = f"{error} file={path} position={position}"
+            raise CorruptionError(msg) from None
+        if header.magic != MAGIC:
+            msg = f"bad magic file={path} position={position}"
+            raise CorruptionError(msg)
+        yield header
+        position += header.size
+
+
+# ---- how far the log is clean
+
+
+def write_state(disk: Disk, directory: str, state: CleanState) -> None:
+    """Durable on return."""
+    content = {"marks": state.marks, "epoch": state.epoch, "dropped_to": state.dropped_to}
+    write_atomically(disk, directory, STATE_FILE, encode_checkpoint(content))
+
+
+def read_state(disk: Disk, directory: str, end_offset: int) -> CleanState:
+    """What the file says. A damaged one says: all is dirty, and any tombstone may be gone.
+
+    Then followers that lack a part of the log start over, and tombstones stay longer (rule R7).
+    """
+    try:
+        content = read_checkpoint(disk, f"{directory}/{STATE_FILE}")
+    except CorruptionError as error:
+        _log.warning("log counts as dirty reason=%s", error)
+        return CleanState(dropped_to=end_offset)
+    if content is None:
+        return CleanState()
+    fields = cast("dict[str, object]", content)
+    marks = tuple((mark[0], mark[1]) for mark in cast("list[list[int]]", fields["marks"]))
+    return CleanState(
+        marks, cast("int", fields["epoch"]), min(cast("int", fields["dropped_to"]), end_offset)
+    )
