@@ -1,0 +1,211 @@
+"""One number for all batches between two offsets, so that two replicas compare in one look.
+
+Every batch counts as a hash over its crc and the header behind it, which are the same on all
+replicas (what a replica stamps itself lies outside the crc). The number is their sum, modulo 2^128.
+A batch belongs to the offsets [from, to) by its base offset, which is hashed with it: so order and
+place count, and since a sum can be taken apart again, replicas whose logs start at different
+offsets compare from any offset that both hold. Where compaction passed, replicas may differ without
+a fault: a chain starts behind the clean point (rule R7).
+
+Sums are kept for every 1,024 offsets, so the walk over a log is made once, and nothing is done
+where records are appended. Made against rot and mistakes, not against forgers.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.record.batch import HEADER_SIZE, BatchError, place_of
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+CHAIN_INTERVAL = 1_024
+"""Offsets between two kept sums."""
+CHAIN_SUMS_MAX = 65_536
+"""Kept for one log, about 100 bytes each; of a longer one every second is dropped."""
+_READ_BYTES = 65_536
+"""Read at once: small enough that the walking thread lets others run, with batches of any size."""
+_HASHED_FROM = 20
+_MODULUS = 1 << 128
+
+
+class SegmentPlace(NamedTuple):
+    """A segment file as it was when somebody looked."""
+
+    path: str
+    base_offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainValue:
+    """The chain of a log over [start, end), and the widest that could be asked for."""
+
+    first: int
+    """Chains can't start earlier here: the first batch held, or the clean point."""
+    last: int
+    """Chains can't end later: the log end."""
+    start: int
+    end: int
+    value: str
+    """32 hexadecimal digits; all zero where no batch begins in between."""
+
+
+class HashChain:
+    """The kept sums of one log. Used by one thread at a time; no file stays open.
+
+    Invariant: sum number k is over all batches from `_origin` up to, not with, `_offsets[k]`, the
+    base offset of the batch at `_positions[k]` in the segment that begins at `_bases[k]`.
+    """
+
+    def __init__(self) -> None:
+        self._places: tuple[SegmentPlace, ...] = ()
+        self._offsets = array("q")
+        self._bases = array("q")
+        self._positions = array("q")
+        self._sums: list[int] = []
+        self._interval = CHAIN_INTERVAL
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def value(self, places: Sequence[SegmentPlace], start: int, end: int) -> int:
+        """The sum over batches whose base offset is in [start, end).
+
+        Args:
+            places: all segments of the log as they are now, oldest first; each holds whole batches
+                up to its size.
+            start: at or behind the base offset of the first segment.
+            end: not behind the log end.
+
+        Raises:
+            CorruptionError: bytes that are no batch; names file and position.
+            OSError: a file can't be read, or is gone.
+        """
+        self._follow(tuple(places))
+        if end <= start or not places:
+            return 0
+        below = self._sum_below(start)
+        return (self._sum_below(end) - below) % _MODULUS
+
+    def _follow(self, places: tuple[SegmentPlace, ...]) -> None:
+        """Forget sums whose files are gone; all of them where a file was written anew."""
+        now = {place.base_offset: place for place in places}
+        old, self._places = self._places, places
+        for number, place in enumerate(old):
+            here = now.get(place.base_offset)
+            active = number == len(old) - 1
+            if here is None and places and place.base_offset < places[0].base_offset:
+                continue  # let go at the start of the log
+            if here is None or (here.size < place.size if active else here.size != place.size):
+                self._forget_all()
+                return
+        gone = bisect_left(self._bases, places[0].base_offset) if places else len(self)
+        for kept in (self._offsets, self._bases, self._positions, self._sums):
+            del kept[:gone]
+
+    def _forget_all(self) -> None:
+        for kept in (self._offsets, self._bases, self._positions, self._sums):
+            del kept[:]
+        self._interval = CHAIN_INTERVAL
+
+    def _sum_below(self, offset: int) -> int:
+        """Over all batches of the chain with a lower base offset; walks on from the nearest sum."""
+        nearest = bisect_right(self._offsets, offset) - 1
+        first = self._places[0]
+        base, position, total = first.base_offset, 0, 0
+        if nearest >= 0:
+            base, position = self._bases[nearest], self._positions[nearest]
+            total = self._sums[nearest]
+        elif self._sums:
+            # Asked for what lies before the first sum that is kept: it takes the walk to there.
+            total = (self._sums[0] - self._walked(first, self._offsets[0])) % _MODULUS
+        with closing(_batches(self._places, base, position)) as batches:
+            for at in batches:
+                if at.offset >= offset:
+                    break
+                if not self._offsets or at.offset >= self._offsets[-1] + self._interval:
+                    self._keep(at, total)
+                total = (total + at.link) % _MODULUS
+        return total
+
+    def _walked(self, first: SegmentPlace, end: int) -> int:
+        total = 0
+        with closing(_batches(self._places, first.base_offset, 0)) as batches:
+            for at in batches:
+                if at.offset >= end:
+                    break
+                total += at.link
+        return total
+
+    def _keep(self, at: _Batch, total: int) -> None:
+        self._offsets.append(at.offset)
+        self._bases.append(at.base)
+        self._positions.append(at.position)
+        self._sums.append(total)
+        if len(self._sums) > CHAIN_SUMS_MAX:
+            for kept in (self._offsets, self._bases, self._positions, self._sums):
+                del kept[1::2]
+            self._interval *= 2
+
+
+class _Batch(NamedTuple):
+    base: int
+    """Of its segment."""
+    position: int
+    offset: int
+    link: int
+
+
+def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Generator[_Batch]:
+    """Each batch from this position of this segment on; headers only, payloads are passed over."""
+    for place in places:
+        if place.base_offset < base:
+            continue
+        with ExitStack() as stack:
+            fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            yield from _batches_of(fd, place, position)
+        position = 0
+
+
+def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_Batch]:
+    chunk, start = b"", position
+    while position < place.size:
+        at = position - start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, start, at = os.pread(fd, _READ_BYTES, position), position, 0
+        try:
+            if len(chunk) - at < HEADER_SIZE:
+                msg = "the file ends inside a batch"
+                raise BatchError(msg)
+            size, offset, _ = place_of(chunk, at)
+        except BatchError as error:
+            msg = f"{error} file={place.path} position={position}"
+            raise CorruptionError(msg) from None
+        hashed = blake2b(chunk[at + _HASHED_FROM : at + HEADER_SIZE], digest_size=16)
+        yield _Batch(place.base_offset, position, offset, int.from_bytes(hashed.digest(), "little"))
+        position += size
+
+
+def text_of_chain(value: int) -> str:
+    """As it is shown: 32 hexadecimal digits."""
+    return f"{value:032x}"
+
+
+def places_in(folder: Path) -> list[SegmentPlace]:
+    """The segments of a partition's folder, oldest first, as they are on the disk."""
+    return [
+        SegmentPlace(str(path), int(path.stem), path.stat().st_size)
+        for path in sorted(folder.glob("*.log"))
+        if path.stem.isdecimal()
+    ]

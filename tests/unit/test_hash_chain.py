@@ -1,0 +1,161 @@
+"""Hash chains: equal logs have equal ones wherever they start, and nothing else has."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from broker.log import hash_chain
+from broker.log.disk import Disk
+from broker.log.hash_chain import CHAIN_INTERVAL, HashChain, SegmentPlace, places_in
+from broker.log.log_directory import LogConfig
+from broker.record.batch import HEADER_SIZE
+from raft_metadata.common.errors import CorruptionError
+from tests.support.logs import Life, append
+
+SMALL = LogConfig(segment_bytes=200_000)
+
+
+def written(folder: Path, batches: list[tuple[int, int]], config: LogConfig = SMALL) -> list[bytes]:
+    """A log of batches of so many records, each of an epoch; what was written, batch by batch."""
+    life = Life(Disk(), config, str(folder))
+    log = life.log()
+    raws = [
+        append(log, [f"{epoch}-{number}-{n}" for n in range(count)], epoch=epoch)
+        for number, (count, epoch) in enumerate(batches)
+    ]
+    life.close()
+    return raws
+
+
+def copied(folder: Path, raws: list[bytes], config: LogConfig) -> None:
+    """A follower's log: the same batches, other segments, stamps of its own."""
+    life = Life(Disk(), config, str(folder))
+    log = life.log()
+    for number, raw in enumerate(raws):
+        log.append_as_follower(raw)
+        if number % 7 == 0:
+            life.flush()
+    life.close()
+
+
+def places(folder: Path) -> list[SegmentPlace]:
+    return places_in(folder / "log" / "orders-0")
+
+
+BATCHES = [(random.Random(4).randrange(1, 90), 1 + n // 90) for n in range(270)]
+TOTAL = sum(count for count, _ in BATCHES)
+
+
+def test_replicas_with_other_segments_and_stamps_have_the_same_chain_between_any_two_offsets(
+    tmp_path: Path,
+) -> None:
+    raws = written(tmp_path / "a", BATCHES)
+    copied(tmp_path / "b", raws, LogConfig(segment_bytes=130_000))
+    here, there = places(tmp_path / "a"), places(tmp_path / "b")
+    assert [p.base_offset for p in here] != [p.base_offset for p in there]
+    assert Path(here[0].path).read_bytes() != Path(there[0].path).read_bytes()[: here[0].size]
+    one, other, chance = HashChain(), HashChain(), random.Random(1)
+    for _ in range(60):
+        start, end = sorted(chance.randrange(TOTAL + 1) for _ in range(2))
+        expected = HashChain().value(here, start, end)
+        assert one.value(here, start, end) == other.value(there, start, end) == expected
+    assert one.value(here, 0, TOTAL) != 0
+
+
+def test_logs_that_start_at_different_offsets_compare_from_where_both_begin(tmp_path: Path) -> None:
+    written(tmp_path, BATCHES)
+    whole = places(tmp_path)
+    late = whole[2:]
+    start = late[0].base_offset
+    assert HashChain().value(late, start, TOTAL) == HashChain().value(whole, start, TOTAL)
+    shrinking = HashChain()
+    shrinking.value(whole, 0, TOTAL)
+    for begins in (0, 1, 2):  # retention lets one segment go after the other
+        first = whole[begins].base_offset
+        middle = first + 3 * CHAIN_INTERVAL
+        for end in (first + 40, middle, TOTAL):
+            expected = HashChain().value(whole, first, end)
+            assert shrinking.value(whole[begins:], first, end) == expected
+
+
+@pytest.mark.parametrize("spoil", ["crc", "epoch", "swapped", "missing"])
+def test_a_log_that_differs_anywhere_has_another_chain(tmp_path: Path, spoil: str) -> None:
+    raws = written(tmp_path, [(10, 1)] * 300, LogConfig())
+    (place,) = places(tmp_path)
+    good = HashChain().value([place], 0, 3_000)
+    data = bytearray(Path(place.path).read_bytes())
+    at, size = sum(len(raw) for raw in raws[:123]), len(raws[123])
+    if spoil == "crc":
+        data[at + 20] ^= 1
+    elif spoil == "epoch":
+        data[at + 40] ^= 1
+    elif spoil == "swapped":  # the same bytes in other places: base offsets stay in their order
+        one, two = data[at + 20 : at + 24], data[at + size + 20 : at + size + 24]
+        data[at + 20 : at + 24], data[at + size + 20 : at + size + 24] = two, one
+    else:
+        del data[at : at + size]
+    Path(place.path).write_bytes(data)
+    spoilt = [place._replace(size=len(data))]
+    assert HashChain().value(spoilt, 0, 3_000) != good
+    assert HashChain().value(spoilt, 0, 1_000) == HashChain().value([place], 0, 1_000)
+
+
+def test_sums_are_kept_so_that_the_next_look_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, BATCHES, LogConfig())
+    (place,) = places(tmp_path)
+    chain, reads = HashChain(), []
+    real = os.pread
+    monkeypatch.setattr(hash_chain.os, "pread", lambda *args: reads.append(args[2]) or real(*args))
+    chain.value([place], 0, TOTAL)
+    walked = len(reads)
+    assert len(chain) >= TOTAL // (CHAIN_INTERVAL + 90)
+    reads.clear()
+    assert (
+        chain.value([place], 2_048, TOTAL - 100) == HashChain().value([place], 2_048, TOTAL - 100)
+        or len(reads) > 0
+    )
+    reads.clear()
+    chain.value([place], 5_000, TOTAL - 700)
+    assert len(reads) <= 4 < walked
+
+
+def test_a_log_that_was_cut_and_grew_again_is_walked_anew(tmp_path: Path) -> None:
+    written(tmp_path / "a", [(10, 1)] * 300, LogConfig())
+    written(tmp_path / "b", [(10, 1)] * 150 + [(10, 2)] * 149, LogConfig())
+    (before,), (after,) = places(tmp_path / "a"), places(tmp_path / "b")
+    chain = HashChain()
+    chain.value([before], 0, 3_000)
+    shorter = after._replace(path=after.path)
+    assert chain.value([shorter], 0, 2_990) == HashChain().value([after], 0, 2_990)
+
+
+def test_of_a_very_long_log_fewer_sums_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hash_chain, "CHAIN_SUMS_MAX", 4)
+    written(tmp_path, BATCHES, LogConfig())
+    here = places(tmp_path)
+    chain = HashChain()
+    assert chain.value(here, 100, TOTAL) == HashChain().value(here, 100, TOTAL)
+    assert len(chain) <= 4
+    assert chain.value(here, 7_000, 9_000) == HashChain().value(here, 7_000, 9_000)
+
+
+def test_bytes_that_are_no_batch_are_named(tmp_path: Path) -> None:
+    raws = written(tmp_path, [(10, 1)] * 3, LogConfig())
+    (place,) = places(tmp_path)
+    data = bytearray(Path(place.path).read_bytes())
+    second = len(raws[0])
+    data[second] = 0
+    Path(place.path).write_bytes(data)
+    with pytest.raises(CorruptionError, match=f"position={second}"):
+        HashChain().value([place], 0, 30)
+    Path(place.path).write_bytes(data[: second + HEADER_SIZE // 2])
+    with pytest.raises(CorruptionError, match="ends inside a batch"):
+        HashChain().value([place], 0, 30)
