@@ -18,8 +18,9 @@ from broker.replication.event_notes import note_start
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
+from broker.server.disk_watch import DiskWatch, WatchedDisk
 from broker.server.forwarding import PeerRequests
-from broker.server.lifecycle import Lifecycle
+from broker.server.lifecycle import PROGRESS_MS, Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.page_cache_topics import PageCacheTopics
@@ -61,8 +62,10 @@ class BrokerServer:
         self._cache_is_kept = self._boot_is_noted = False
         self._settled = asyncio.Event()
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
+        disk = WatchedDisk()
         self.logs = LogManager(
             config.data_dir,
+            disk=disk,
             on_failed=lambda error: faults.fatal("log directory failed", error),
             max_open_segments=config.limits.max_open_segments,
             flush_interval_ms=config.timeouts.log_flush_interval_ms,
@@ -73,7 +76,18 @@ class BrokerServer:
         self._page_cached = PageCacheTopics(config, self.logs)
         self._loader = MetadataLoader(config, controllers, clock, self._follow, self._publish)
         self._lifecycle = Lifecycle(
-            config, incarnation_id, controllers, self._loader, self._unclean_partitions, clock
+            config,
+            incarnation_id,
+            controllers,
+            self._loader,
+            self._unclean_partitions,
+            clock,
+            DiskWatch(
+                disk.oldest_sync,
+                config.timeouts.replica_lag_time_max_ms // 2,
+                look_max_ms=2 * PROGRESS_MS,
+                clock=clock,
+            ).is_silent,
         )
         local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
         self._coordinator = GroupCoordinator(

@@ -48,6 +48,7 @@ class Lifecycle:
         loader: MetadataLoader,
         unclean_partitions: Callable[[], PartitionSet],
         clock: Clock,
+        disk_is_silent: Callable[[], bool] = lambda: False,
     ) -> None:
         self.broker_epoch: BrokerEpoch | None = None
         """As answered by the controller; roles go by what the image says."""
@@ -61,6 +62,8 @@ class Lifecycle:
         self._controllers = controllers
         self._loader = loader
         self._unclean_partitions = unclean_partitions
+        self._disk_is_silent = disk_is_silent
+        self._was_silent = False
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
         self._beaten = asyncio.Event()
@@ -184,8 +187,19 @@ class Lifecycle:
                     metadata_offset=self._loader.image.next_offset,
                     want_shutdown=self._want_shutdown,
                 )
-                heartbeats.say(command, at_once=at_once)
+                if not self._keeps_silent():
+                    heartbeats.say(command, at_once=at_once)
                 at_once = await self._asked_within(PROGRESS_MS)
+
+    def _keeps_silent(self) -> bool:
+        """While the disk hangs: what is led here goes to those whose disks answer."""
+        silent = self._disk_is_silent()
+        if silent and not self._was_silent:
+            _log.warning("the disk does not answer, heartbeats wait for it")
+        elif self._was_silent and not silent:
+            _log.info("the disk answers again, heartbeats go on")
+        self._was_silent = silent
+        return silent
 
     def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
         """An answer crosses to the loop here, and only here: the image it is judged by is new."""

@@ -1,0 +1,95 @@
+"""A disk that does not answer is noticed; a slow one, and a process that stood still, are not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from broker.server.disk_watch import DiskWatch, WatchedDisk
+
+SILENCE_MS, LOOK_MS = 1500, 100
+
+
+class ManualClock:
+    """Shows what it is told."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+
+
+class Syncs:
+    """What the watch asks: which sync is under way."""
+
+    def __init__(self) -> None:
+        self.now: int | None = None
+        self.clock = ManualClock()
+        self.watch = DiskWatch(lambda: self.now, SILENCE_MS, LOOK_MS, self.clock)
+
+    def pass_by(self, ms: int, every_ms: int = 50) -> bool:
+        """Look as often as the lifecycle does; whether the disk is called silent at the end."""
+        silent = self.watch.is_silent()
+        for _ in range(ms // every_ms):
+            self.clock.advance(every_ms)
+            silent = self.watch.is_silent()
+        return silent
+
+
+def test_one_sync_that_does_not_return_is_silence_until_it_does() -> None:
+    syncs = Syncs()
+    assert not syncs.pass_by(10_000)
+    syncs.now = 7
+    assert not syncs.pass_by(SILENCE_MS)
+    assert syncs.pass_by(100)
+    syncs.now = None
+    assert not syncs.watch.is_silent()
+
+
+def test_slow_syncs_one_after_the_other_are_no_silence() -> None:
+    syncs = Syncs()
+    for number in range(20):
+        syncs.now = number
+        assert not syncs.pass_by(1000)
+
+
+def test_rule_m7_a_process_that_stood_still_blames_no_disk() -> None:
+    """The sync returned long ago, the loop has only not heard of it yet."""
+    syncs = Syncs()
+    syncs.now = 7
+    assert not syncs.pass_by(500)
+    syncs.clock.advance(60_000)
+    assert not syncs.watch.is_silent()
+    assert syncs.pass_by(SILENCE_MS), "but if it still has not, it is silent"
+
+
+def test_a_disk_tells_the_oldest_sync_of_all_threads(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Hanging(WatchedDisk):
+        def wait(self, fd: int) -> None:
+            begun.set()
+            assert go_on.wait(10)
+
+    disk = Hanging()
+    assert disk.oldest_sync() is None
+    thread = threading.Thread(target=lambda: disk._watched(disk.wait, 0))
+    thread.start()
+    assert begun.wait(10)
+    hanging = disk.oldest_sync()
+    assert hanging is not None
+    fd = disk.open(str(tmp_path / "log"), create=True)
+    for sync in (disk.sync_data, disk.sync_file, disk.sync_filesystem):
+        sync(fd)
+    disk.close(fd)
+    assert disk.oldest_sync() == hanging
+    go_on.set()
+    thread.join()
+    assert disk.oldest_sync() is None
