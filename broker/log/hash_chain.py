@@ -4,8 +4,10 @@ Every batch counts as a hash over its crc and the header behind it, which are th
 replicas (what a replica stamps itself lies outside the crc). The number is their sum, modulo 2^128.
 A batch belongs to the offsets [from, to) by its base offset, which is hashed with it: so order and
 place count, and since a sum can be taken apart again, replicas whose logs start at different
-offsets compare from any offset that both hold. Where compaction passed, replicas may differ without
-a fault: a chain starts behind the clean point (rule R7).
+offsets compare from any offset that both hold. Where compaction removed something, replicas may
+differ without a fault, so a chain starts behind the last batch that has holes (rule R7): each
+replica compacts in its own time, and one that was filled from a compacted log holds the same
+holes without ever having compacted anything.
 
 Sums are kept for every 1,024 offsets, so the walk over a log is made once, and nothing is done
 where records are appended. Made against rot and mistakes, not against forgers.
@@ -19,7 +21,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.record.batch import HEADER_SIZE, BatchError, place_of
@@ -27,6 +29,7 @@ from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from pathlib import Path
 
 CHAIN_INTERVAL = 1_024
 """Offsets between two kept sums."""
@@ -35,6 +38,8 @@ CHAIN_SUMS_MAX = 65_536
 _READ_BYTES = 65_536
 """Read at once: small enough that the walking thread lets others run, with batches of any size."""
 _HASHED_FROM = 20
+_COUNT = Struct("<I")
+_COUNT_AT = 32
 _MODULUS = 1 << 128
 
 
@@ -46,14 +51,16 @@ class SegmentPlace(NamedTuple):
     size: int
 
 
+class ChainRangeError(ValueError):
+    """The chain can't begin there; the message says where it can."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainValue:
-    """The chain of a log over [start, end), and the widest that could be asked for."""
+    """The chain of a log over [start, end)."""
 
     first: int
-    """Chains can't start earlier here: the first batch held, or the clean point."""
-    last: int
-    """Chains can't end later: the log end."""
+    """Chains can't start earlier here: the first batch held, or the end of the last hole."""
     start: int
     end: int
     value: str
@@ -74,28 +81,36 @@ class HashChain:
         self._positions = array("q")
         self._sums: list[int] = []
         self._interval = CHAIN_INTERVAL
+        self._holes_to = 0
 
     def __len__(self) -> int:
         return len(self._sums)
 
-    def value(self, places: Sequence[SegmentPlace], start: int, end: int) -> int:
-        """The sum over batches whose base offset is in [start, end).
+    def value(self, places: Sequence[SegmentPlace], start: int | None, end: int) -> ChainValue:
+        """The chain over batches whose base offset is in [start, end).
 
         Args:
             places: all segments of the log as they are now, oldest first; each holds whole batches
-                up to its size.
-            start: at or behind the base offset of the first segment.
+                up to its size. Of the same truncation generation as at the last call.
+            start: None: as early as can be.
             end: not behind the log end.
 
         Raises:
+            ChainRangeError: ``start`` is too early.
             CorruptionError: bytes that are no batch; names file and position.
             OSError: a file can't be read, or is gone.
         """
         self._follow(tuple(places))
-        if end <= start or not places:
-            return 0
-        below = self._sum_below(start)
-        return (self._sum_below(end) - below) % _MODULUS
+        total = self._sum_below(end) if places else 0
+        first = max(places[0].base_offset, self._holes_to) if places else end
+        begin = first if start is None else start
+        if begin < first:
+            msg = f"a chain can start at offset {first} or behind it, not at {begin}"
+            raise ChainRangeError(msg)
+        if begin >= end or not places:
+            return ChainValue(first=first, start=begin, end=end, value=_text(0))
+        total = (total - self._sum_below(begin)) % _MODULUS
+        return ChainValue(first=first, start=begin, end=end, value=_text(total))
 
     def _follow(self, places: tuple[SegmentPlace, ...]) -> None:
         """Forget sums whose files are gone; all of them where a file was written anew."""
@@ -117,6 +132,7 @@ class HashChain:
         for kept in (self._offsets, self._bases, self._positions, self._sums):
             del kept[:]
         self._interval = CHAIN_INTERVAL
+        self._holes_to = 0
 
     def _sum_below(self, offset: int) -> int:
         """Over all batches of the chain with a lower base offset; walks on from the nearest sum."""
@@ -136,6 +152,7 @@ class HashChain:
                 if not self._offsets or at.offset >= self._offsets[-1] + self._interval:
                     self._keep(at, total)
                 total = (total + at.link) % _MODULUS
+                self._holes_to = max(self._holes_to, at.holes_to)
         return total
 
     def _walked(self, first: SegmentPlace, end: int) -> int:
@@ -164,6 +181,8 @@ class _Batch(NamedTuple):
     position: int
     offset: int
     link: int
+    holes_to: int
+    """The offset behind it if it has holes, else 0."""
 
 
 def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Generator[_Batch]:
@@ -188,17 +207,19 @@ def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_Batch
             if len(chunk) - at < HEADER_SIZE:
                 msg = "the file ends inside a batch"
                 raise BatchError(msg)
-            size, offset, _ = place_of(chunk, at)
+            size, offset, following = place_of(chunk, at)
         except BatchError as error:
             msg = f"{error} file={place.path} position={position}"
             raise CorruptionError(msg) from None
         hashed = blake2b(chunk[at + _HASHED_FROM : at + HEADER_SIZE], digest_size=16)
-        yield _Batch(place.base_offset, position, offset, int.from_bytes(hashed.digest(), "little"))
+        link = int.from_bytes(hashed.digest(), "little")
+        (count,) = _COUNT.unpack_from(chunk, at + _COUNT_AT)
+        holes_to = 0 if count == following - offset else following
+        yield _Batch(place.base_offset, position, offset, link, holes_to)
         position += size
 
 
-def text_of_chain(value: int) -> str:
-    """As it is shown: 32 hexadecimal digits."""
+def _text(value: int) -> str:
     return f"{value:032x}"
 
 
