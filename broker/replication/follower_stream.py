@@ -29,6 +29,10 @@ FRAMES_PER_TURN = 64
 at once held a follower for 0.4 s."""
 
 
+PAUSE_STEP_MS = 10
+"""A pause is asked for again only if it grows by more than this."""
+
+
 class FollowerHost(Protocol):
     """What the stream asks of the `ReplicaManager`."""
 
@@ -51,6 +55,7 @@ class FollowerStream(asyncio.BufferedProtocol):
         """Frames are left for the next turn; nothing more is read meanwhile."""
         self._acks: dict[Key, Replica] = {}
         self._opens: list[bytes] = []
+        self._pause_ends_ms = 0
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -154,6 +159,12 @@ class FollowerStream(asyncio.BufferedProtocol):
     def ping(self) -> None:
         """Show that this end lives (rule R9)."""
         self._write(frames.PING_FRAME)
+
+    def ask_pause(self, pause_ms: int, now_ms: int) -> None:
+        """Ask the leader to push nothing to replicas that are not in sync for so long."""
+        if now_ms + pause_ms > self._pause_ends_ms + PAUSE_STEP_MS:
+            self._pause_ends_ms = now_ms + pause_ms
+            self._write(frames.pause_frame(pause_ms))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

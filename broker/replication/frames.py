@@ -7,7 +7,9 @@ its present (rule R4). Layout, little-endian::
     length u32 (bytes after the 5-byte prefix) | type u8 | topic id 16s | partition u32
     | leader epoch i32 | session or request u64 | fields of the type | payload (PUSH only)
 
-A PING has no body. The receiver refuses a length over its limit before it reads on.
+A PING has no body. A PAUSE (follower to leader, feature level 3) has only u32 milliseconds: push
+nothing to replicas that are not in sync for so long. It is about no partition, and no promise. The
+receiver refuses a length over its limit before it reads on.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ _ACK = struct.Struct("<IB16sIiQqq")
 _PUSH = struct.Struct("<IB16sIiQqqqq")
 PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
 
-OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING = range(1, 8)
+OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING, PAUSE = range(1, 9)
 PING_FRAME = PREFIX.pack(0, PING)
+_PAUSE = struct.Struct("<IBI")
+MAX_PAUSE_MS = 60_000
+"""A follower that wants a longer pause asks again."""
 
 
 class FrameError(ValueError):
@@ -162,6 +167,19 @@ def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
         PUSH_HEAD_BYTES + payload_bytes, PUSH, topic, partition, epoch, session,
         from_offset, next_offset, high_watermark, log_start,
     )  # fmt: skip
+
+
+def pause_frame(pause_ms: int) -> bytes:
+    """The bytes of a PAUSE."""
+    return _PAUSE.pack(_size(_PAUSE), PAUSE, min(pause_ms, MAX_PAUSE_MS))
+
+
+def decode_pause(body: memoryview) -> int:
+    """For how many milliseconds the follower asks."""
+    if len(body) != _size(_PAUSE):
+        msg = f"PAUSE frame of {len(body)} bytes, expected {_size(_PAUSE)}"
+        raise FrameError(msg)
+    return min(int.from_bytes(body, "little"), MAX_PAUSE_MS)
 
 
 def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:

@@ -3,7 +3,9 @@
 Appended batches are pushed as the bytes that were written, coalesced once per loop turn. A session
 that falls behind, or whose connection is full, holds no bytes in memory: it catches up by reading
 the log in quanta. One connection reads one quantum in a loop turn, and only while little is unsent:
-what is in sync goes first, and never waits behind more than that (rule R9).
+what is in sync goes first, and never waits behind more than that (rule R9). Nobody is sent more
+than a limit beyond what it has proven to hold (`push_flow`), those outside the ISR no faster than
+their throttles say.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from typing_extensions import override
 from broker.record.batch import walk
 from broker.replication import frames
 from broker.replication.frames import Ack, FrameError, Key, Open, Push, Valid
-from broker.replication.partition_state import FollowerState, LeaderState
+from broker.replication.partition_state import OBSERVES, FollowerState, LeaderState
+from broker.replication.push_flow import ConnectionFlow, PushWindow
 from raft_metadata.common.errors import KafkaError, StorageError
 
 if TYPE_CHECKING:
     from broker.replication.replica import Replica
+    from broker.replication.throttle import Throttles
     from raft_metadata.common.ids import BrokerId
 
 _log = logging.getLogger("broker.replication")
@@ -51,7 +55,10 @@ class LeaderHost(Protocol):
 
     push_bytes: int
     buffer_bytes: int
+    unsynced_bytes: int
+    throttles: Throttles
 
+    def now_ms(self) -> int: ...
     def broken(self, what: str, error: Exception) -> None: ...
     def stream_attached(self, stream: LeaderStream) -> None: ...
     def stream_detached(self, stream: LeaderStream) -> None: ...
@@ -64,7 +71,7 @@ class PushSession:
 
     __slots__ = (
         "_pending", "_pending_bytes", "_pending_from", "marked", "next", "number", "replica",
-        "stream",
+        "stream", "window",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, stream: LeaderStream, number: int, start: int) -> None:
@@ -74,6 +81,8 @@ class PushSession:
         self.next = start
         """Next offset to take: everything below was written to the connection or is pending."""
         self.marked = False
+        self.window: PushWindow | None = None
+        """What was pushed and is not proven; None when all is."""
         self._pending: list[bytes] | None = None
         self._pending_bytes = 0
         self._pending_from = start
@@ -91,6 +100,15 @@ class PushSession:
         state = role.followers.get(self.stream.follower)
         return state if state is not None and state.session == self.number else None
 
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether the follower counts for the high watermark, or may turn out to."""
+        role = self.replica.partition.role
+        if not isinstance(role, LeaderState):
+            return False
+        follower = self.stream.follower
+        return follower in role.isr or (bool(role.proposals) and follower in role.maximal_isr())
+
     def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None:
         """Bytes that were just written whole to the log (rule R2)."""
         stream = self.stream
@@ -107,6 +125,13 @@ class PushSession:
     def forget(self) -> None:
         """The role that gave this session is over."""
         self.stream.sessions.pop(self.replica.key, None)
+        self.drop_window()
+
+    def drop_window(self) -> None:
+        """Nobody will prove any more what this session pushed."""
+        if self.window is not None:
+            self.stream.flow.drop(self.window)
+            self.window = None
 
     def drop_pending(self) -> None:
         """The connection is full: what was not written is read from the log later."""
@@ -117,21 +142,41 @@ class PushSession:
         """Write what is pending, else one catch-up quantum; how many bytes."""
         state, replica = self.state(), self.replica
         if state is None:
+            self.drop_window()
             return 0
         size = 0
         log_end = replica.log.log_end_offset
+        if not self._pending and self.next >= log_end:
+            return 0
+        in_sync = self.is_in_sync
+        quantum = self.stream.quantum(self, in_sync=in_sync)
+        if not quantum:
+            self.drop_pending()
+            return 0
         if self._pending:
             pieces, self._pending, size = self._pending, None, self._pending_bytes
             self._pending_bytes = 0
             self._write(state, self._pending_from, self.next, pieces, size)
         elif self.next < log_end:
-            raw = replica.log.read_raw(self.next, self.stream.host.push_bytes, log_end)
+            raw = replica.log.read_raw(self.next, quantum, log_end)
             start, self.next = self.next, end_of_batches(raw)
             size = len(raw)
             self._write(state, start, self.next, [raw], size)
+        if state.durable_end != OBSERVES:
+            self._count(size, in_sync=in_sync)
         if self.next < log_end:
             self.stream.mark(self)
         return size
+
+    def _count(self, size: int, *, in_sync: bool) -> None:
+        host, flow, window = self.stream.host, self.stream.flow, self.window
+        if window is None:
+            window = self.window = PushWindow(host.now_ms())
+        window.pushed(self.next, size)
+        if window.counted:
+            flow.pushed(size)
+        if not in_sync and host.throttles.to_followers is not None:
+            host.throttles.to_followers.take(size, host.now_ms())
 
     def announce(self) -> None:
         """Tell an idle follower the high watermark."""
@@ -161,8 +206,14 @@ class LeaderStream(asyncio.Protocol):
         self.heard_ms = 0
         self.sessions: dict[Key, PushSession] = {}
         self._marked: list[PushSession] = []
+        self._members: deque[PushSession] = deque()
+        """Marked too, but each takes a quantum in its turn: those in sync first."""
         self._behind: deque[PushSession] = deque()
-        """Marked too, but each takes a quantum in its turn."""
+        self._full: dict[PushSession, None] = {}
+        """These go on with their own next acknowledgement."""
+        self.flow = ConnectionFlow(host.unsynced_bytes, host.now_ms())
+        self._pause_ends_ms = 0
+        """The follower's own throttle: nothing for those not in sync before this time."""
         self._scheduled = False
         self._drain_check: asyncio.TimerHandle | None = None
         self._received = b""
@@ -183,7 +234,9 @@ class LeaderStream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._marked.clear()
+        self._members.clear()
         self._behind.clear()
+        self._full.clear()
         if self._drain_check is not None:
             self._drain_check.cancel()
         self.host.stream_detached(self)
@@ -222,7 +275,10 @@ class LeaderStream(asyncio.Protocol):
                 end = at + frames.PREFIX.size + length
                 if end > size:
                     break
-                if kind != frames.PING:
+                if kind == frames.PAUSE:
+                    pause_ms = frames.decode_pause(view[at + frames.PREFIX.size : end])
+                    self._pause_ends_ms = self.host.now_ms() + pause_ms
+                elif kind != frames.PING:
                     self._receive(kind, view[at + frames.PREFIX.size : end])
                 at = end
                 left -= 1
@@ -265,6 +321,9 @@ class LeaderStream(asyncio.Protocol):
     def begin(self, replica: Replica, valid: Valid, start: int) -> None:
         """Announce the session and start pushing from ``start``."""
         session = PushSession(replica, self, valid.session, start)
+        before = self.sessions.get(replica.key)
+        if before is not None:
+            before.drop_window()
         self.sessions[replica.key] = session
         replica.sessions[self.follower] = session
         self.answer(replica.key, valid)
@@ -287,7 +346,8 @@ class LeaderStream(asyncio.Protocol):
             self._schedule()
 
     def _schedule(self) -> None:
-        if (self._marked or self._behind) and not self._scheduled and not self.paused:
+        waits = self._marked or self._members or self._behind
+        if waits and not self._scheduled and not self.paused:
             self._scheduled = True
             self._loop.call_soon(self._ship)
 
@@ -298,7 +358,7 @@ class LeaderStream(asyncio.Protocol):
             while waiting and not self.paused:
                 session = waiting.pop()
                 if session.is_behind:
-                    self._behind.append(session)
+                    (self._members if session.is_in_sync else self._behind).append(session)
                 else:
                     session.marked = False
                     self._ship_one(session)
@@ -308,17 +368,79 @@ class LeaderStream(asyncio.Protocol):
 
     def _catch_up(self) -> None:
         """A quantum for those that have waited longest, where the connection takes it (rule R9)."""
-        budget = self.host.push_bytes
-        while self._behind and budget > 0 and not self.paused and self._transport is not None:
+        left = self._take_turns(self._members, self.host.push_bytes, in_sync=True)
+        self._take_turns(self._behind, left, in_sync=False)
+        if (
+            self._drain_check is None
+            and (
+                (self._members and self.flow.has_room(in_sync=True))
+                or (self._behind and self._has_room_for_others())
+            )
+        ) or self._marked:
+            self._schedule()
+
+    def _take_turns(self, queue: deque[PushSession], budget: int, *, in_sync: bool) -> int:
+        """What is left of the budget. Without room they go on with an acknowledgement or a tick."""
+        while queue and budget > 0 and not self.paused and self._transport is not None:
             if self._transport.get_write_buffer_size() >= self.host.push_bytes:
                 if self._drain_check is None:
                     self._drain_check = self._loop.call_later(DRAIN_CHECK_S, self._look_again)
                 break
-            session = self._behind.popleft()
+            if not (self.flow.has_room(in_sync=True) if in_sync else self._has_room_for_others()):
+                break
+            session = queue.popleft()
             session.marked = False
             budget -= self._ship_one(session)  # it marks itself again, behind the others
-        if self._marked or self._drain_check is None:
-            self._schedule()
+        return budget
+
+    def _has_room_for_others(self) -> bool:
+        """Whether a replica that is not in sync may be pushed to now."""
+        if not self.flow.has_room(in_sync=False):
+            return False
+        bucket, now_ms = self.host.throttles.to_followers, self.host.now_ms()
+        return now_ms >= self._pause_ends_ms and (bucket is None or not bucket.pause_ms(now_ms))
+
+    def quantum(self, session: PushSession, *, in_sync: bool) -> int:
+        """How many bytes a session may push now; 0: it was put where it waits for its time."""
+        if self.flow.is_full(session.window):
+            self._full[session] = None
+            return 0
+        if in_sync:
+            if self.flow.has_room(in_sync=True):
+                return self.host.push_bytes
+        elif self._has_room_for_others():
+            bucket = self.host.throttles.to_followers
+            most = min(self.host.push_bytes, self.flow.catch_up_bytes)
+            return most if bucket is None else min(most, bucket.quantum())
+        self.mark(session)
+        return 0
+
+    def acknowledged(self, key: Key, number: int, end: int) -> None:
+        """A follower proved to hold everything below ``end``; there may be room again."""
+        session = self.sessions.get(key)
+        if session is None or session.number != number or session.window is None:
+            return
+        window, now_ms = session.window, self.host.now_ms()
+        released = window.proven(end, now_ms)
+        if not released:
+            return
+        self.flow.released(window, released, now_ms)
+        if not window.unproven:
+            session.window = None
+        if session in self._full:
+            del self._full[session]
+            self.mark(session)
+        self._schedule()
+
+    def tick(self, now_ms: int) -> None:
+        """Measure, and let those go on that wait for a rate."""
+        flow = self.flow
+        flow.measure(now_ms)
+        if not flow.has_room(in_sync=True):
+            for session in self.sessions.values():
+                if session.window is not None and flow.is_stuck(session.window):
+                    flow.drop(session.window)
+        self._schedule()
 
     def _look_again(self) -> None:
         self._drain_check = None

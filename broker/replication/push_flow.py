@@ -35,7 +35,7 @@ class PushWindow:
         self.counted = True
         """Whether the connection counts these bytes."""
         self._tail_bytes = 0
-        self._marks: deque[tuple[int, int]] = deque()
+        self._marks: deque[tuple[int, int]] | None = None
 
     def pushed(self, end: int, size: int) -> None:
         """So many bytes, up to this offset."""
@@ -43,6 +43,8 @@ class PushWindow:
         self.sent_end = end
         self._tail_bytes += size
         if self._tail_bytes >= MARK_BYTES:
+            if self._marks is None:
+                self._marks = deque()
             self._marks.append((end, self._tail_bytes))
             self._tail_bytes = 0
 
@@ -75,11 +77,13 @@ class ConnectionFlow:
         self._proven = 0
         self._since_ms = now_ms
 
-    def may_push(self, window: PushWindow | None, *, in_sync: bool) -> bool:
-        """Whether a session may be sent more. With nothing unproven, always: it makes progress."""
-        if not in_sync:
-            return self.unproven < self.catch_up_bytes and _below(window, self.limit // 2)
-        return self.unproven < self.limit and _below(window, self.limit // 2)
+    def has_room(self, *, in_sync: bool) -> bool:
+        """Whether some session may be sent more; with nothing unproven, always."""
+        return self.unproven < (self.limit if in_sync else self.catch_up_bytes)
+
+    def is_full(self, window: PushWindow | None) -> bool:
+        """Whether this session has all that one session may have unproven."""
+        return window is not None and window.unproven >= self.limit // 2
 
     def pushed(self, size: int) -> None:
         """Bytes of a session that counts."""
@@ -112,7 +116,3 @@ class ConnectionFlow:
         window = max(window, self.catch_up_bytes // 2, MIN_WINDOW_BYTES)
         self.catch_up_bytes = min(window, self.limit // 2)
         self._proven, self._since_ms = 0, now_ms
-
-
-def _below(window: PushWindow | None, limit: int) -> bool:
-    return window is None or window.unproven < limit

@@ -22,6 +22,7 @@ from broker.replication.frames import (
     Frame,
     Key,
     Open,
+    Push,
     Refused,
     Valid,
     key_of,
@@ -35,6 +36,7 @@ from broker.replication.log_keeper import LogKeeper
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
 from broker.replication.replica import Replica
+from broker.replication.throttle import Throttles
 from broker.replication.topic_views import TopicViews
 from broker.replication.upkeep import Rounds, StreamCare
 from raft_metadata.common.ids import (
@@ -47,6 +49,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +88,8 @@ class ReplicaManager:
     ) -> None:
         self.push_bytes = config.limits.replication_push_bytes
         self.buffer_bytes = config.limits.replication_buffer_bytes
+        self.unsynced_bytes = config.limits.replication_unsynced_bytes
+        self.throttles = Throttles(config, clock)
         self.image = MetadataImage()
         self._config = config
         self._incarnation_id = incarnation_id
@@ -118,6 +123,10 @@ class ReplicaManager:
         self._stream_care = StreamCare(heartbeat_ms, STALL_MS, self._ticked_ms)
 
     # what others ask
+
+    def now_ms(self) -> int:
+        """Monotonic."""
+        return self._clock.monotonic_ms()
 
     def replica(self, partition: TopicIdPartition) -> Replica | None:
         """The hosted replica of a partition, or None."""
@@ -169,6 +178,7 @@ class ReplicaManager:
         """
         known = self.broker_epoch is not None
         before, self.image = self.image, image
+        self.throttles.configure(image)
         if not known and self.broker_epoch is not None:
             self._keeper.set_aside_strays(image)
         self._keeper.forget_recorded_damage(image)
@@ -388,8 +398,10 @@ class ReplicaManager:
         if partition.on_ack(stream.follower, message, self._clock.monotonic_ms()) is None:
             return
         role = partition.role
-        if isinstance(role, LeaderState) and stream.follower not in role.isr:
-            self._propose(replica, lag_max_ms=None)
+        if isinstance(role, LeaderState):
+            stream.acknowledged(key, message.session, role.end_of(stream.follower))
+            if stream.follower not in role.isr:
+                self._propose(replica, lag_max_ms=None)
 
     # follower host: streams to leaders
 
@@ -399,6 +411,18 @@ class ReplicaManager:
         if replica is not None:
             link = self._links[stream.leader]
             take_frame(replica, link, stream, frame, self._faults, self.events)
+            if self.throttles.from_leaders is not None and isinstance(frame, Push):
+                self._throttle(replica, len(frame.batches))
+
+    def _throttle(self, replica: Replica, size: int) -> None:
+        """Bytes for a replica here; where they were too many, every leader is asked to pause."""
+        registration = self.image.partition(*replica.partition.id)
+        isr, now_ms = None if registration is None else registration.isr, self.now_ms()
+        pause_ms = self.throttles.received(size, isr, now_ms)
+        if pause_ms and self.image.feature_level >= BATCHED_ISR_LEVEL:
+            for link in self._links.values():
+                if link.stream is not None:
+                    link.stream.ask_pause(pause_ms, now_ms)
 
     # time
 
@@ -427,6 +451,8 @@ class ReplicaManager:
         to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
         stalled = stalled_ms > STALL_MS
         self._stream_care.keep([*self._streams, *to_leaders], now_ms, stalled=stalled)
+        for stream in self._streams:
+            stream.tick(now_ms)
         self._early.forget_some(self.image, now_ms)
         self._keeper.quarantine_some()
         due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []

@@ -16,10 +16,11 @@ from raft_metadata.common.configs.table import (
 from raft_metadata.image.config_layers import broker_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from broker.config import BrokerConfig
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import BrokerId
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
 
 BURST_MS = 100
@@ -96,6 +97,13 @@ class Throttles:
         self.from_leaders = _bucket(
             self.from_leaders, layers.number(FOLLOWER_REPLICATION_THROTTLED_RATE), now_ms
         )
+
+    def received(self, size: int, isr: Collection[BrokerId] | None, now_ms: int) -> int:
+        """Bytes were pushed to a replica here: for how long none such shall come (milliseconds)."""
+        if self.from_leaders is None or isr is None or self._broker_id in isr:
+            return 0
+        self.from_leaders.take(size, now_ms)
+        return self.from_leaders.pause_ms(now_ms)
 
 
 def _bucket(present: TokenBucket | None, rate: int, now_ms: int) -> TokenBucket | None:
