@@ -255,7 +255,7 @@ class LogManager:
         later. ``mark`` ends their names there. One sync serves all of them: syncing each would stop
         the loop for as long as a session lasts.
         """
-        moved = False
+        moved = marked = False
         for key in partitions:
             log = self._logs.pop(key, None)
             if log is not None:
@@ -264,9 +264,11 @@ class LogManager:
             elif key in self.offline:
                 moved |= self._quarantine(self._name_of(key), key, mark)
             self.offline.pop(key, None)
-            self.unclean.pop(key, None)
+            marked |= self.unclean.pop(key, None) is not None
         if moved:
             self._sync_quarantine()
+        if marked:  # else a replica that comes back, sound, is refused at the next start
+            self._small.write_damaged(self.unclean)
 
     def purge(self, names: Iterable[str]) -> None:
         """Unlink these quarantined directories: their grace period is over."""

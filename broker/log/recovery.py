@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint
 from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.log_directory import PARTITION_FILE
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
 from broker.record.batch import (
     HEADER_SIZE,
@@ -110,6 +111,7 @@ def recover_log(files: OpenFiles, directory: str, *, clean_end: int | None = Non
         msg = f"the log ends too early file={where} offset={end} durable_end={scan.proven_end}"
         raise CorruptionError(msg)
     _rewrite_unproven(scan)
+    _rewrite_identity(scan)
     return RecoveredLog(
         log_start_offset=scan.log_start,
         log_end_offset=end,
@@ -360,3 +362,18 @@ def _rewrite_unproven(scan: _Scan) -> None:
             data = scan.disk.read(fd, min(SCAN_BYTES, segment.size - position), position)
             scan.disk.write(fd, data, position)
             position += len(data)
+
+
+def _rewrite_identity(scan: _Scan) -> None:
+    """Whose log it is was to be synced with its first bytes: it may be in the cache only, too.
+
+    In place: a crash leaves the same bytes. A log that lost them is refused for good (rule Q5).
+    """
+    path = f"{scan.directory}/{PARTITION_FILE}"
+    identity = scan.disk.read_file(path) if any(s.dirty for s in scan.segments) else None
+    if identity is not None:
+        fd = scan.disk.open(path)
+        try:
+            scan.disk.write(fd, identity, 0)
+        finally:
+            scan.disk.close(fd)
