@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from chaos.deadline import TooLateError
+from chaos.disks.shim import lying
 from tests.support.live_cluster import LiveCluster
 from tests.support.live_writer import writing
-from tests.support.power_cut import Power, cuts_by_kind, power_for, powered
+from tests.support.power_cut import Power, TapePower, cuts_by_kind, power_for, powered
 
 TOPIC, PAGED = "kept", "paged"
 PARTITIONS = 2
@@ -28,7 +30,13 @@ MORE = 20
 
 @pytest.fixture
 def power(request: pytest.FixtureRequest) -> Power:
-    return power_for(stand_in=getattr(request, "param", None) == "stand-in")
+    match request.param:
+        case "stand-in":
+            return TapePower()
+        case "takes everything":
+            return TapePower(keep=(0.0,))
+        case _:
+            return power_for()
 
 
 @pytest.fixture
@@ -80,7 +88,9 @@ async def torture(
     return await writer.judge(cluster)
 
 
-@pytest.mark.parametrize("power", ["best", "stand-in"], indirect=True)
+@pytest.mark.parametrize(
+    "power", ["best", pytest.param("stand-in", marks=pytest.mark.slow)], indirect=True
+)
 async def test_nothing_acknowledged_is_lost_when_power_fails_under_load(
     cluster: LiveCluster, power: Power
 ) -> None:
@@ -89,6 +99,19 @@ async def test_nothing_acknowledged_is_lost_when_power_fails_under_load(
     figures = await torture(cluster, power, chance, [BROKERS, (*BROKERS, *CONTROLLERS)])
     print(figures)  # noqa: T201
     assert cuts_by_kind[power.kind] == before + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("power", ["takes everything"], indirect=True)
+async def test_disks_that_lie_of_their_syncs_are_found_out(
+    cluster: LiveCluster, power: TapePower
+) -> None:
+    """That this test can fail: all brokers' disks say "synced" and are not, and lose power."""
+    for name in BROKERS:
+        power.shim.set(name, lying())
+    with pytest.raises((AssertionError, TooLateError)) as found:
+        await torture(cluster, power, random.Random(1), [BROKERS])
+    print(found.value)  # noqa: T201
 
 
 @pytest.mark.slow

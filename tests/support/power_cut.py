@@ -133,15 +133,20 @@ class TapePower(Power):
         self._shim = Shim(cluster.data_dir, cluster.data_dir.parent / "disks", tape=True)
         cluster.environment.update(self._shim.environment())
 
+    @property
+    def shim(self) -> Shim:
+        """What is under the nodes, once they are prepared."""
+        assert self._shim is not None
+        return self._shim
+
     def _take(self, nodes: Sequence[str]) -> None:
         """The tape says it all."""
 
     def _bring_back(self, nodes: Sequence[str], random: Random) -> list[str]:
-        assert self._shim is not None
         told = []
         for name in nodes:
             keep = random.choice(self._keep)
-            tape = self._shim.control / f"{name}.tape"
+            tape = self.shim.control / f"{name}.tape"
             told.append(f"{name}: {cut_power(self._data_dir / name, tape, random, keep)}")
         return told
 
@@ -224,11 +229,9 @@ def sweep() -> None:
                     subprocess.run(["umount", "-l", folder], check=False, timeout=30)
 
 
-def power_for(*, stand_in: bool = False) -> Power:
-    """True power loss where it can be had, else the stand-in. `stand_in` asks for that one."""
-    if stand_in or why_no_loop():
-        return TapePower()
-    return LoopPower()
+def power_for() -> Power:
+    """True power loss where it can be had, else the stand-in."""
+    return TapePower() if why_no_loop() else LoopPower()
 
 
 @contextmanager
