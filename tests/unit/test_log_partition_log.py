@@ -106,7 +106,9 @@ def test_reading_goes_over_segments_and_many_small_batches(life: Life, log: Part
 
 def test_read_raw_gives_whole_batches_up_to_the_end_asked_for(log: PartitionLog) -> None:
     raws = [append(log, ["a", "b", "c"]) for _ in range(3)]
-    assert log.read_raw(4, 10, END) == raws[1], "the one that holds the offset, whole"
+    assert log.read_raw(3, 10, END) == raws[1], "one whole, however large"
+    [(_, rest)] = walk(log.read_raw(4, 10, END))
+    assert (rest.base_offset, rest.next_offset, rest.count) == (4, 6, 2), "its front is left out"
     assert log.read_raw(0, 1 << 20, 8) == raws[0] + raws[1], "none that reaches past the end"
     assert log.read_raw(0, len(raws[0]) + 1, END) == raws[0]
 
@@ -168,7 +170,7 @@ def test_truncation_inside_a_batch_takes_the_whole_batch(log: PartitionLog) -> N
     assert (log.log_end_offset, log.last_epoch, log.generation) == (2, 1, 1)
     log.truncate_to(2)
     assert log.generation == 1, "nothing to remove, nothing changed"
-    with pytest.raises(ValueError, match="log start"):
+    with pytest.raises(ValueError, match="can't begin at -1"):
         log.truncate_to(-1)
 
 
