@@ -136,8 +136,13 @@ class ProducerStates:
         producer = self._producers.get(producer_id)
         return None if producer is None or self._is_expired(producer, self._newest_ms) else producer
 
-    def check(self, claim: Claim, count: int, now_ms: int) -> Remembered | None:
+    def check(
+        self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
+    ) -> Remembered | None:
         """Before a leader appends ``count`` records: None, or the batch this one repeats.
+
+        ``may_begin`` False: an unknown producer must begin with 0 (the sender has others before
+        this one under way).
 
         Raises:
             KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, POLICY_VIOLATION (too
@@ -148,6 +153,9 @@ class ProducerStates:
         if producer is None or self._is_expired(producer, max(now_ms, self._newest_ms)):
             if producer is None and len(self._producers) >= self.most:
                 self._check_room(max(now_ms, self._newest_ms))
+            if claim.sequence and not may_begin:
+                text = f"producer {claim.producer_id} is not known here, expected sequence 0"
+                raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text)
             return None
         if claim.epoch != producer.epoch:
             _check_newer_epoch(claim, producer)
