@@ -194,6 +194,16 @@ class LogManager:
             self._disk.close(self._lock)
             self._shared = None
 
+    @property
+    def flush_rounds(self) -> int:
+        """Of the flusher, in this life."""
+        return 0 if self._shared is None else self._shared.flusher.rounds
+
+    @property
+    def open_segments(self) -> int:
+        """Files that are open now."""
+        return len(self._files)
+
     # partitions
 
     def get(self, topic_id: TopicId, partition: PartitionId) -> PartitionLog | None:

@@ -109,6 +109,16 @@ class PartitionLog:
         """Oldest first, the last one being written. Not to be changed."""
         return _NO_SEGMENTS if self._stored is None else self._stored.segments
 
+    @property
+    def epoch_entries(self) -> list[tuple[int, int]]:
+        """(leader epoch, start offset), oldest first."""
+        return self._epochs.entries
+
+    @property
+    def recovery_point(self) -> int:
+        """An unclean start scans from here on."""
+        return 0 if self._stored is None else self._stored.recovery_point
+
     # append
 
     def append_as_leader(

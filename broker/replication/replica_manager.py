@@ -143,6 +143,11 @@ class ReplicaManager:
         return iter(self._replicas.values())
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """How many replicas are hosted here, and how many of them lead."""
+        return len(self._replicas), len(self._led)
+
+    @property
     def broker_epoch(self) -> BrokerEpoch | None:
         """Known from this broker's own image only; None until its registration is in it."""
         registration = self.image.brokers.get(self._config.broker_id)

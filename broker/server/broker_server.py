@@ -24,6 +24,7 @@ from broker.server.lifecycle import PROGRESS_MS, Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.page_cache_topics import PageCacheTopics
+from broker.server.state import WhiteBox
 from broker.server.unclean import (
     check_log_directory,
     note_boot,
@@ -111,6 +112,9 @@ class BrokerServer:
             random_bytes,
         )
         self._coordinator.attach(OwnDoor(self.apis))
+        self.white_box = WhiteBox(
+            config, self.manager, self.logs, self._lifecycle, self._loader, clock
+        )
         self.peer_services = PeerRequests(
             local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine
         )

@@ -16,6 +16,7 @@ from http_api.server.bodies import continue_unless_too_large
 from http_api.server.context import ERROR_TYPE, ApiContext
 from http_api.server.error_middleware import EnvelopeRequestHandler, error_middleware
 from http_api.server.routes.ops import OpsRoutes
+from http_api.server.routes.state import StateRoutes
 from http_api.server.routes.v2.consumers import ConsumerRoutes
 from http_api.server.routes.v2.fetch import FetchRoutes
 from http_api.server.routes.v2.metadata import MetadataRoutes
@@ -34,6 +35,7 @@ from http_api.server.routing import Router
 if TYPE_CHECKING:
     from broker.config import BrokerLimits
     from broker.server.requests import BrokerApis
+    from broker.server.state import WhiteBox
 
 _log = logging.getLogger("http_api.server")
 
@@ -47,10 +49,16 @@ BACKLOG = 1_024
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> web.Application:
+def build_app(
+    apis: BrokerApis,
+    limits: BrokerLimits,
+    advertised_url: str,
+    white_box: WhiteBox | None = None,
+) -> web.Application:
     """Everything the public listener serves, in front of ``apis``.
 
-    ``advertised_url`` (``http://host:port``) is how answers name this broker.
+    ``advertised_url`` (``http://host:port``) is how answers name this broker. ``white_box``: what
+    this very broker holds, shown as it is; None: nothing to show.
     """
     context = ApiContext(apis, limits, advertised_url.rstrip("/"))
     router = Router()
@@ -71,6 +79,8 @@ def build_app(apis: BrokerApis, limits: BrokerLimits, advertised_url: str) -> we
         OpsRoutes(context),
     ):
         routes.add_to(router)
+    if white_box is not None:
+        StateRoutes(white_box).add_to(router)
 
     async def dispatch(request: web.Request) -> web.StreamResponse:
         route, parameters = router.resolve(request.method, request.rel_url.raw_path)

@@ -1,0 +1,313 @@
+"""What this very broker holds and believes, replica by replica: for operators and for checkers.
+
+Only read, and answered by a broker that is fenced or knows no controller, too: that is when it is
+asked. Everything is as of one moment for each replica; ages are this process's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from broker.log.hash_chain import (
+    CHAIN_INTERVAL,
+    ChainRangeError,
+    ChainValue,
+    HashChain,
+    SegmentPlace,
+)
+from broker.replication.events import role_name
+from broker.replication.partition import Following
+from broker.replication.partition_state import FollowerState, LeaderState
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
+from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from broker.config import BrokerConfig
+    from broker.log.log_manager import LogManager
+    from broker.log.partition_log import PartitionLog
+    from broker.replication.replica import Replica
+    from broker.replication.replica_manager import ReplicaManager
+    from broker.server.lifecycle import Lifecycle
+    from broker.server.metadata_loader import MetadataLoader
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.image.metadata_image import TopicImage
+
+ROWS_PER_TURN = 100
+"""Replicas told before the loop gets its turn: about 2 ms."""
+NAMED_MAX = 1_000
+"""Offline and unclean partitions named in one answer; their counts are whole."""
+CHAINS_KEPT = 64
+"""Logs whose sums stay in memory, the ones asked for last: 0.1 KB for 1,024 offsets of each."""
+CHAIN_ATTEMPTS = 3
+"""Files may be cut or replaced while they are walked: then it is done again, so often."""
+
+Facts = dict[str, Any]
+Place = tuple[TopicName, PartitionId]
+
+
+class WhiteBox:
+    """Owned by the `BrokerServer`, on its loop; walks over files run beside it, one at a time."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        manager: ReplicaManager,
+        logs: LogManager,
+        lifecycle: Lifecycle,
+        loader: MetadataLoader,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._manager = manager
+        self._logs = logs
+        self._lifecycle = lifecycle
+        self._loader = loader
+        self._clock = clock
+        self._chains: OrderedDict[TopicIdPartition, tuple[int, HashChain]] = OrderedDict()
+        self._walking = asyncio.Lock()
+
+    def broker(self) -> Facts:
+        """The broker itself."""
+        state, events, logs = self._lifecycle.state, self._manager.events, self._logs
+        hosted, led = self._manager.counts
+        return {
+            "broker_id": self._config.broker_id,
+            "cluster_id": self._config.cluster_id,
+            "directory_id": self._config.directory_id,
+            "incarnation_id": events.incarnation_id,
+            "monotonic_ms": self._clock.monotonic_ms(),
+            "wall_ms": self._clock.wall_ms(),
+            "broker_epoch": self._manager.broker_epoch,
+            "state": None if state is None else state.name.lower(),
+            "metadata_offset": self._loader.image.next_offset,
+            "log_directory_error": None if logs.failed is None else str(logs.failed),
+            "flush_rounds": logs.flush_rounds,
+            "open_segments": logs.open_segments,
+            "events": {"sequence": events.sequence, "dropped": events.dropped},
+            "replicas": hosted,
+            "leaders": led,
+            "offline": self._named({where: str(why) for where, why in logs.offline.items()}),
+            "unclean": self._named(logs.unclean),
+        }
+
+    def _named(self, partitions: dict[TopicIdPartition, str]) -> Facts:
+        rows: list[Facts] = []
+        for where, reason in partitions.items():
+            if len(rows) == NAMED_MAX:
+                break
+            topic = self._manager.image.topics.get(where.topic_id)
+            rows.append(
+                {
+                    "topic": None if topic is None else topic.name,
+                    "topic_id": where.topic_id,
+                    "partition": where.partition,
+                    "reason": reason,
+                }
+            )
+        return {"count": len(partitions), "partitions": rows}
+
+    async def replicas(
+        self, wanted: tuple[TopicName, PartitionId | None] | None, after: Place | None, limit: int
+    ) -> tuple[list[Facts], Place | None]:
+        """Replicas in the order of topic and partition, and the last one if there may be more.
+
+        KafkaError: the topic or partition is unknown, or has no replica here.
+        """
+        rows: list[Facts] = []
+        last: Place | None = None
+        seen = 0
+        for topic, number in self._places(wanted, after):
+            seen += 1
+            if seen % ROWS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            replica = self._manager.replica(TopicIdPartition(topic.topic_id, number))
+            if replica is None:
+                continue
+            if len(rows) == limit:
+                return rows, last
+            rows.append(replica_facts(replica, self._clock.monotonic_ms()))
+            last = (topic.name, number)
+        if wanted is not None and after is None and not rows:
+            raise self._not_here(*wanted)
+        return rows, None
+
+    def _places(
+        self, wanted: tuple[TopicName, PartitionId | None] | None, after: Place | None
+    ) -> Iterator[tuple[TopicImage, PartitionId]]:
+        image = self._manager.image
+        if wanted is None:
+            names = sorted(name for name in image.topic_ids if after is None or name >= after[0])
+        else:
+            names = [wanted[0]]
+        for name in names:
+            topic = image.topic(name)
+            if topic is None:
+                continue
+            first = after[1] + 1 if after is not None and after[0] == name else 0
+            numbers = range(first, len(topic.partitions))
+            if wanted is not None and wanted[1] is not None:
+                numbers = range(wanted[1], wanted[1] + 1)
+            for number in numbers:
+                yield topic, PartitionId(number)
+
+    def _not_here(self, topic: TopicName, partition: PartitionId | None) -> KafkaError:
+        where = f"topic {topic}" if partition is None else f"{topic}-{partition}"
+        known = self._manager.image.topic(topic)
+        why = "has no replica on" if known is not None else "is unknown to"
+        return KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{where} {why} broker {self._config.broker_id}"
+        )
+
+    async def chain(
+        self, topic: TopicName, partition: PartitionId, start: int | None, end: int | None
+    ) -> Facts:
+        """The hash chain over [start, end) of a replica; by default all below its high watermark.
+
+        KafkaError: no replica here; the log does not hold these offsets; the disk can't be read.
+        """
+        image = self._manager.image.topic(topic)
+        where = TopicIdPartition(image.topic_id, partition) if image is not None else None
+        replica = None if where is None else self._manager.replica(where)
+        if where is None or replica is None:
+            raise self._not_here(topic, partition)
+        async with self._walking:
+            for _ in range(CHAIN_ATTEMPTS):
+                found = await self._walk(where, replica, start, end)
+                if found is not None:
+                    return {
+                        "interval": CHAIN_INTERVAL,
+                        "first": found.first,
+                        "from": found.start,
+                        "to": found.end,
+                        "value": found.value,
+                    }
+        text = f"{topic}-{partition} changed each time it was walked"
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, text)
+
+    async def _walk(
+        self, where: TopicIdPartition, replica: Replica, start: int | None, end: int | None
+    ) -> ChainValue | None:
+        """None: the log changed on the way; look again."""
+        log = replica.log
+        end = replica.partition.high_watermark if end is None else end
+        if not log.log_start_offset <= end <= log.log_end_offset:
+            text = f"the log holds offsets from {log.log_start_offset} to {log.log_end_offset}"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"no chain up to {end}: {text}")
+        before = _files_of(log)
+        generation, places = before
+        chain = self._chain_of(where, generation)
+        try:
+            found = await asyncio.to_thread(chain.value, places, start, end)
+        except ChainRangeError as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        except (CorruptionError, OSError) as error:
+            self._chains.pop(where, None)
+            if _changed(before, _files_of(log)):
+                return None
+            text = f"the log can't be read: {error}"
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, text) from error
+        return found if log.generation == generation else None
+
+    def _chain_of(self, where: TopicIdPartition, generation: int) -> HashChain:
+        kept = self._chains.pop(where, None)
+        chain = kept[1] if kept is not None and kept[0] == generation else HashChain()
+        self._chains[where] = (generation, chain)
+        if len(self._chains) > CHAINS_KEPT:
+            self._chains.popitem(last=False)
+        return chain
+
+    async def events(self, after: int, limit: int) -> list[bytes]:
+        """Events behind a sequence number, each a JSON object."""
+        return await self._manager.events.read(after, limit)
+
+    @property
+    def incarnation_id(self) -> str:
+        """Of this life of the broker."""
+        return self._manager.events.incarnation_id
+
+
+def _files_of(log: PartitionLog) -> tuple[int, tuple[SegmentPlace, ...]]:
+    """(truncation generation, segments): what a walk goes by."""
+    return log.generation, tuple(
+        SegmentPlace(segment.log_path, segment.base_offset, segment.size)
+        for segment in log.segments
+    )
+
+
+def _changed(
+    before: tuple[int, tuple[SegmentPlace, ...]], now: tuple[int, tuple[SegmentPlace, ...]]
+) -> bool:
+    """Whether files were cut, let go or replaced; one that has only grown does not count."""
+    grown = {(place.path, place.base_offset): place.size for place in now[1]}
+    return before[0] != now[0] or any(
+        grown.get((place.path, place.base_offset), -1) < place.size for place in before[1]
+    )
+
+
+def replica_facts(replica: Replica, now_ms: int) -> Facts:
+    """One replica as it stands."""
+    partition, log, role = replica.partition, replica.log, replica.partition.role
+    facts: Facts = {
+        "topic": replica.topic,
+        "topic_id": log.topic_id,
+        "partition": log.partition,
+        "role": role_name(role),
+        "leader_epoch": role.epoch,
+        "broker_epoch": partition.broker_epoch,
+        "log_start": log.log_start_offset,
+        "log_end": log.log_end_offset,
+        "durable_end": log.durable_end,
+        "high_watermark": partition.high_watermark,
+        "last_epoch": log.last_epoch,
+        "epochs": log.epoch_entries,
+        "generation": log.generation,
+        "recovery_point": log.recovery_point,
+        "segments": len(log.segments),
+        "min_isr": partition.settings.min_isr,
+        "by_durable": partition.settings.by_durable,
+        "agreed_epoch": partition.agreed_epoch,
+        "parked_produces": len(partition.parked),
+        "parked_fetches": len(replica.fetch_waiters or ()),
+        "error": None if log.failed is None else str(log.failed),
+    }
+    if isinstance(role, LeaderState):
+        facts["leader"] = role.me
+        facts |= _leader_facts(role, now_ms)
+    elif isinstance(role, Following):
+        facts["leader"] = role.leader
+        facts["session"] = role.session
+        facts["refusals"] = role.refusals
+        facts["unclean_epoch"] = role.unclean_epoch
+    else:
+        facts["leader"] = None
+    return facts
+
+
+def _leader_facts(role: LeaderState, now_ms: int) -> Facts:
+    return {
+        "epoch_start": role.epoch_start,
+        "partition_epoch": role.partition_epoch,
+        "replicas": sorted(role.replicas),
+        "isr": sorted(role.isr),
+        "maximal_isr": sorted(role.maximal_isr()),
+        "attempts_open": len(role.proposals),
+        "followers": [
+            {"broker_id": broker_id, **_follower_facts(state, now_ms)}
+            for broker_id, state in sorted(role.followers.items())
+        ],
+    }
+
+
+def _follower_facts(state: FollowerState, now_ms: int) -> Facts:
+    return {
+        "session": None if state.session < 0 else state.session,
+        "broker_epoch": state.broker_epoch,
+        "sent": state.sent,
+        "log_end": state.log_end,
+        "durable_end": state.durable_end,
+        "caught_up_age_ms": max(0, now_ms - state.caught_up_ms),
+    }

@@ -1,0 +1,95 @@
+"""``/broker/v1/state`` and ``/broker/v1/events``: what this broker itself holds, for operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from http_api.contract.media_types import JSON
+from http_api.server.context import json_reply, reply
+from http_api.server.parameters import bad_parameter, query_flag, query_integer, topic_name
+from raft_metadata.common.ids import PartitionId, TopicName
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from broker.server.state import Place, WhiteBox
+    from http_api.server.routing import Router
+
+DEFAULT_REPLICAS = 500
+MAX_REPLICAS = 2_000
+"""Replicas in one answer: 2 MB."""
+DEFAULT_EVENTS = 1_000
+MAX_EVENTS = 10_000
+"""Events in one answer: 4 MB."""
+MAX_NUMBER = 10**18 - 1
+MAX_PARTITION = 2**31 - 1
+
+
+class StateRoutes:
+    """Read-only, and served whatever the broker's state is. Owner: the app."""
+
+    def __init__(self, white_box: WhiteBox) -> None:
+        self._white_box = white_box
+
+    def add_to(self, router: Router) -> None:
+        router.add("GET", "/broker/v1/state", self.state, JSON)
+        router.add("GET", "/broker/v1/events", self.events, JSON)
+
+    async def state(self, request: web.Request) -> web.Response:
+        """The broker, and a page of its replicas; ``chain=true`` wants one partition."""
+        query = request.query
+        topic = topic_name(query["topic"]) if "topic" in query else None
+        partition = None
+        if "partition" in query:
+            number = query_integer(query, "partition", None, 0, MAX_PARTITION)
+            if topic is None:
+                raise bad_parameter("topic", None, "the topic of this partition")
+            partition = PartitionId(number)
+        limit = query_integer(query, "limit", DEFAULT_REPLICAS, 1, MAX_REPLICAS)
+        wanted = None if topic is None else (topic, partition)
+        rows, last = await self._white_box.replicas(wanted, _place(query.get("after")), limit)
+        if query_flag(query, "chain"):
+            if topic is None or partition is None:
+                raise bad_parameter("partition", None, "one topic and partition, with chain=true")
+            start = _offset(query.get("from"), "from")
+            end = _offset(query.get("to"), "to")
+            rows[0]["chain"] = await self._white_box.chain(topic, partition, start, end)
+        body = self._white_box.broker()
+        body["partitions"] = rows
+        body["next"] = None if last is None else f"{last[0]}:{last[1]}"
+        return json_reply(body, JSON)
+
+    async def events(self, request: web.Request) -> web.Response:
+        """Events behind ``after``, oldest first."""
+        after = query_integer(request.query, "after", 0, 0, MAX_NUMBER)
+        limit = query_integer(request.query, "limit", DEFAULT_EVENTS, 1, MAX_EVENTS)
+        events = await self._white_box.events(after, limit)
+        said = self._white_box.broker()
+        newest = orjson.loads(events[-1])["sequence"] if events else after
+        head = orjson.dumps(
+            {
+                "broker_id": said["broker_id"],
+                "incarnation_id": said["incarnation_id"],
+                "monotonic_ms": said["monotonic_ms"],
+                "wall_ms": said["wall_ms"],
+                "next": newest,
+            }
+        )
+        return reply(b'%b,"events":[%b]}' % (head[:-1], b",".join(events)), JSON)
+
+
+def _offset(raw: str | None, name: str) -> int | None:
+    if raw is None:
+        return None
+    return query_integer({name: raw}, name, None, 0, MAX_NUMBER)
+
+
+def _place(raw: str | None) -> Place | None:
+    if raw is None:
+        return None
+    topic, _, number = raw.rpartition(":")
+    if not topic or not number.isdecimal() or int(number) > MAX_PARTITION:
+        raise bad_parameter("after", raw, "what an earlier answer said as next, TOPIC:PARTITION")
+    return TopicName(topic), PartitionId(int(number))
