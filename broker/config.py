@@ -14,6 +14,7 @@ from raft_metadata.common.configs.table import (
     CONFIGS,
     default_flag,
     default_number,
+    default_ratio,
     default_word,
 )
 from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId
@@ -33,6 +34,11 @@ class BrokerDefaults:
     message_timestamp_type: str = default_word("message.timestamp.type")
     segment_bytes: int = default_number("segment.bytes")
     segment_ms: int = default_number("segment.ms")
+    cleanup_policy: str = default_word("cleanup.policy")
+    min_cleanable_dirty_ratio: float = default_ratio("min.cleanable.dirty.ratio")
+    delete_retention_ms: int = default_number("delete.retention.ms")
+    min_compaction_lag_ms: int = default_number("min.compaction.lag.ms")
+    max_compaction_lag_ms: int = default_number("max.compaction.lag.ms")
     unclean_leader_election_enable: bool = default_flag("unclean.leader.election.enable")
 
 
@@ -61,6 +67,9 @@ class BrokerLimits:
     """Bytes pushed on one follower stream that the follower has not proven to hold: then it is sent
     no more before it does. A follower whose disk hangs holds no more than this unsynced."""
     max_open_segments: int = default_number("max.open.segments")
+    log_cleaner_dedupe_buffer_size: int = default_number("log.cleaner.dedupe.buffer.size")
+    """Memory for the keys of one pass of compaction; what does not fit waits for the next."""
+    log_cleaner_io_max_bytes_per_second: int = default_number("log.cleaner.io.max.bytes.per.second")
     topic_delete_grace_ms: int = default_number("topic.delete.grace.ms")
     """Deleted data stays quarantined this long before it is unlinked (rule M5)."""
     http_fast_lane: bool = default_flag("http.fast.lane")
@@ -88,6 +97,7 @@ class BrokerTimeouts:
     """A member keeps what it is to give up this long at most, if it does not call again."""
     log_flush_interval_ms: int = default_number("log.flush.interval.ms")
     """How often a ``flush=os`` log is synced in the background."""
+    log_cleaner_backoff_ms: int = default_number("log.cleaner.backoff.ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

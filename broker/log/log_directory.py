@@ -10,6 +10,7 @@ from broker.log.checkpoints import encode_checkpoint, place_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from broker.log.compaction import CompactionConfig
     from broker.log.disk import Disk
     from broker.log.flusher import Flushable, Flusher
     from broker.log.segment import OpenFiles
@@ -27,6 +28,8 @@ class LogConfig:
     """``flush=ack``: every append asks for a sync. ``flush=os``: only the background one does."""
     append_time: bool = False
     """``message.timestamp.type`` is append: producers' own times are dropped."""
+    compaction: CompactionConfig | None = None
+    """``cleanup.policy`` holds compact."""
 
 
 class AppendInfo(NamedTuple):

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
 from broker.replication.partition_state import Settings
 from raft_metadata.common.configs.table import (
+    CLEANUP_POLICY,
+    DELETE_RETENTION_MS,
     FLUSH,
+    MAX_COMPACTION_LAG_MS,
     MESSAGE_TIMESTAMP_TYPE,
+    MIN_CLEANABLE_DIRTY_RATIO,
+    MIN_COMPACTION_LAG_MS,
     SEGMENT_BYTES,
     SEGMENT_MS,
 )
@@ -17,6 +23,7 @@ from raft_metadata.image.config_layers import topic_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
+    from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.ids import TopicId
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage, PartitionRegistration
 
@@ -54,10 +61,28 @@ class TopicViews:
     def _make(self, image: MetadataImage, topic_id: TopicId, factor: int) -> TopicView:
         layers = topic_layers(image, topic_id, self._static, self._broker_id)
         by_durable = layers.word(FLUSH) == "ack"
+        compaction = _compaction(layers)
+        segment_ms = layers.number(SEGMENT_MS)
+        if compaction is not None:  # what is still written to is never compacted (KIP-354)
+            segment_ms = min(segment_ms, compaction.max_lag_ms)
         log_config = LogConfig(
             segment_bytes=layers.number(SEGMENT_BYTES),
-            segment_ms=layers.number(SEGMENT_MS),
+            segment_ms=segment_ms,
+            compaction=compaction,
             flush_before_ack=by_durable,
             append_time=layers.word(MESSAGE_TIMESTAMP_TYPE) == "append",
         )
         return TopicView(Settings(layers.min_isr(factor), by_durable), log_config)
+
+
+def _compaction(layers: ConfigLayers) -> CompactionConfig | None:
+    """How the topic is compacted; None where its policy does not say compact."""
+    if "compact" not in layers.word(CLEANUP_POLICY).split(","):
+        return None
+    return CompactionConfig(
+        min_dirty_ratio=layers.ratio(MIN_CLEANABLE_DIRTY_RATIO),
+        delete_retention_ms=layers.number(DELETE_RETENTION_MS),
+        min_lag_ms=layers.number(MIN_COMPACTION_LAG_MS),
+        max_lag_ms=layers.number(MAX_COMPACTION_LAG_MS),
+        segment_bytes=layers.number(SEGMENT_BYTES),
+    )

@@ -33,6 +33,7 @@ from http_api.node.ports import (
     free_addresses,
     scheme_addresses,
 )
+from http_api.node.settings import SettingValue
 
 DEFAULT_CONTROLLERS = 3
 DEFAULT_BROKERS = 3
@@ -155,7 +156,7 @@ async def prepare_cluster(
 
 
 async def _find_again(
-    options: UpOptions, held: ClusterDescription, overrides: Mapping[str, bool | int | str]
+    options: UpOptions, held: ClusterDescription, overrides: Mapping[str, SettingValue]
 ) -> ClusterDescription:
     present = [listening_addresses(entry) for entry in held.nodes]
     added = plan_added(options.brokers or 0, present)

@@ -7,6 +7,7 @@ two). Times are milliseconds, sizes bytes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from raft_metadata.common.configs.rows import (
     ConfigValue,
     FlagConfig,
     NumberConfig,
+    RatioConfig,
     Section,
 )
 from raft_metadata.common.configs.table import CONFIGS, default_number
@@ -63,7 +65,7 @@ class Setting:
     def check(self, value: object, origin: str) -> SettingValue:
         """The value if it has the type and range of this setting; else a `ConfigError`."""
         if self.row.allows(value):
-            assert isinstance(value, bool | int | str)
+            assert isinstance(value, bool | int | float | str)
             return value
         msg = f"{origin}: {self.section}.{self.name} = {value!r}, expected {self.expected}"
         raise ConfigError(msg)
@@ -78,6 +80,9 @@ class Setting:
                 value = int(text.strip())
             except ValueError:
                 value = text
+        elif isinstance(self.row, RatioConfig):
+            with contextlib.suppress(ValueError):
+                value = float(text.strip())
         return self.check(value, origin)
 
 

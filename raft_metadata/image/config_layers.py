@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from raft_metadata.common.configs.layers import ConfigLayers
 from raft_metadata.common.ids import BrokerId, TopicId
+from raft_metadata.common.internal_topics import INTERNAL_DEFAULTS, INTERNAL_TOPICS
 from raft_metadata.image.metadata_image import MetadataImage
 
 
@@ -21,8 +22,12 @@ def topic_layers(
 ) -> ConfigLayers:
     """Of a topic; on this broker, where one is named, else as the cluster's default."""
     broker = {} if broker_id is None else image.broker_configs(broker_id)
+    topic = image.topic_configs(topic_id)
+    known = image.topics.get(topic_id)
+    if known is not None and known.name in INTERNAL_TOPICS:
+        topic = {**INTERNAL_DEFAULTS, **topic}
     return ConfigLayers(
-        topic=image.topic_configs(topic_id),
+        topic=topic,
         broker=broker,
         cluster=image.cluster_configs(),
         static=static,

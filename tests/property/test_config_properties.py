@@ -9,7 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raft_metadata.common.configs.rows import NumberConfig, Scope, WordConfig, text_of
+from raft_metadata.common.configs.rows import (
+    NumberConfig,
+    RatioConfig,
+    Scope,
+    WordConfig,
+    text_of,
+)
 from raft_metadata.common.configs.table import (
     CONFIGS,
     DEFAULT_REPLICATION_FACTOR,
@@ -46,6 +52,8 @@ def values(name: str) -> st.SearchStrategy[str | None]:
         right: st.SearchStrategy[str] = st.integers(1, 4).map(str)
     elif isinstance(row, NumberConfig):
         right = st.integers(row.minimum, row.maximum).map(str)
+    elif isinstance(row, RatioConfig):
+        right = st.sampled_from(["0", "0.25", "1.0", "1"])
     elif isinstance(row, WordConfig):
         right = st.sampled_from(row.choices)
     else:

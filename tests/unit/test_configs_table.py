@@ -8,6 +8,7 @@ from raft_metadata.common.configs.layers import ConfigLayers, ConfigSource
 from raft_metadata.common.configs.rows import (
     FlagConfig,
     NumberConfig,
+    RatioConfig,
     Scope,
     Section,
     Update,
@@ -40,6 +41,11 @@ def test_every_config_has_a_range_and_a_default_within(name: str) -> None:
         assert row.parse(str(row.maximum)) == row.maximum
         wrong += [str(row.minimum - 1), str(row.maximum + 1), "true"]
         assert not row.allows(True)
+    if isinstance(row, RatioConfig):
+        assert [row.parse(text) for text in ("0", "1", "1.0", "0.25")] == [0, 1, 1, 0.25]
+        assert text_of(row.parse("0.00001")) == "0.00001"
+        assert not row.allows(True)
+        wrong += ["-0.1", "1.01", "1e-3", ".5", "nan", "inf", "true"]
     for value in wrong:
         with pytest.raises(KafkaError) as refused:
             row.parse(value)

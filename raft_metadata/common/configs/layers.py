@@ -15,6 +15,7 @@ from raft_metadata.common.configs.rows import (
     ConfigRow,
     FlagConfig,
     NumberConfig,
+    RatioConfig,
     Update,
     WordConfig,
     text_of,
@@ -83,6 +84,13 @@ class ConfigLayers:
         """The number in force."""
         row = CONFIGS[name]
         assert isinstance(row, NumberConfig), name
+        value = self.said(name)
+        return row.default if value is None else row.parse(value)
+
+    def ratio(self, name: str) -> float:
+        """The share in force."""
+        row = CONFIGS[name]
+        assert isinstance(row, RatioConfig), name
         value = self.said(name)
         return row.default if value is None else row.parse(value)
 

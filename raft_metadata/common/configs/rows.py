@@ -1,7 +1,7 @@
 """What a row of the table of configs is: a name, a kind with its range, where it can be set.
 
-Kinds are numbers, words and flags. A value is text wherever it is stored or sent; ``parse`` reads
-it and ``text`` writes it, always in the same words.
+Kinds are numbers, ratios, words and flags. A value is text wherever it is stored or sent; ``parse``
+reads it and ``text`` writes it, always in the same words.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing_extensions import override
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
-ConfigValue: TypeAlias = bool | int | str
+ConfigValue: TypeAlias = bool | int | float | str
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
+_FRACTION = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 _SHOWN_CHARS_MAX = 80
 
 
@@ -107,6 +108,31 @@ class NumberConfig(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RatioConfig(_Row):
+    """A share: a number from 0 to 1, written as a decimal fraction."""
+
+    default: float
+
+    @property
+    @override
+    def expected(self) -> str:
+        """See `_Row`."""
+        return "a number from 0 to 1"
+
+    def allows(self, value: object) -> bool:
+        """Whether a typed value is one of this config's."""
+        return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1
+
+    def parse(self, text: str) -> float:
+        """The share. INVALID_CONFIG names the range."""
+        if _FRACTION.fullmatch(text):
+            share = float(text)
+            if self.allows(share):
+                return share
+        raise self.refusal(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WordConfig(_Row):
     """One of a few words."""
 
@@ -154,11 +180,13 @@ class FlagConfig(_Row):
         return found
 
 
-ConfigRow: TypeAlias = NumberConfig | WordConfig | FlagConfig
+ConfigRow: TypeAlias = NumberConfig | RatioConfig | WordConfig | FlagConfig
 
 
 def text_of(value: ConfigValue) -> str:
-    """How a value is stored and shown: ``true``, ``1048576``, ``ack``."""
+    """How a value is stored and shown: ``true``, ``1048576``, ``0.5``, ``ack``."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return format(value, ".17f").rstrip("0").rstrip(".") if "e" in repr(value) else repr(value)
     return str(value)

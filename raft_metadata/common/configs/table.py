@@ -15,6 +15,7 @@ from raft_metadata.common.configs.rows import (
     ConfigRow,
     FlagConfig,
     NumberConfig,
+    RatioConfig,
     Scope,
     Section,
     WordConfig,
@@ -27,6 +28,11 @@ FLUSH = "flush"
 MESSAGE_TIMESTAMP_TYPE = "message.timestamp.type"
 SEGMENT_BYTES = "segment.bytes"
 SEGMENT_MS = "segment.ms"
+CLEANUP_POLICY = "cleanup.policy"
+MIN_CLEANABLE_DIRTY_RATIO = "min.cleanable.dirty.ratio"
+DELETE_RETENTION_MS = "delete.retention.ms"
+MIN_COMPACTION_LAG_MS = "min.compaction.lag.ms"
+MAX_COMPACTION_LAG_MS = "max.compaction.lag.ms"
 UNCLEAN_LEADER_ELECTION_ENABLE = "unclean.leader.election.enable"
 
 NUM_PARTITIONS = "num.partitions"
@@ -104,6 +110,48 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         minimum=1,
         maximum=_INT64_MAX,
         meaning="a segment is rolled when its first batch is this old, in milliseconds",
+    ),
+    WordConfig(
+        name=CLEANUP_POLICY,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default="delete",
+        choices=("delete", "compact", "compact,delete", "delete,compact"),
+        meaning="delete: old segments go; compact: all but the newest record of each key; or both",
+    ),
+    RatioConfig(
+        name=MIN_CLEANABLE_DIRTY_RATIO,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=0.5,
+        meaning="a log is compacted once more than this share of its closed bytes never was",
+    ),
+    NumberConfig(
+        name=DELETE_RETENTION_MS,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=86_400_000,
+        minimum=0,
+        maximum=_INT64_MAX,
+        meaning="a tombstone is kept this long after it was compacted, in milliseconds",
+    ),
+    NumberConfig(
+        name=MIN_COMPACTION_LAG_MS,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=0,
+        minimum=0,
+        maximum=_INT64_MAX,
+        meaning="a record is not compacted away before it is this old, in milliseconds",
+    ),
+    NumberConfig(
+        name=MAX_COMPACTION_LAG_MS,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=_INT64_MAX,
+        minimum=1,
+        maximum=_INT64_MAX,
+        meaning="a log with a record this old that never was compacted is, however little is dirty",
     ),
     FlagConfig(
         name=UNCLEAN_LEADER_ELECTION_ENABLE,
@@ -220,6 +268,14 @@ _LIMITS = _at_start(
             "pushed, not yet proven, per stream",
         ),
         ("max.open.segments", 4_096, 16, 10**6, "open segment files of a broker"),
+        ("log.cleaner.dedupe.buffer.size", 1 << 26, 1 << 16, 1 << 36, "memory for a pass's keys"),
+        (
+            "log.cleaner.io.max.bytes.per.second",
+            1 << 25,
+            1 << 10,
+            1 << 40,
+            "compaction reads and writes no faster",
+        ),
         ("topic.delete.grace.ms", 60_000, 0, MAX_MS, "deleted data stays this long (rule M5)"),
     ],
 )
@@ -248,6 +304,7 @@ _TIMEOUTS = _at_start(
         ("topic.ready.ms", 15_000, 100, 600_000, "a create waits for its leaders"),
         ("group.rebalance.timeout.ms", 30_000, 100, MAX_MS, "a silent member may keep partitions"),
         ("log.flush.interval.ms", 1_000, 10, MAX_MS, "background sync of flush=os logs"),
+        ("log.cleaner.backoff.ms", 15_000, 1, MAX_MS, "between two looks at which logs are dirty"),
         ("election.timeout.ms", 500, 50, 60_000, "shortest Raft election time-out; longest: twice"),
         ("raft.heartbeat.ms", 100, 5, 10_000, "Raft heartbeats of the active controller"),
         ("raft.step.down.ms", 1_000, 100, 60_000, "a cut-off controller stops leading after this"),
@@ -294,6 +351,13 @@ def default_number(name: str) -> int:
     """What this number is when nobody said anything."""
     row = CONFIGS[name]
     assert isinstance(row, NumberConfig), name
+    return row.default
+
+
+def default_ratio(name: str) -> float:
+    """What this share is when nobody said anything."""
+    row = CONFIGS[name]
+    assert isinstance(row, RatioConfig), name
     return row.default
 
 
