@@ -80,7 +80,10 @@ class LogSegments:
         stored = cls(shared, directory)
         stored.segments = found.segments
         stored.recovery_point = stored._sealed_to = found.recovery_point
-        stored._new_directory = any(segment.dirty for segment in found.segments)
+        # A full disk may have left names without a byte behind them, which nobody ever synced: the
+        # first flush of this life does, before anything in these files counts (rule Q6).
+        stored._new_segment = True
+        stored._new_directory = any(s.dirty for s in found.segments) or not found.proven_end
         return stored
 
     # writing

@@ -370,7 +370,8 @@ def _rewrite_identity(scan: _Scan) -> None:
     In place: a crash leaves the same bytes. A log that lost them is refused for good (rule Q5).
     """
     path = f"{scan.directory}/{PARTITION_FILE}"
-    identity = scan.disk.read_file(path) if any(s.dirty for s in scan.segments) else None
+    unproven = any(segment.dirty for segment in scan.segments) or not scan.proven_end
+    identity = scan.disk.read_file(path) if unproven else None
     if identity is not None:
         fd = scan.disk.open(path)
         try:

@@ -1,12 +1,14 @@
-"""Cases that the simulation of a replicated partition found in the log, each in its shortest form."""
+"""Cases of the log that the simulated partition found, each in its shortest form."""
 
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 
 import pytest
 
-from raft_metadata.common.errors import StorageError
+from broker.log.log_directory import LogConfig
+from raft_metadata.common.errors import KafkaError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from tests.support.logs import TOPIC_ID, Life, append, values_of
 from tests.support.simulated_disk import SimulatedDisk
@@ -19,7 +21,7 @@ def test_rule_q2_whose_log_it_is_outlives_a_failed_sync_as_its_bytes_do() -> Non
     disk = SimulatedDisk()
     life = Life(disk)
     append(life.log(), ["a"])
-    disk.fail_once("sync_file", path="partition.json")
+    disk.fail_once("sync_filesystem")
     with pytest.raises(StorageError):
         life.flush()
     disk.kill()
@@ -56,3 +58,43 @@ def test_rule_r6_the_mark_of_damage_goes_with_a_replica_that_is_removed() -> Non
     life = Life(disk)
     assert not life.manager.offline
     assert values_of(life.log()) == ["c"]
+
+
+def test_rule_q6_names_that_a_full_disk_left_empty_are_synced_with_their_first_bytes() -> None:
+    """After a restart they looked like names of old: an acknowledged record went with them."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    disk.room = 200
+    with pytest.raises(KafkaError):
+        append(life.log(), ["x" * 500])
+    disk.kill()
+    life = Life(disk)
+    append(life.log(), ["a"])
+    life.flush()
+    assert life.log().durable_end == 1
+    for seed in range(8):
+        copy = deepcopy(disk)
+        copy.cut_power(random.Random(seed))
+        assert values_of(Life(copy).log()) == ["a"]
+
+
+def test_rule_q6_so_is_the_name_of_a_segment_whose_first_write_found_the_disk_full() -> None:
+    disk = SimulatedDisk()
+    config = LogConfig(segment_bytes=100)
+    life = Life(disk, config)
+    append(life.log(), ["a"])
+    life.flush()
+    append(life.log(), ["b"])
+    life.flush()
+    disk.room = 0
+    with pytest.raises(KafkaError):
+        append(life.log(), ["c"])
+    disk.kill()
+    life = Life(disk, config)
+    append(life.log(), ["c"])
+    life.flush()
+    assert life.log().durable_end == 3
+    for seed in range(8):
+        copy = deepcopy(disk)
+        copy.cut_power(random.Random(seed))
+        assert values_of(Life(copy, config).log()) == ["a", "b", "c"]
