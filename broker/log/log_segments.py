@@ -82,7 +82,6 @@ class LogSegments:
         stored.recovery_point = stored._sealed_to = found.recovery_point
         # A full disk may have left names without a byte behind them, which nobody ever synced: the
         # first flush of this life does, before anything in these files counts (rule Q6).
-        stored._new_segment = True
         stored._new_directory = any(s.dirty for s in found.segments) or not found.proven_end
         return stored
 

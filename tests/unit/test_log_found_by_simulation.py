@@ -7,7 +7,6 @@ from copy import deepcopy
 
 import pytest
 
-from broker.log.log_directory import LogConfig
 from raft_metadata.common.errors import KafkaError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from tests.support.logs import TOPIC_ID, Life, append, values_of
@@ -76,25 +75,3 @@ def test_rule_q6_names_that_a_full_disk_left_empty_are_synced_with_their_first_b
         copy = deepcopy(disk)
         copy.cut_power(random.Random(seed))
         assert values_of(Life(copy).log()) == ["a"]
-
-
-def test_rule_q6_so_is_the_name_of_a_segment_whose_first_write_found_the_disk_full() -> None:
-    disk = SimulatedDisk()
-    config = LogConfig(segment_bytes=100)
-    life = Life(disk, config)
-    append(life.log(), ["a"])
-    life.flush()
-    append(life.log(), ["b"])
-    life.flush()
-    disk.room = 0
-    with pytest.raises(KafkaError):
-        append(life.log(), ["c"])
-    disk.kill()
-    life = Life(disk, config)
-    append(life.log(), ["c"])
-    life.flush()
-    assert life.log().durable_end == 3
-    for seed in range(8):
-        copy = deepcopy(disk)
-        copy.cut_power(random.Random(seed))
-        assert values_of(Life(copy, config).log()) == ["a", "b", "c"]
