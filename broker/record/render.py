@@ -35,8 +35,15 @@ def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
 
     A stored line never holds another line feed (rule R12), so each one is a separator.
     """
-    joined = b"".join([piece.lines for piece in slices])
-    return b"[" + joined[:-1].replace(b"\n", b",") + b"]"
+    return b"".join(array_pieces(slices))
+
+
+def array_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
+    """`lines_to_array` in one piece behind the other: two copies in all, not four."""
+    pieces: list[bytes | memoryview] = [b"["]
+    pieces += [piece.lines for piece in slices]
+    pieces[-1] = pieces[-1][:-1]
+    return [b"".join(pieces).replace(b"\n", b","), b"]"]
 
 
 def lines_with_batches(slices: Sequence[BatchSlice]) -> bytes:

@@ -18,6 +18,7 @@ from broker.record.lines import key_view, oversized
 from broker.record.values import partition_for_key
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
+from broker.server.direct_requests import DirectRequests
 from broker.server.group_requests import GroupRequests
 from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append, LocalPartitions, Read
@@ -115,6 +116,7 @@ class RoutedBrokerApis:
         self._peers = peers
         self._clock = clock
         self._configs = LiveConfigs(config)
+        self.direct = DirectRequests(config, local, loader, self._configs)
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(

@@ -76,9 +76,29 @@ class LocalPartitions:
         return replica, replica.partition.role
 
     async def append(self, request: Append) -> int:
-        """Append and wait as ``acks`` says; the base offset, or -1 for acks=0.
+        """Append and wait as ``acks`` says; the base offset, or -1 for acks=0."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        From the check of the role to the push of the bytes there is no ``await``.
+        def done(base: int, error: KafkaError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(base)
+            else:
+                future.set_exception(error)
+
+        self.append_directly(request, done)
+        return await future
+
+    def append_directly(
+        self, request: Append, done: Callable[[int, KafkaError | None], None]
+    ) -> None:
+        """`append` without a task: ``done(base offset, error)`` is called once, perhaps at once.
+
+        ``done`` must not raise, nor come back here: it is called where a high watermark moves.
+
+        Raises:
+            KafkaError: it was refused, or could not be written; then ``done`` is not called.
         """
         replica, _ = self.leading(request.partition)
         role = replica.partition.check_may_append(all_replicas=request.acks == ACKS_ALL)
@@ -91,42 +111,34 @@ class LocalPartitions:
             leader_epoch=role.epoch,
             now_ms=self._clock.wall_ms(),
         )
-        self._manager.appended(replica, info.base_offset, info.last_offset + 1, info.raw)
+        base, last = info.base_offset, info.last_offset
+        self._manager.appended(replica, base, last + 1, info.raw)
         if request.acks == ACKS_NONE:
-            return -1
+            done(-1, None)
+            return
         if request.acks != ACKS_ALL and not replica.partition.settings.by_durable:
-            return info.base_offset
-        places = (info.base_offset, info.last_offset)
-        fate = await self._park(replica, role.epoch, places, request)
-        match fate:
-            case Fate.OK:
-                return info.base_offset
-            case Fate.NOT_WRITTEN:
-                raise KafkaError(
-                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                    "a newer leader's records stand in this place",
-                    outcome=Outcome.NOT_WRITTEN,
-                )
-            case Fate.UNKNOWN:
-                raise self._unknown(replica)
+            done(base, None)
+            return
 
-    async def _park(
-        self, replica: Replica, epoch: int, places: tuple[int, int], request: Append
-    ) -> Fate:
-        future: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
-
-        def done(fate: Fate) -> None:
-            if not future.done():
-                future.set_result(fate)
+        def resolved(fate: Fate) -> None:
+            self._parked_produces -= 1
+            done(base, None if fate is Fate.OK else self._no_success(replica, fate))
 
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
-        parked = Parked(epoch, *places, request.acks == ACKS_ALL, deadline_ms, done)
-        self._manager.park(replica, parked)
         self._parked_produces += 1
-        try:
-            return await future
-        finally:
-            self._parked_produces -= 1
+        all_replicas = request.acks == ACKS_ALL
+        self._manager.park(
+            replica, Parked(role.epoch, base, last, all_replicas, deadline_ms, resolved)
+        )
+
+    def _no_success(self, replica: Replica, fate: Fate) -> KafkaError:
+        if fate is Fate.NOT_WRITTEN:
+            return KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                "a newer leader's records stand in this place",
+                outcome=Outcome.NOT_WRITTEN,
+            )
+        return self._unknown(replica)
 
     def _unknown(self, replica: Replica) -> KafkaError:
         role = replica.partition.role
@@ -134,6 +146,31 @@ class LocalPartitions:
             return KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
         return KafkaError(
             ErrorCode.REQUEST_TIMED_OUT, "appended, not acknowledged by every in-sync replica"
+        )
+
+    def fetch_directly(
+        self, place: TopicIdPartition, offset: int, max_bytes: int
+    ) -> FetchResult | None:
+        """`fetch`, of records that are here now; None where there is anything else to be said."""
+        replica = self._manager.replica(place)
+        if replica is None:
+            return None
+        partition, log, role = replica.partition, replica.log, replica.partition.role
+        if not isinstance(role, LeaderState):
+            return None
+        high_watermark = partition.high_watermark
+        if not log.log_start_offset <= offset < high_watermark:
+            return None
+        slices = log.read(offset, max_bytes, high_watermark)
+        if not slices:
+            return None
+        return FetchResult(
+            slices=slices,
+            high_watermark=high_watermark,
+            log_start_offset=log.log_start_offset,
+            next_offset=slices[-1].next_offset,
+            leader_id=self._config.broker_id,
+            leader_epoch=role.epoch,
         )
 
     async def fetch(self, request: Read) -> FetchResult:

@@ -19,13 +19,13 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.lines import ProduceRecord
     from broker.server.metadata_requests import MetadataApis
-    from raft_metadata.image.metadata_image import MetadataImage
+    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
     from raft_metadata.records.admin import A as AdminAnswer
     from raft_metadata.records.admin import AdminCommand
     from raft_metadata.records.commands import (
@@ -89,6 +89,41 @@ class FetchResult:
     leader_epoch: LeaderEpoch
 
 
+class DirectProduce(NamedTuple):
+    """Records of one body for one topic, as the fast lane of a front end hands them over."""
+
+    topic: TopicName
+    partition: PartitionId | None
+    records: Sequence[ProduceRecord]
+    body_bytes: int
+    stored_as: RecordFormat
+    acks: int
+    timeout_ms: int
+
+
+class DirectApis(Protocol):
+    """The short way to a broker: answers at once, or leaves the request to `BrokerApis`."""
+
+    def produce(
+        self,
+        request: DirectProduce,
+        answered: Callable[[PartitionId, int, KafkaError | None], None],
+    ) -> bool:
+        """Append here; False: nothing was done, and `BrokerApis.produce` is to be asked.
+
+        ``answered(partition, base offset, error)`` is called exactly once, perhaps before this
+        returns; it must not raise. An error with outcome NOT_WRITTEN is no answer: the request may
+        be made again through `BrokerApis.produce`, with the same records.
+        """
+        ...
+
+    def fetch(
+        self, topic: TopicName, partition: PartitionId, offset: int, max_bytes: int
+    ) -> tuple[FetchResult, TopicImage] | None:
+        """Records from this offset on, if some are here to be read; else None."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsResult:
     """``beginning_offset`` = log start, ``end_offset`` = high watermark (the next to be read)."""
@@ -139,6 +174,11 @@ class BrokerApis(Protocol):
     @property
     def controller_id(self) -> int | None:
         """The active controller as last heard, or None."""
+        ...
+
+    @property
+    def direct(self) -> DirectApis:
+        """The short way, for what can be answered at once."""
         ...
 
     async def produce(self, request: ProduceRequest) -> list[RecordResult]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import itertools
 import logging
-import re
-import secrets
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from http_api.server.bodies import continue_unless_too_large
 from http_api.server.context import ERROR_TYPE, ApiContext
-from http_api.server.error_middleware import EnvelopeRequestHandler, error_middleware
+from http_api.server.error_middleware import error_middleware
+from http_api.server.fast_lane import SERVER, FastLane
+from http_api.server.lane_connection import LaneConnection
+from http_api.server.request_ids import RequestIds
 from http_api.server.routes.ops import OpsRoutes
 from http_api.server.routes.state import StateRoutes
 from http_api.server.routes.v2.consumers import ConsumerRoutes
@@ -31,6 +31,7 @@ from http_api.server.routes.v3.partitions import PartitionRoutes
 from http_api.server.routes.v3.reassignments import ReassignmentRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import Router
+from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
     from broker.config import BrokerLimits
@@ -46,7 +47,8 @@ SHUTDOWN_GRACE_S = 3.0
 """Requests in flight at `HttpServer.stop` get this long; then they are cancelled."""
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
+"""None: every request takes aiohttp's general way."""
 
 
 def build_app(
@@ -61,6 +63,7 @@ def build_app(
     this very broker holds, shown as it is; None: nothing to show.
     """
     context = ApiContext(apis, limits, advertised_url.rstrip("/"))
+    ids = RequestIds()
     router = Router()
     for routes in (
         ProduceRoutes(context),
@@ -94,26 +97,14 @@ def build_app(
         dispatch,
         expect_handler=continue_unless_too_large(limits.max_body_bytes),
     )
-    app.on_response_prepare.append(_RequestIds())
+
+    async def sign(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["X-Request-Id"] = ids.of(request.headers.get("X-Request-Id"))
+        response.headers["Server"] = SERVER
+
+    app.on_response_prepare.append(sign)
+    app[LANE] = FastLane(context, ids, SystemClock()) if limits.http_fast_lane else None
     return app
-
-
-class _RequestIds:
-    """Gives every answer its ``X-Request-Id``: the client's own, else a new one.
-
-    New ones are a random prefix and a counter: unique without a random draw per request.
-    """
-
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(4)
-        self._count = itertools.count(1)
-
-    async def __call__(self, request: web.Request, response: web.StreamResponse) -> None:
-        given = request.headers.get("X-Request-Id")
-        if given is None or not _REQUEST_ID.fullmatch(given):
-            given = f"{self._prefix}-{next(self._count):x}"
-        response.headers["X-Request-Id"] = given
-        response.headers["Server"] = "quorumlog"
 
 
 class InsecureBindError(Exception):
@@ -137,6 +128,7 @@ class HttpServer:
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_grace_s
         )
+        self._lane = app[LANE]
         self._limits = limits
         self._insecure = insecure
         self._server: asyncio.Server | None = None
@@ -173,13 +165,14 @@ class HttpServer:
             self._server = None
         await self._runner.cleanup()
 
-    def _connection(self) -> EnvelopeRequestHandler:
+    def _connection(self) -> LaneConnection:
         server = self._runner.server
         assert server is not None, "the runner is set up before anything connects"
-        return EnvelopeRequestHandler(
+        return LaneConnection(
+            self._lane,
             server,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type] # aiohttp takes None: no log
+            access_log=None,
             keepalive_timeout=KEEPALIVE_S,
             max_line_size=self._limits.max_header_bytes,
             max_field_size=self._limits.max_header_bytes,

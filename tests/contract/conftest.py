@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.support.http_door import Door, open_door
+from tests.support.http_door import FAST_LANE, Door, open_door
+
+BOTH_WAYS = ("tests/contract/test_v2_produce.py", "tests/contract/test_v2_fetch.py")
+"""Run with the fast lane and without it."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.nodeid.startswith(BOTH_WAYS):
+        metafunc.parametrize("fast_lane", [True, False], ids=["lane", "usual"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def fast_lane(request: pytest.FixtureRequest) -> Iterator[None]:
+    token = FAST_LANE.set(getattr(request, "param", True))
+    yield
+    FAST_LANE.reset(token)
 
 
 @pytest.fixture

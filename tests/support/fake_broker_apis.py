@@ -14,7 +14,9 @@ from broker.record.values import partition_for_key
 from broker.server.health import ClusterHealth, judge, tally_partitions
 from broker.server.metadata_requests import LogPage, QuorumView
 from broker.server.requests import (
+    ACKS_ALL,
     ACKS_NONE,
+    DirectProduce,
     FetchRequest,
     FetchResult,
     OffsetsResult,
@@ -51,7 +53,7 @@ from raft_metadata.records.commands import TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
@@ -94,6 +96,78 @@ def broker(broker_id: int, state: BrokerState = BrokerState.UNFENCED) -> BrokerR
         state=state,
         settled=True,
     )
+
+
+class FakeDirect:
+    """`DirectApis` over a fake: appends and reads at once, or says no, as the real one does.
+
+    An append with acks=all is answered in the next turn of the loop.
+    """
+
+    def __init__(self, apis: FakeBrokerApis) -> None:
+        self._apis = apis
+        self.taken = 0
+        """Requests answered this way."""
+        self.fate: KafkaError | None = None
+        """What becomes of an append that was taken."""
+
+    def produce(
+        self,
+        request: DirectProduce,
+        answered: Callable[[PartitionId, int, KafkaError | None], None],
+    ) -> bool:
+        apis, partition = self._apis, request.partition
+        topic = apis.image.topic(request.topic)
+        if topic is None or apis.produce_error is not None or apis.record_errors:
+            return False
+        if partition is None:
+            first = request.records[0]
+            if len(request.records) > 1 or first.partition is not None:
+                return False
+            key = key_view(first, request.stored_as)
+            count = len(topic.partitions)
+            partition = PartitionId(0 if key is None else partition_for_key(key, count))
+        if partition >= len(topic.partitions) or request.body_bytes > apis.max_message_bytes:
+            return False
+        self.taken += 1
+        if self.fate is None:
+            apis.requests.append(
+                ProduceRequest(
+                    topic=request.topic,
+                    records=request.records,
+                    key_format=request.stored_as,
+                    value_format=request.stored_as,
+                    partition=request.partition,
+                    acks=request.acks,
+                    timeout_ms=request.timeout_ms,
+                )
+            )
+            log = apis.logs[request.topic, partition]
+            base = log.end
+            for record in request.records:
+                apis.append_records(log, [record], request.stored_as, request.stored_as)
+        else:
+            base = -1
+        if request.acks == ACKS_ALL:
+            asyncio.get_running_loop().call_soon(answered, partition, base, self.fate)
+        else:
+            answered(partition, -1 if request.acks == ACKS_NONE else base, self.fate)
+        return True
+
+    def fetch(
+        self, topic: TopicName, partition: PartitionId, offset: int, max_bytes: int
+    ) -> tuple[FetchResult, TopicImage] | None:
+        apis = self._apis
+        image, log = apis.image.topic(topic), apis.logs.get((topic, partition))
+        if image is None or log is None or apis.held is not None or apis.fetch_error is not None:
+            return None
+        if not log.start <= offset < log.end:
+            return None
+        self.taken += 1
+        apis.requests.append(
+            FetchRequest(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+        )
+        return apis.result_of(log, offset), image
 
 
 class FakeMetadata:
@@ -159,6 +233,7 @@ class FakeBrokerApis:
         self.fetching = asyncio.Event()
         self.held: HeldFetches | None = None
         self.metadata = FakeMetadata(self)
+        self.direct = FakeDirect(self)
         self.group_answers: dict[type, object] = {}
         """What `group` answers to a request of this type; an exception is raised."""
         self.groups: list[GroupDescription] = []
@@ -262,12 +337,12 @@ class FakeBrokerApis:
                 chosen = 0 if key is None else partition_for_key(key, len(topic.partitions))
                 partition = PartitionId(chosen if record.partition is None else record.partition)
             log = self.logs[request.topic, partition]
-            self._append(log, [record], request.key_format, request.value_format)
+            self.append_records(log, [record], request.key_format, request.value_format)
             offset = -1 if request.acks == ACKS_NONE else log.end - 1
             results.append(RecordResult(partition, offset))
         return results
 
-    def _append(
+    def append_records(
         self,
         log: FakePartition,
         records: Sequence[ProduceRecord],
@@ -322,6 +397,9 @@ class FakeBrokerApis:
                     await log.changed.wait()
         except TimeoutError:
             pass
+        return self.result_of(log, offset)
+
+    def result_of(self, log: FakePartition, offset: int) -> FetchResult:
         found = [piece for piece in log.slices if piece.next_offset > offset]
         if found:
             first = found[0]

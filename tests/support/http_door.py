@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -19,6 +20,8 @@ ADVERTISED = "http://broker-1.test:8082"
 V3 = f"/v3/clusters/{CLUSTER_ID}"
 V3_URL = ADVERTISED + V3
 ANSWER_DEADLINE_S = 10.0
+FAST_LANE: ContextVar[bool] = ContextVar("FAST_LANE", default=True)
+"""Whether doors have the fast lane: what clients see is to be the same."""
 
 
 @dataclass
@@ -112,7 +115,7 @@ async def open_door(
     if apis is None:
         apis = FakeBrokerApis()
         apis.add_topic("flights", 2)
-    limits = limits or BrokerLimits()
+    limits = replace(limits or BrokerLimits(), http_fast_lane=FAST_LANE.get())
     server = HttpServer(build_app(apis, limits, ADVERTISED), limits, shutdown_grace_s=1.0)
     address = await server.start("127.0.0.1:0")
     try:

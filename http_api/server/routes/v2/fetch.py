@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from broker.server.requests import FetchResult
     from http_api.server.context import ApiContext
     from http_api.server.routing import Router
-    from raft_metadata.common.ids import PartitionId, TopicName
-    from raft_metadata.image.metadata_image import TopicImage
+    from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
+    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
@@ -128,10 +128,16 @@ class FetchRoutes:
             "Quorumlog-Leader-Epoch": str(result.leader_epoch),
             "Quorumlog-Topic-Id": topic.topic_id,
         }
-        leader = self._apis.image.brokers.get(result.leader_id)
-        if leader is not None:
-            headers["Quorumlog-Leader-Url"] = f"http://{leader.http}"
+        url = leader_url(self._apis.image, result.leader_id)
+        if url is not None:
+            headers["Quorumlog-Leader-Url"] = url
         return headers
+
+
+def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
+    """Where to ask directly next time."""
+    broker = image.brokers.get(leader)
+    return None if broker is None else f"http://{broker.http}"
 
 
 def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:

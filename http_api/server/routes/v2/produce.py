@@ -50,6 +50,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from broker.config import BrokerLimits
     from broker.record.lines import ProduceRecord
     from http_api.server.context import ApiContext
     from http_api.server.routing import Router
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 ACKS: Mapping[str, int] = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0": ACKS_NONE}
 TIMEOUT_MS_DEFAULT = 10_000
-_STORED_FORMATS = {
+STORED_FORMATS = {
     EmbeddedFormat.JSON: RecordFormat.JSON,
     EmbeddedFormat.BINARY: RecordFormat.BINARY,
 }
@@ -97,13 +98,15 @@ class ProduceRoutes:
         if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
             raise not_acceptable(request, V2)
         acks, timeout_ms = self._acks_and_timeout(request)
-        stored_as = _STORED_FORMATS.get(embedded)
+        stored_as = STORED_FORMATS.get(embedded)
         if stored_as is None:
             await topic_or_404(self._apis, topic, RestCode.TOPIC_NOT_FOUND)
             raise _no_schemas(await read_body(request, self._limits.max_body_bytes), embedded)
         produce = ProduceRequest(
             topic=topic,
-            records=self._records(await read_body(request, self._limits.max_body_bytes), stored_as),
+            records=read_records(
+                await read_body(request, self._limits.max_body_bytes), stored_as, self._limits
+            ),
             key_format=stored_as,
             value_format=stored_as,
             partition=partition,
@@ -115,17 +118,6 @@ class ProduceRoutes:
         except KafkaError as error:
             return await self._refused_as_a_whole(produce, error)
         return answer(results)
-
-    def _records(self, body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
-        """Decoded, within the limits: the first is counted before the body is decoded."""
-        objects, most = body.count(b"{"), self._limits.max_objects_per_request
-        if objects > most:
-            raise _too_many(f"{objects} JSON objects", "max_objects_per_request", most)
-        records = _records(body, stored_as)
-        most = self._limits.max_records_per_request
-        if len(records) > most:
-            raise _too_many(f"{len(records)} records", "max_records_per_request", most)
-        return records
 
     def _acks_and_timeout(self, request: web.Request) -> tuple[int, int]:
         if not request.query_string:
@@ -163,11 +155,11 @@ def answer(results: Sequence[RecordResult]) -> web.Response:
     try:
         rows = [row % (result.partition, result.offset) for result in results]
     except TypeError:  # a record that failed has no offset: looked for only now, as it is rare
-        return _answer_with_failures(results)
+        return answer_with_failures(results)
     return reply(v2.produce_reply(rows), V2)
 
 
-def _answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
+def answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
     """Some records failed. If nothing was stored: 503 if that is certain and a retry may help."""
     failures = [result.error for result in results if result.error is not None]
     rows = [
@@ -181,6 +173,26 @@ def _answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
     if len(failures) == len(results) and certain and mendable:
         return reply(v2.produce_reply(rows), V2, 503, RETRY_LATER)
     return reply(v2.produce_reply(rows), V2)
+
+
+def read_records(
+    body: bytes, stored_as: RecordFormat, limits: BrokerLimits
+) -> Sequence[ProduceRecord]:
+    """The records of a body, within the limits: the first is counted before it is decoded.
+
+    Raises:
+        RestError: 413 over a limit; else as `_records`.
+    """
+    most = limits.max_objects_per_request
+    if len(body) > 2 * most:  # a shorter one can't hold more: there is no need to count
+        objects = body.count(b"{")
+        if objects > most:
+            raise _too_many(f"{objects} JSON objects", "max_objects_per_request", most)
+    records = _records(body, stored_as)
+    most = limits.max_records_per_request
+    if len(records) > most:
+        raise _too_many(f"{len(records)} records", "max_records_per_request", most)
+    return records
 
 
 def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:

@@ -1,0 +1,111 @@
+"""Requests that can be answered here and now: the broker's side of the HTTP door's fast lane.
+
+Only the plain case: a partition led here, nothing to wait for but the followers. Whatever else is
+the matter (another leader, an unknown topic, a record that may be too large, a limit), nothing is
+done and the caller takes the usual way, `BrokerApis.produce` and `fetch`, whose words it then is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.record.lines import are_bare, key_view
+from broker.record.values import partition_for_key
+from broker.server.local_partitions import Append, LocalPartitions
+from raft_metadata.common.errors import KafkaError, Outcome
+from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.server.live_configs import LiveConfigs
+    from broker.server.metadata_loader import MetadataLoader
+    from broker.server.requests import DirectProduce, FetchResult
+    from raft_metadata.image.metadata_image import TopicImage
+
+Answered = Callable[[PartitionId, int, KafkaError | None], None]
+
+
+class DirectRequests:
+    """Implements `broker.server.requests.DirectApis`, on the broker's loop.
+
+    Stateless but for the rotation of keyless records over partitions.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        local: LocalPartitions,
+        loader: MetadataLoader,
+        configs: LiveConfigs,
+    ) -> None:
+        self._broker_id = config.broker_id
+        self._longest_ms = config.limits.max_produce_timeout_ms
+        self._local = local
+        self._loader = loader
+        self._configs = configs
+        self._rotation = 0
+
+    def produce(self, request: DirectProduce, answered: Answered) -> bool:
+        """See `DirectApis`."""
+        image = self._loader.image
+        topic = image.topic(request.topic)
+        if topic is None or not topic.is_complete or request.topic in INTERNAL_TOPICS:
+            return False
+        # The sum of all keys, values and headers is less than the body: then none is too large.
+        if request.body_bytes > self._configs.max_message_bytes(image, topic.topic_id):
+            return False
+        number = self._partition_of_all(topic, request)
+        if number is None or not 0 <= number < topic.partitions_count:
+            return False
+        if topic.partitions[number].leader != self._broker_id:
+            return False
+
+        def done(base: int, error: KafkaError | None) -> None:
+            answered(number, base, error)
+
+        append = Append(
+            partition=TopicIdPartition(topic.topic_id, number),
+            records=request.records,
+            key_format=request.stored_as,
+            value_format=request.stored_as,
+            acks=request.acks,
+            timeout_ms=max(1, min(request.timeout_ms, self._longest_ms)),
+        )
+        try:
+            self._local.append_directly(append, done)
+        except KafkaError as error:
+            if error.outcome is Outcome.NOT_WRITTEN:
+                return False  # refused again, or not, on the usual way
+            answered(number, -1, error)
+        return True
+
+    def _partition_of_all(self, topic: TopicImage, request: DirectProduce) -> PartitionId | None:
+        """Where all of the records go; None if that takes a look at each of them."""
+        if request.partition is not None:
+            return request.partition
+        count = topic.routed_count
+        if count == 1 and are_bare(request.records):
+            return PartitionId(0)
+        first = request.records[0]
+        if len(request.records) > 1 or first.partition is not None:
+            return None
+        key = key_view(first, request.stored_as)
+        if key is None:
+            self._rotation += 1
+            return PartitionId(self._rotation % count)
+        return PartitionId(partition_for_key(key, count))
+
+    def fetch(
+        self, topic: TopicName, partition: PartitionId, offset: int, max_bytes: int
+    ) -> tuple[FetchResult, TopicImage] | None:
+        """See `DirectApis`."""
+        image = self._loader.image.topic(topic)
+        if image is None or not image.is_complete or not partition < image.partitions_count:
+            return None
+        if image.partitions[partition].leader != self._broker_id:
+            return None
+        place = TopicIdPartition(image.topic_id, partition)
+        result = self._local.fetch_directly(place, offset, max_bytes)
+        return None if result is None else (result, image)

@@ -1,0 +1,361 @@
+"""What the fast lane answers: plain produces and direct fetches, from parsed request to bytes.
+
+It knows one happy case of each and says no to all else (an unusual path, parameter, header or
+body, a partition led elsewhere, nothing to read yet); then the request takes the usual way, as if
+this had not been here. So every refusal has one place where it is worded, and the answers given
+here are byte for byte what the routes would have sent (tests/contract/test_fast_lane.py).
+"""
+
+from __future__ import annotations
+
+import re
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from broker.record.batch import RecordFormat
+from broker.record.render import array_pieces, render_v2
+from broker.server.requests import ACKS_ALL, DirectProduce, RecordResult
+from http_api.contract import v2
+from http_api.contract.errors import RestError
+from http_api.contract.media_types import (
+    FETCH_REPLIES,
+    LINES,
+    NDJSON,
+    PRODUCE_FORMATS,
+    V2,
+    V2_JSON,
+    V2_REPLIES,
+    choose_reply,
+)
+from http_api.server.routes.v2.fetch import (
+    MAX_BYTES_DEFAULT,
+    OFFSET_MAX,
+    leader_url,
+)
+from http_api.server.routes.v2.fetch import (
+    TIMEOUT_MS_DEFAULT as FETCH_TIMEOUT_MS_DEFAULT,
+)
+from http_api.server.routes.v2.produce import (
+    ACKS,
+    STORED_FORMATS,
+    TIMEOUT_MS_DEFAULT,
+    answer_with_failures,
+    read_records,
+)
+from raft_metadata.common.errors import Outcome
+from raft_metadata.common.ids import PartitionId, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from broker.record.batch import BatchSlice
+    from broker.server.requests import FetchResult
+    from http_api.server.context import ApiContext
+    from http_api.server.request_ids import RequestIds
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.errors import KafkaError
+    from raft_metadata.image.metadata_image import TopicImage
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+SERVER: Final = "quorumlog"
+KEPT_MAX = 4_096
+"""Paths, header names and Accepts whose meaning is remembered; then it is all forgotten."""
+_PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
+_FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
+_DOTS = frozenset({".", ".."})
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_PRODUCE_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: " + V2.encode() + b"\r\nContent-Length: %d\r\nDate: %b\r\n"
+    b"Server: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
+)
+_FETCH_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nQuorumlog-High-Watermark: %d\r\n"
+    b"Quorumlog-Log-Start-Offset: %d\r\nQuorumlog-Next-Offset: %d\r\nQuorumlog-Leader: %d\r\n"
+    b"Quorumlog-Leader-Epoch: %d\r\nQuorumlog-Topic-Id: %b\r\n%bContent-Length: %d\r\nDate: %b\r\n"
+    b"Server: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
+)
+_FAILED = b"%b\r\nContent-Length: %d\r\nDate: %b\r\nServer: %b\r\nX-Request-Id: %b\r\n\r\n%b"
+_COMPRESSED = 0b111 << 6
+"""Attribute bits of a batch whose lines are not plain text: the routes know what to do."""
+
+_NO, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID = range(5)
+_ROLES = {
+    b"content-type": _CONTENT_TYPE,
+    b"accept": _ACCEPT,
+    b"x-request-id": _REQUEST_ID,
+    b"authorization": _NO,
+    b"content-encoding": _NO,
+    b"cookie": _NO,
+    b"expect": _NO,
+    b"transfer-encoding": _NO,
+    b"upgrade": _NO,
+}
+"""What a header means here; every ``Quorumlog-`` one is for the routes, any other is ignored."""
+
+RawHeaders = tuple[tuple[bytes, bytes], ...]
+
+
+class Headers(NamedTuple):
+    """The headers that matter, as they came."""
+
+    content_type: bytes | None
+    accept: bytes | None
+    request_id: bytes | None
+
+
+class ProducePath(NamedTuple):
+    """Where a produce goes and how it wants to be acknowledged."""
+
+    topic: TopicName
+    partition: PartitionId | None
+    acks: int
+    timeout_ms: int
+
+
+class FastLane:
+    """One of a listener. Keeps what paths and headers mean, within `KEPT_MAX`; else stateless."""
+
+    def __init__(self, context: ApiContext, ids: RequestIds, clock: Clock) -> None:
+        self._context = context
+        self._clock = clock
+        self._direct = context.apis.direct
+        self._limits = context.limits
+        self._ids = ids
+        self._paths: dict[str, ProducePath | None] = {}
+        self._roles: dict[bytes, int] = {}
+        self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
+        self._formats = {
+            name.encode(): STORED_FORMATS[embedded]
+            for name, embedded in PRODUCE_FORMATS.items()
+            if embedded in STORED_FORMATS
+        }
+        self._second = -1
+        self._date = b""
+
+    def headers(self, raw: RawHeaders) -> Headers | None:
+        """What a request's headers say; None where one of them is not for the lane."""
+        found: list[bytes | None] = [None, None, None, None, None]
+        roles = self._roles
+        for name, value in raw:
+            role = roles.get(name)
+            if role is None:
+                role = self._learn(name)
+            if role is _PLAIN:
+                continue
+            if role is _NO or found[role] is not None:
+                return None
+            found[role] = value
+        return Headers(found[_CONTENT_TYPE], found[_ACCEPT], found[_REQUEST_ID])
+
+    def _learn(self, name: bytes) -> int:
+        lower = name.lower()
+        role = _NO if lower.startswith(b"quorumlog-") else _ROLES.get(lower, _PLAIN)
+        _keep(self._roles, name, role)
+        return role
+
+    def _reply_to(self, accept: bytes | None) -> tuple[bool, str | None]:
+        """(whether a produce's answer is taken, the type of a fetch's)."""
+        known = self._replies.get(accept)
+        if known is None:
+            text = None if accept is None else accept.decode("utf-8", "surrogateescape")
+            known = (choose_reply(text, V2_REPLIES) is not None, choose_reply(text, FETCH_REPLIES))
+            _keep(self._replies, accept, known)
+        return known
+
+    # produce
+
+    def produce_path(self, path: str) -> ProducePath | None:
+        """Where a POST goes, if it is a plain produce; paths are few and come again."""
+        try:
+            return self._paths[path]
+        except KeyError:
+            meant = self._read_produce_path(path)
+            _keep(self._paths, path, meant)
+            return meant
+
+    def _read_produce_path(self, path: str) -> ProducePath | None:
+        match = _PRODUCE.fullmatch(path)
+        if match is None or match[1] in _DOTS:
+            return None
+        partition = None if match[2] is None else PartitionId(int(match[2]))
+        longest = self._limits.max_produce_timeout_ms
+        acks, timeout_ms = ACKS_ALL, min(TIMEOUT_MS_DEFAULT, longest)
+        query = _query(match[3] or "", {"acks", "timeout"})
+        if query is None:
+            return None
+        if "acks" in query:
+            if query["acks"] not in ACKS:
+                return None
+            acks = ACKS[query["acks"]]
+        if "timeout" in query:
+            if not _DIGITS.fullmatch(query["timeout"]):
+                return None
+            timeout_ms = int(query["timeout"])
+        if not 1 <= timeout_ms <= longest:
+            return None
+        return ProducePath(TopicName(match[1]), partition, acks, timeout_ms)
+
+    def produce(
+        self,
+        path: ProducePath,
+        headers: Headers,
+        body: bytes,
+        answered: Callable[[bytes | None], None],
+    ) -> bool:
+        """Append a body's records. False: nothing was done, take the usual way.
+
+        ``answered`` is called once, perhaps before this returns: with the answer, or with None if
+        the request has to take the usual way after all. It must not raise.
+        """
+        stored_as = self._formats.get(headers.content_type or b"")
+        if stored_as is None or not self._reply_to(headers.accept)[0]:
+            return False
+        if len(body) > self._limits.max_body_bytes:
+            return False
+        try:
+            records = read_records(body, stored_as, self._limits)
+        except RestError:
+            return False  # the route will find the same, and say it
+        count, request_id = len(records), headers.request_id
+
+        def done(partition: PartitionId, base: int, error: KafkaError | None) -> None:
+            if error is None:
+                answered(self._produced(partition, base, count, request_id))
+            elif error.outcome is Outcome.NOT_WRITTEN:
+                answered(None)
+            else:
+                answered(self._failed(partition, error, count, request_id))
+
+        return self._direct.produce(
+            DirectProduce(
+                path.topic, path.partition, records, len(body), stored_as,
+                path.acks, path.timeout_ms,
+            ),
+            done,
+        )  # fmt: skip
+
+    def _produced(
+        self, partition: PartitionId, base_offset: int, count: int, request_id: bytes | None
+    ) -> bytes:
+        body = v2.produce_reply((v2.consecutive_rows(partition, base_offset, count),))
+        return _PRODUCE_HEAD % (len(body), self._now(), self._id(request_id)) + body
+
+    def _failed(
+        self, partition: PartitionId, error: KafkaError, count: int, request_id: bytes | None
+    ) -> bytes:
+        """The answer to a produce whose outcome is not known: a row with the error for each."""
+        response = answer_with_failures([RecordResult(partition, None, error)] * count)
+        body = response.body
+        assert isinstance(body, bytes), "the routes answer with bytes"
+        status = HTTPStatus(response.status)
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in response.headers.items()]
+        head = "\r\n".join(lines).encode()
+        return _FAILED % (
+            head, len(body), self._now(), SERVER.encode(), self._id(request_id), body,
+        )  # fmt: skip
+
+    # fetch
+
+    def fetch(self, path: str, headers: Headers) -> list[bytes | memoryview] | None:
+        """The pieces of an answer to a GET, if there is something to be read right now."""
+        match = _FETCH.fullmatch(path)
+        if match is None or match[1] in _DOTS:
+            return None
+        content_type = self._reply_to(headers.accept)[1]
+        if content_type not in {NDJSON, LINES, V2_JSON}:
+            return None
+        query = _query(match[3], {"offset", "max_bytes", "timeout"})
+        if query is None or not all(map(_DIGITS.fullmatch, query.values())):
+            return None
+        offset, max_bytes = (
+            int(query.get("offset", -1)),
+            int(query.get("max_bytes", MAX_BYTES_DEFAULT)),
+        )
+        timeout_ms = int(query.get("timeout", FETCH_TIMEOUT_MS_DEFAULT))
+        limits = self._limits
+        if not (
+            0 <= offset <= OFFSET_MAX
+            and 1 <= max_bytes <= limits.max_fetch_bytes
+            and timeout_ms <= limits.max_fetch_wait_ms
+        ):
+            return None
+        topic, partition = TopicName(match[1]), PartitionId(int(match[2]))
+        found = self._direct.fetch(topic, partition, offset, max_bytes)
+        if found is None:
+            return None
+        result, image = found
+        if any(piece.header.attributes & _COMPRESSED for piece in result.slices):
+            return None
+        pieces = _pieces(result.slices, content_type, topic, partition)
+        return [self._fetch_head(result, image, content_type, pieces, headers.request_id), *pieces]
+
+    def _fetch_head(
+        self,
+        result: FetchResult,
+        topic: TopicImage,
+        content_type: str,
+        pieces: Iterable[bytes | memoryview],
+        request_id: bytes | None,
+    ) -> bytes:
+        url = leader_url(self._context.apis.image, result.leader_id)
+        return _FETCH_HEAD % (
+            content_type.encode(),
+            result.high_watermark,
+            result.log_start_offset,
+            result.next_offset,
+            result.leader_id,
+            result.leader_epoch,
+            topic.topic_id.encode(),
+            b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode(),
+            sum(map(len, pieces)),
+            self._now(),
+            self._id(request_id),
+        )
+
+    # both
+
+    def _id(self, given: bytes | None) -> bytes:
+        text = None if given is None else given.decode("utf-8", "surrogateescape")
+        return self._ids.of(text).encode()
+
+    def _now(self) -> bytes:
+        second = self._clock.wall_ms() // 1000
+        if second != self._second:
+            self._second = second
+            self._date = formatdate(second, usegmt=True).encode()
+        return self._date
+
+
+def _query(text: str, known: set[str]) -> dict[str, str] | None:
+    """The parameters of a query without repeats, escapes or strangers; else None."""
+    found: dict[str, str] = {}
+    for pair in text.split("&") if text else ():
+        name, _, value = pair.partition("=")
+        if name not in known or name in found:
+            return None
+        found[name] = value
+    return found
+
+
+def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    if len(kept) >= KEPT_MAX:
+        kept.clear()
+    kept[key] = value
+
+
+def _pieces(
+    slices: Iterable[BatchSlice], content_type: str, topic: TopicName, partition: PartitionId
+) -> list[bytes | memoryview]:
+    if content_type == NDJSON:
+        return [piece.lines for piece in slices]
+    if content_type == LINES:
+        return array_pieces(list(slices))
+    rendered = [
+        render_v2(piece, topic=topic, partition=partition, door=RecordFormat.JSON)
+        for piece in slices
+    ]
+    return [b"[" + b",".join(rendered) + b"]"]

@@ -1,0 +1,423 @@
+"""The fast lane: the same bytes as the usual way, in order, whatever a client does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.config import BrokerLimits
+from http_api.server import lane_connection
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from tests.support.fake_broker_apis import FakeBrokerApis
+from tests.support.http_door import FAST_LANE, Door, open_door, read_answer
+
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+ONE = b'{"records":[{"key":"k","value":{"x":1}}]}'
+LIMITS = BrokerLimits(
+    max_body_bytes=200_000, max_records_per_request=50, max_objects_per_request=1_000,
+    max_header_bytes=4_000,
+)  # fmt: skip
+DATE = re.compile(rb"Date: [^\r]*")
+ID = re.compile(rb"X-Request-Id: [0-9a-f]{8}-[0-9a-f]+")
+
+
+def post(
+    body: bytes,
+    path: str = "/topics/flights/partitions/0",
+    *headers: str,
+    content_type: str | None = JSON_V2,
+) -> bytes:
+    typed = () if content_type is None else (f"Content-Type: {content_type}",)
+    lines = [f"POST {path} HTTP/1.1", "Host: x", *typed, *headers, f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def get(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+
+
+RECORDS = "/topics/flights/partitions/0/records"
+POSTS = [
+    post(ONE),
+    post(ONE, "/topics/flights"),
+    post(ONE, "/topics/flights/partitions/1?acks=0"),
+    post(ONE, "/topics/flights/partitions/1?acks=1&timeout=500"),
+    post(b'{"records":[{"value":1},{"value":2},{}]}'),
+    post(b'{"records":[{"value":1,"timestamp":5,"headers":[]},{"value":2,"key":1}]}'),
+    post(b'{"records":[\n{"value":1}\r\n]}'),
+    post(b'{"records":[{"value":"YQ==","key":"Yg=="}]}', content_type="application/json"),
+    post(b'{"records":[{"value":"YQ=="}]}', content_type="application/vnd.kafka.binary.v2+json"),
+    post(ONE, content_type="Application/JSON; charset=utf-8"),
+    post(ONE, "/topics/flights", "X-Request-Id: mine"),
+    post(ONE, "/topics/flights", "X-Request-Id: not\tmine", "Accept: application/json"),
+    post(ONE, "/topics/flights", "Accept: */*", "User-Agent: a", "Accept-Encoding: gzip"),
+    post(ONE, "/topics/flights", "Content-Encoding: identity"),
+    post(b'{"records":[{"value":"%b"}]}' % (b"v" * 150_000)),
+]
+REFUSED_POSTS = [
+    post(ONE, content_type=None),
+    post(ONE, content_type="text/plain"),
+    post(ONE, "/topics/flights", "Accept: text/html"),
+    post(ONE, "/topics/nowhere"),
+    post(ONE, "/topics/flights/partitions/9"),
+    post(ONE, "/topics/flights/partitions/99999999999999999999"),
+    post(ONE, "/topics/.."),
+    post(ONE, "/topics/fl%ights"),
+    post(ONE, "/topics/flights?acks=2"),
+    post(ONE, "/topics/flights?acks=1&acks=0"),
+    post(ONE, "/topics/flights?timeout=0"),
+    post(ONE, "/topics/flights?timeout=x"),
+    post(ONE, "/topics/flights?timeout=999999999"),
+    post(ONE, "/topics/flights?acks=%31"),
+    post(ONE, "/topics/flights#x"),
+    post(ONE, "/topics/flights/partitions/0/records"),
+    post(b""),
+    post(b"null"),
+    post(b"nonsense"),
+    post(b"[]"),
+    post(b'{"records":[]}'),
+    post(b'{"records":[{"value":1,"offset":4}]}'),
+    post(b'{"records":[{"value":1,"typo":4}]}'),
+    post(b'{"records":[{"value":"\xff"}]}'),
+    post(b'{"records":[{"value":"a\nb"}]}'),
+    post(b'{"records":[{"value":' + b"[" * 3_000 + b"]" * 3_000 + b"}]}"),
+    post(b'{"records":[' + b"{}," * 50 + b"{}]}"),
+    post(b'{"records":[{"value":[' + b"{}," * 1_000 + b"{}]}]}"),
+    post(b'{"records":[{"value":"x"}]}', content_type="application/octet-stream"),
+    post(b'{"records":[{"value":1}]}', content_type="application/vnd.kafka.avro.v2+json"),
+    post(b'{"records":[{"value":"%b"}]}' % (b"v" * 250_000)),
+    post(ONE, "/topics/flights", "Content-Length: 5"),
+    post(ONE, "/topics/flights", "Expect: 100-continue"),
+    post(ONE, "/topics/flights", "Expect: the unexpected"),
+    post(gzip.compress(ONE), "/topics/flights", "Content-Encoding: gzip"),
+    post(b"not gzip", "/topics/flights", "Content-Encoding: gzip"),
+    post(ONE, "/topics/flights", "X: " + "a" * 5_000),
+    post(ONE).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    post(ONE).replace(b"Host: x\r\n", b""),
+    post(ONE, "/topics/flights", "Connection: close"),
+    b"POST /topics/flights HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(ONE), ONE),
+]  # fmt: skip
+GETS = [
+    get(f"{RECORDS}?offset=0"),
+    get(f"{RECORDS}?offset=1&max_bytes=10", "Accept: application/x-ndjson"),
+    get(f"{RECORDS}?offset=1&timeout=0", "Accept: application/vnd.quorumlog.lines+json"),
+    get(f"{RECORDS}?offset=0", "Accept: application/x-ndjson", "X-Request-Id: a"),
+    get(f"{RECORDS}?max_bytes=1000&offset=2", "Accept: application/json"),
+]
+OTHER_GETS = [
+    get(f"{RECORDS}?offset=0", "Accept: application/vnd.kafka.binary.v2+json"),
+    get(f"{RECORDS}?offset=0", "Accept: text/html"),
+    get(f"{RECORDS}?offset=0&include=batches", "Accept: application/x-ndjson"),
+    get(f"{RECORDS}?offset=0&include=timestamp"),
+    get(f"{RECORDS}?timestamp=0"),
+    get(f"{RECORDS}?timestamp=0&offset=0"),
+    get(f"{RECORDS}?offset=0&offset=1"),
+    get(f"{RECORDS}?offset=-1"),
+    get(f"{RECORDS}?offset="),
+    get(f"{RECORDS}?offset=9999999999999999999"),
+    get(f"{RECORDS}?offset=0&max_bytes=0"),
+    get(f"{RECORDS}?offset=0&max_bytes=999999999"),
+    get(f"{RECORDS}?offset=0&timeout=999999999"),
+    get(f"{RECORDS}?offset=3&timeout=0"),
+    get(f"{RECORDS}?offset=77&timeout=0"),
+    get(f"{RECORDS}?"),
+    get(RECORDS),
+    get("/topics/nowhere/partitions/0/records?offset=0"),
+    get("/topics/flights/partitions/7/records?offset=0"),
+    get("/topics/flights//partitions/0/records?offset=0"),
+    get(f"{RECORDS}?offset=0").replace(b"GET", b"HEAD"),
+    get("/topics/flights"),
+    get("/nowhere"),
+]
+
+
+@asynccontextmanager
+async def both_doors() -> AsyncIterator[tuple[Door, Door]]:
+    """One with the fast lane, one without; three records stand in partition 0."""
+    lane = FAST_LANE.set(True)
+    async with open_door(limits=LIMITS) as fast:
+        FAST_LANE.set(False)
+        async with open_door(limits=LIMITS) as usual:
+            for door in (fast, usual):
+                body = '{"records":[{"value":1},{"value":"two"},{"key":3}]}'
+                await door.call(
+                    "POST", "/topics/flights/partitions/0", body, {"Content-Type": JSON_V2}
+                )
+            fast.apis.direct.taken = 0
+            yield fast, usual
+    FAST_LANE.reset(lane)
+
+
+async def everything(door: Door, request: bytes) -> bytes:
+    """All bytes a request on a connection of its own brings back, in a moment's time."""
+    host, _, port = door.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    if head.startswith(b"HTTP/1.1 100"):
+        head += await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    length = (
+        0
+        if request.startswith(b"HEAD")
+        else int(head.lower().rpartition(b"content-length: ")[2].split()[0])
+    )
+    body = await reader.readexactly(length)
+    closed = b""
+    if b"onnection: close" in head or b"HTTP/1.0" in head:
+        closed = await asyncio.wait_for(reader.read(), 10) + b"closed"
+    writer.close()
+    return ID.sub(b"X-Request-Id: new", DATE.sub(b"Date: now", head)) + body + closed
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [POSTS, REFUSED_POSTS, GETS, OTHER_GETS],
+    ids=["posts", "refused posts", "gets", "other gets"],
+)
+async def test_both_ways_send_the_same_bytes(requests: Sequence[bytes]) -> None:
+    async with both_doors() as (fast, usual):
+        for request in requests:
+            expected = await everything(usual, request)
+            assert await everything(fast, request) == expected, request[:200]
+        logs = [
+            {
+                place: (log.end, [bytes(piece.lines) for piece in log.slices])
+                for place, log in door.apis.logs.items()
+            }
+            for door in (fast, usual)
+        ]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize(("requests", "least"), [(POSTS, len(POSTS) - 3), (GETS, len(GETS))])
+async def test_the_plain_ones_really_take_it(requests: Sequence[bytes], least: int) -> None:
+    async with both_doors() as (fast, usual):
+        for request in requests:
+            await everything(fast, request)
+        assert fast.apis.direct.taken >= least
+        assert usual.apis.direct.taken == 0
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.NOT_WRITTEN])
+async def test_rule_r5_an_append_without_success_is_told_or_made_again_elsewhere(
+    outcome: Outcome,
+) -> None:
+    """Unknown: the same rows as ever. Surely not written: the usual way makes it again."""
+    error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "appended, not acknowledged", outcome=outcome)
+    two = b'{"records":[{"value":1},{"value":2}]}'
+    async with both_doors() as (fast, usual):
+        fast.apis.direct.fate = error
+        if outcome is Outcome.UNKNOWN:
+            usual.apis.record_errors = {0: error, 1: error}
+        assert await everything(fast, post(two)) == await everything(usual, post(two))
+        assert fast.apis.direct.taken == 1
+
+
+@asynccontextmanager
+async def connection(
+    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None
+) -> AsyncIterator[tuple[Door, asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with open_door(apis, limits) as door:
+        host, _, port = door.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            yield door, reader, writer
+        finally:
+            writer.close()
+
+
+async def offset_in(reader: asyncio.StreamReader) -> int:
+    answer = await asyncio.wait_for(read_answer(reader), 10)
+    assert answer.status == 200
+    return int(answer.json["offsets"][0]["offset"])
+
+
+async def test_requests_of_both_kinds_in_one_packet_are_answered_in_their_order() -> None:
+    async with connection() as (door, reader, writer):
+        writer.write(post(ONE) * 40 + get("/topics") + post(ONE) + get(f"{RECORDS}?offset=40") * 2)
+        assert [await offset_in(reader) for _ in range(40)] == list(range(40))
+        assert (await read_answer(reader)).json == ["flights"]
+        assert await offset_in(reader) == 40
+        for _ in range(2):
+            assert (await read_answer(reader)).json[0]["offset"] == 40
+        assert door.apis.direct.taken >= 32
+        writer.write(post(ONE))  # and then the lane takes over again
+        taken = door.apis.direct.taken
+        assert await offset_in(reader) == 41
+        assert door.apis.direct.taken == taken + 1
+
+
+async def test_a_request_that_comes_byte_by_byte() -> None:
+    async with connection() as (door, reader, writer):
+        for byte in post(ONE):
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert await offset_in(reader) == 0
+        assert door.apis.direct.taken == 1
+
+
+async def test_a_long_body_and_what_follows_it() -> None:
+    body = b'{"records":[%b]}' % b",".join([b'{"value":"%b"}' % (b"v" * 1_000)] * 1_500)
+    async with connection() as (door, reader, writer):
+        door.apis.max_message_bytes = 10**7
+        writer.write(post(body) + post(ONE))
+        answer = await asyncio.wait_for(read_answer(reader), 10)
+        assert [row["offset"] for row in answer.json["offsets"]] == list(range(1_500))
+        assert await offset_in(reader) == 1_500
+        assert door.apis.direct.taken == 2
+
+
+async def test_a_body_over_what_is_held_takes_the_usual_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_connection, "HELD_BYTES_MAX", 1_000)
+    body = b'{"records":[{"value":"%b"}]}' % (b"v" * 5_000)
+    async with connection() as (door, reader, writer):
+        request = post(body)
+        writer.write(request[:-4_000])
+        await asyncio.sleep(0.05)
+        writer.write(request[-4_000:])
+        assert await offset_in(reader) == 0
+        assert door.apis.direct.taken == 0
+
+
+async def test_a_body_that_takes_too_long_takes_the_usual_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_connection, "HELD_S_MAX", 0.02)
+    async with connection() as (door, reader, writer):
+        writer.write(post(ONE)[:-10])
+        await asyncio.sleep(0.1)
+        writer.write(post(ONE)[-10:] + post(ONE))
+        assert [await offset_in(reader), await offset_in(reader)] == [0, 1]
+        assert door.apis.direct.taken <= 1
+
+
+async def test_a_peer_that_hangs_up_in_the_middle_of_a_body_harms_nobody() -> None:
+    async with open_door() as door:
+        host, _, port = door.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post(ONE)[:-5])
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        assert (await door.raw(post(ONE))).json["offsets"][0]["offset"] == 0
+
+
+async def test_garbage_behind_a_good_request_is_refused() -> None:
+    async with connection() as (_, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        writer.write(b"nonsense\r\n\r\n")
+        assert (await read_answer(reader)).status == 400
+        assert await reader.read() == b""
+
+
+async def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
+    """Its answers fill the sockets and one buffer here; then its requests wait unanswered."""
+    async with connection() as (door, reader, writer):
+        writer.write(post(b'{"records":[{"value":"%b"}]}' % (b"v" * 500_000)))
+        await offset_in(reader)
+        taken = door.apis.direct.taken
+        for _ in range(100):
+            writer.write(get(f"{RECORDS}?offset=0", "Accept: application/x-ndjson"))
+        await asyncio.sleep(0.3)
+        assert door.apis.direct.taken - taken < 40
+        for _ in range(100):
+            assert (await asyncio.wait_for(read_answer(reader), 10)).status == 200
+
+
+class HeldAppends:
+    """Keeps what is to be answered until it is let go."""
+
+    def __init__(self, apis: FakeBrokerApis) -> None:
+        self.held: list[Callable[[], None]] = []
+        produce = apis.direct.produce
+
+        def hold(request: object, answered: Callable[..., None]) -> bool:
+            return produce(request, lambda *fate: self.held.append(lambda: answered(*fate)))  # type: ignore[arg-type]
+
+        apis.direct.produce = hold  # type: ignore[assignment, method-assign]
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.held) < count:  # noqa: ASYNC110 filled by a callback
+                await asyncio.sleep(0.005)
+
+
+async def test_a_request_waits_for_the_one_before_it_on_its_connection() -> None:
+    apis = FakeBrokerApis()
+    apis.add_topic("flights", 2)
+    held = HeldAppends(apis)
+    async with connection(apis) as (door, reader, writer):
+        writer.write(post(ONE) + get("/topics") + post(ONE))
+        await held.until(1)
+        await asyncio.sleep(0.05)
+        assert len(held.held) == 1
+        assert door.apis.logs["flights", 0].end == 1
+        held.held[0]()
+        assert await offset_in(reader) == 0
+        assert (await read_answer(reader)).json == ["flights"]
+        assert await offset_in(reader) == 1
+
+
+async def test_a_stop_waits_for_an_append_under_way() -> None:
+    apis = FakeBrokerApis()
+    apis.add_topic("flights", 2)
+    held = HeldAppends(apis)
+    async with connection(apis) as (door, reader, writer):
+        writer.write(post(ONE))
+        await held.until(1)
+        stop = asyncio.get_running_loop().create_task(door.server.stop())
+        await asyncio.sleep(0.1)
+        held.held[0]()
+        assert await offset_in(reader) == 0
+        await stop
+
+
+async def test_an_answer_to_a_client_that_has_left_is_dropped() -> None:
+    apis = FakeBrokerApis()
+    apis.add_topic("flights", 2)
+    held = HeldAppends(apis)
+    async with connection(apis) as (door, _, writer):
+        writer.write(post(ONE))
+        await held.until(1)
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        held.held[0]()
+        assert (await door.raw(get("/topics"))).status == 200
+
+
+async def test_an_idle_connection_is_closed_and_a_waiting_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("http_api.server.app.KEEPALIVE_S", 0.15)
+    apis = FakeBrokerApis()
+    apis.add_topic("flights", 2)
+    held = HeldAppends(apis)
+    async with connection(apis) as (_, reader, writer):
+        writer.write(post(ONE))
+        await held.until(1)
+        await asyncio.sleep(0.5)
+        held.held[0]()
+        assert await offset_in(reader) == 0
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+async def test_a_bug_in_the_lane_ends_the_connection_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    async with connection() as (door, reader, writer):
+        monkeypatch.setattr(door.apis.direct, "produce", broken)
+        writer.write(post(ONE))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert "fast lane failed" in caplog.text
