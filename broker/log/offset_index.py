@@ -43,6 +43,11 @@ class OffsetIndex:
         self._positions.append(position)
         self._times.append(newest_before)
 
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        """(relative offset, position), in order."""
+        return list(zip(self._offsets, self._positions, strict=True))
+
     def position_for(self, relative_offset: int) -> int:
         """The position of a batch at or before the one that holds the offset."""
         index = bisect_right(self._offsets, relative_offset) - 1

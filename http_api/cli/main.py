@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster, judge its health."),
     "quorum": ("http_api.cli.quorum:quorum", "Look at the controllers."),
     "metadata": ("http_api.cli.metadata:metadata", "Read the metadata log and its image."),
+    "log": ("http_api.cli.log:log", "Read and check a broker's files."),
     "config": ("http_api.cli.config:config", "List, describe, set and reset configs."),
     "partition": ("http_api.cli.partition:partition", "List and describe partitions."),
     "reassign": ("http_api.cli.reassign:reassign", "Move replicas to other brokers."),

@@ -1,0 +1,370 @@
+"""Reading a log's files as they lie on a disk: batch by batch, and whether all of it is sound.
+
+For people, on a stopped node's folder or a running one's: nothing is locked, opened for writing or
+mended. What a crash may leave (a torn tail) is told apart from what it may not by rule Q5, as at a
+start: a bad batch below a durable end that something proves is damage, one above it is torn.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from broker.log.checkpoints import decode_checkpoint
+from broker.log.directory_files import CLEAN_SHUTDOWN_FILE
+from broker.log.hash_chain import SegmentPlace, places_in
+from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.log_directory import PARTITION_FILE
+from broker.log.offset_index import decode_index
+from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
+from broker.record.batch import (
+    HEADER_SIZE,
+    MAGIC,
+    BatchError,
+    BatchHeader,
+    is_stamped,
+    parse_header,
+    verify,
+)
+from raft_metadata.common.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DAMAGE, TORN, NOTE = "damage", "torn", "note"
+_READ_BYTES = 1_048_576
+_SNAPSHOT = re.compile(r"(\d{20})\.producers")
+
+
+class Finding(NamedTuple):
+    """Something that a reader of these files should know."""
+
+    level: str
+    """``damage``: bytes are gone or wrong. ``torn``: a start cuts it. ``note``: no fault."""
+    file: str
+    position: int | None
+    offset: int | None
+    text: str
+
+
+class FoundBatch(NamedTuple):
+    """A batch in a file. ``problem`` is empty where it is whole and its crc is right."""
+
+    file: str
+    position: int
+    header: BatchHeader
+    lines: bytes
+    problem: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found in one partition's folder."""
+
+    folder: str
+    findings: list[Finding] = field(default_factory=list)
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    size: int = 0
+    start: int = 0
+    end: int = 0
+    """Behind the last good batch before a torn tail or the end of the files."""
+    good: list[SegmentPlace] = field(default_factory=list)
+    """The segments up to there."""
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(finding.level == DAMAGE for finding in self.findings)
+
+
+def batches_in(place: SegmentPlace, position: int = 0) -> Iterator[FoundBatch]:
+    """Each batch of a segment file from a batch boundary on, up to bytes that are none.
+
+    The last one may have a ``problem``; what lies behind it can't be told from its header.
+    """
+    with Path(place.path).open("rb") as file:
+        file.seek(position)
+        while position < place.size:
+            head = file.read(HEADER_SIZE)
+            if len(head) < HEADER_SIZE:
+                return
+            header = parse_header(head)
+            if header.magic != MAGIC:
+                return
+            lines = file.read(header.length) if position + header.size <= place.size else b""
+            problem = ""
+            try:
+                verify(head + lines)
+            except BatchError as error:
+                problem = str(error)
+            yield FoundBatch(place.path, position, header, lines, problem)
+            if problem and not lines and header.length:
+                return
+            position += header.size
+
+
+def check_folder(folder: Path, clean_end: int | None = None) -> Report:
+    """Check everything in a partition's folder.
+
+    ``clean_end``: the log end that the broker's ``clean-shutdown`` names, if it was one.
+    """
+    report = Report(str(folder))
+    places = places_in(folder)
+    report.segments, report.size = len(places), sum(place.size for place in places)
+    report.start = report.end = places[0].base_offset if places else 0
+    check = _Check(report, places, clean_end or 0)
+    point = check.checkpoint(RECOVERY_POINT_FILE)
+    if isinstance(point, dict):
+        check.take_point(point)
+    _check_partition_file(check, folder)
+    if not _check_replacement(check, folder):
+        return report
+    check.segments()
+    _check_epochs(check)
+    _check_snapshots(check, folder)
+    return report
+
+
+class _Check:
+    """The state of one folder's check."""
+
+    def __init__(self, report: Report, places: list[SegmentPlace], proven: int) -> None:
+        self.report = report
+        self.places = places
+        self.proven = proven
+        """Everything below it was durable once."""
+        self.recovery_point = 0
+        self.log_start = 0
+        self.epochs = LeaderEpochCache()
+
+    def say(
+        self, level: str, file: str, text: str, position: int | None = None, at: int | None = None
+    ) -> None:
+        self.report.findings.append(Finding(level, file, position, at, text))
+
+    def checkpoint(self, name: str) -> object | None:
+        """A small file's content; None where there is none, or where it is damaged (and said)."""
+        path = f"{self.report.folder}/{name}"
+        try:
+            return decode_checkpoint(Path(path).read_bytes(), path)
+        except FileNotFoundError:
+            return None
+        except (CorruptionError, ValueError) as error:
+            self.say(NOTE, path, f"{error}; a start makes it anew from the log")
+            return None
+
+    def take_point(self, point: dict[str, int]) -> None:
+        """What the recovery point says: below it all was synced, unless the log was cut since."""
+        self.recovery_point = point.get("recovery_point", 0)
+        self.proven = max(self.proven, self.recovery_point)
+        self.log_start = point.get("log_start_offset", 0)
+        self.report.start = max(self.report.start, self.log_start)
+        if not self.places:
+            self.report.end = self.log_start
+
+    def segments(self) -> None:
+        """Walk all files; everything behind a torn place is left out."""
+        first = self.places[0] if self.places else None
+        if first is not None and first.base_offset > self.log_start:
+            text = f"the log starts at {self.log_start}, its first segment at {first.base_offset}"
+            if self.proven > self.log_start or first.base_offset < self.proven:
+                self.say(DAMAGE, first.path, text, 0, self.log_start)
+            else:
+                self.say(TORN, first.path, f"{text}: a start cuts all of it", 0, self.log_start)
+                self.report.end = self.log_start
+                return
+        for number, place in enumerate(self.places):
+            if number and place.base_offset != self.report.end:
+                text = f"the segment begins at {place.base_offset}, expected {self.report.end}"
+                if not self._bad(place.path, 0, text, number, 0):
+                    return
+            self.report.end = place.base_offset
+            if not self._segment(number, place):
+                return
+        if self.report.end < self.proven and not self.report.is_damaged:
+            where = self.places[-1].path if self.places else self.report.folder
+            text = f"the log ends too early: it was durable up to {self.proven}"
+            self.say(DAMAGE, where, text, at=self.report.end)
+
+    def _segment(self, number: int, place: SegmentPlace) -> bool:
+        """False where the log ends inside of it, torn."""
+        position, indexed, damaged = 0, self._index(place), False
+        while position < place.size:
+            why = "no batch starts here"
+            for found in batches_in(place, position):
+                why = found.problem or self._misfit(found)
+                if why:
+                    break
+                indexed_as = indexed.pop(found.position, found.header.base_offset)
+                if indexed_as != found.header.base_offset:
+                    self._misindexed(place, found.position, indexed_as)
+                self._take(found)
+                position = found.position + found.header.size
+            if position >= place.size:
+                break
+            if not self._bad(place.path, position, why, number, position):
+                self.report.good.append(place._replace(size=position))
+                return False
+            damaged = True
+            good = next(_good_batches(place, position + 1), None)
+            if good is None:
+                break
+            position, header = good
+            self.report.end = header.base_offset
+        self.report.good.append(place)
+        for at, offset in list(indexed.items())[: 0 if damaged else 1]:
+            self._misindexed(place, at, offset)
+        return True
+
+    def _misfit(self, found: FoundBatch) -> str:
+        header = found.header
+        if header.base_offset != self.report.end:
+            return f"base offset {header.base_offset}, expected {self.report.end}"
+        if not is_stamped(header):
+            return "bad durable end stamp"
+        if header.leader_epoch < self.epochs.newest:
+            return f"leader epoch {header.leader_epoch} behind epoch {self.epochs.newest}"
+        if header.attributes >> 6 & 0b111 == 0 and found.lines.count(b"\n") != header.count:
+            return f"{found.lines.count(bytes([10]))} lines, the header says {header.count}"
+        return ""
+
+    def _take(self, found: FoundBatch) -> None:
+        header = found.header
+        self.epochs.assign(header.leader_epoch, header.base_offset)
+        self.proven = max(self.proven, min(header.durable_end, header.base_offset))
+        self.report.batches += 1
+        self.report.records += header.count
+        self.report.end = header.next_offset
+
+    def _bad(self, path: str, position: int, why: str, number: int, start: int) -> bool:
+        """Say what it is (rule Q5); whether it is damage, with more of the log behind it."""
+        end = self.report.end
+        proof = self.proven
+        for place in self.places[number:]:
+            for _, header in _good_batches(place, start if place is self.places[number] else 0):
+                if header.base_offset >= end:
+                    proof = max(proof, header.durable_end)
+        if proof > end:
+            self.say(DAMAGE, path, f"{why}; it was durable up to {proof}", position, end)
+            return True
+        left = sum(place.size for place in self.places[number:]) - position
+        self.say(TORN, path, f"{why}: a start cuts the last {left} bytes", position, end)
+        return False
+
+    def _index(self, place: SegmentPlace) -> dict[int, int]:
+        """Position → offset, as the index file says; empty where a start would not believe it."""
+        path = place.path.removesuffix(".log") + ".index"
+        try:
+            head, index = decode_index(Path(path).read_bytes(), path)
+        except FileNotFoundError:
+            return {}
+        except (CorruptionError, ValueError) as error:
+            self.say(NOTE, path, f"{error}; it is made anew from the segment")
+            return {}
+        if head.log_size != place.size or head.base_offset != place.base_offset:
+            text = f"of a segment of {head.log_size} bytes, now {place.size}: it is made anew"
+            self.say(NOTE, path, text)
+            return {}
+        return {position: place.base_offset + relative for relative, position in index.entries}
+
+    def _misindexed(self, place: SegmentPlace, position: int, offset: int) -> None:
+        """Worse than no index: readers look in the wrong place."""
+        path = place.path.removesuffix(".log") + ".index"
+        self.say(DAMAGE, path, f"it says that offset {offset} is there", position, offset)
+
+
+def _good_batches(place: SegmentPlace, position: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Every whole and stamped batch from this position on, wherever it starts."""
+    with ExitStack() as stack:
+        file = stack.enter_context(Path(place.path).open("rb"))
+        while position < place.size:
+            file.seek(position)
+            chunk = file.read(_READ_BYTES)
+            at = chunk.find(MAGIC)
+            if at < 0:
+                if len(chunk) < _READ_BYTES:
+                    return
+                position += len(chunk) - len(MAGIC) + 1
+                continue
+            position += at
+            header = _good_at(file, position, place.size)
+            if header is None:
+                position += 1
+                continue
+            yield position, header
+            position += header.size
+
+
+def _good_at(file: BinaryIO, position: int, size: int) -> BatchHeader | None:
+    file.seek(position)
+    try:
+        header = parse_header(file.read(HEADER_SIZE))
+        if position + header.size > size:
+            return None
+        file.seek(position)
+        verify(file.read(header.size))
+    except BatchError:
+        return None
+    return header if is_stamped(header) else None
+
+
+def clean_ends(root: Path) -> dict[str, int]:
+    """Log name → log end, as the clean shutdown of a log directory said; empty without one."""
+    path = str(root / CLEAN_SHUTDOWN_FILE)
+    try:
+        said = decode_checkpoint(Path(path).read_bytes(), path)
+    except (FileNotFoundError, CorruptionError, ValueError):
+        return {}
+    return {name: row[0] for name, row in said["logs"].items()} if isinstance(said, dict) else {}
+
+
+def _check_partition_file(check: _Check, folder: Path) -> None:
+    said = check.checkpoint(PARTITION_FILE)
+    path = str(folder / PARTITION_FILE)
+    if said is None:
+        level = DAMAGE if check.proven or check.report.segments else NOTE
+        check.say(level, path, "whose partition this is can't be read")
+    elif isinstance(said, dict) and f"{said['topic']}-{said['partition']}" != folder.name:
+        name = f"{said['topic']}-{said['partition']}"
+        level = NOTE if ":" in folder.name else DAMAGE  # in quarantine folders have other names
+        check.say(level, path, f"it says {name}")
+
+
+def _check_replacement(check: _Check, folder: Path) -> bool:
+    """False while a compacted segment takes the place of others: a start finishes it first."""
+    swaps = sorted(folder.glob("*.log.swap"))
+    for path in swaps:
+        check.say(NOTE, str(path), "segments are being replaced by it; what they hold is not read")
+    return not swaps
+
+
+def _check_epochs(check: _Check) -> None:
+    """Below the recovery point the file speaks for batches that no start looks at."""
+    said = check.checkpoint(LEADER_EPOCH_FILE)
+    if not isinstance(said, list):
+        return
+    path = f"{check.report.folder}/{LEADER_EPOCH_FILE}"
+    first = check.places[0].base_offset if check.places else 0
+    upto = min(check.recovery_point, check.report.end)
+    found = {epoch: start for epoch, start in check.epochs.entries if start < upto}
+    written = {int(epoch): int(start) for epoch, start in said}
+    for epoch, start in found.items():
+        there = written.get(epoch)
+        if there != start and not (there is not None and there < start == first):
+            text = f"epoch {epoch} begins at {start} in the log, the file says {there}"
+            check.say(DAMAGE, path, text, at=start)
+            return
+
+
+def _check_snapshots(check: _Check, folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        match = _SNAPSHOT.fullmatch(path.name)
+        if match is None:
+            continue
+        if check.checkpoint(path.name) is not None and int(match[1]) > check.report.end:
+            text = f"of producers up to {int(match[1])}, the log ends at {check.report.end}"
+            check.say(NOTE, str(path), text)
