@@ -13,7 +13,7 @@ from collections import deque
 
 TARGET_MS = 100
 """How long those in sync may wait behind those that catch up: connection, append and sync."""
-MIN_WINDOW_BYTES = 262_144
+MIN_WINDOW_BYTES = 1_048_576
 """So much may always be on its way to a follower that catches up: it must make progress."""
 MARK_BYTES = 262_144
 """Grain of the count: a session's bytes are remembered in pieces of about this size."""

@@ -49,7 +49,6 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
-from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,8 +160,7 @@ class ReplicaManager:
         replica.partition.park(parked)
 
     def appended(self, replica: Replica, base_offset: int, next_offset: int, raw: bytes) -> None:
-        """A leader append was written whole: flush it, push it, count it (rule R2)."""
-        replica.log.request_flush()
+        """A leader append was written whole: push it, count it (rule R2). The log has it synced."""
         for session in replica.sessions.values():
             session.offer(base_offset, next_offset, raw)
         replica.partition.advance()
@@ -404,8 +402,12 @@ class ReplicaManager:
             return
         role = partition.role
         if isinstance(role, LeaderState):
-            stream.acknowledged(key, message.session, role.end_of(stream.follower))
-            if stream.follower not in role.isr:
+            in_sync = stream.follower in role.isr
+            # Who catches up goes by what is on its disk, whatever the topic says: pages that wait
+            # to be written would hold up every other sync there (rule R9).
+            end = role.end_of(stream.follower) if in_sync else message.durable_end
+            stream.acknowledged(key, message.session, end)
+            if not in_sync:
                 self._propose(replica, lag_max_ms=None)
 
     # follower host: streams to leaders
@@ -416,18 +418,8 @@ class ReplicaManager:
         if replica is not None:
             link = self._links[stream.leader]
             take_frame(replica, link, stream, frame, self._faults, self.events)
-            if self.throttles.from_leaders is not None and isinstance(frame, Push):
-                self._throttle(replica, len(frame.batches))
-
-    def _throttle(self, replica: Replica, size: int) -> None:
-        """Bytes for a replica here; where they were too many, every leader is asked to pause."""
-        registration = self.image.partition(*replica.partition.id)
-        isr, now_ms = None if registration is None else registration.isr, self.now_ms()
-        pause_ms = self.throttles.received(size, isr, now_ms)
-        if pause_ms and self.image.feature_level >= BATCHED_ISR_LEVEL:
-            for link in self._links.values():
-                if link.stream is not None:
-                    link.stream.ask_pause(pause_ms, now_ms)
+            if isinstance(frame, Push) and len(frame.batches):
+                self.throttles.filled(replica, len(frame.batches), self.image, self._links.values())
 
     # time
 

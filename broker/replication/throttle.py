@@ -14,13 +14,15 @@ from raft_metadata.common.configs.table import (
     NO_RATE_LIMIT,
 )
 from raft_metadata.image.config_layers import broker_layers
+from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterable, Mapping
 
     from broker.config import BrokerConfig
+    from broker.replication.leader_link import LeaderLink
+    from broker.replication.replica import Replica
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
 
 BURST_MS = 100
@@ -98,12 +100,30 @@ class Throttles:
             self.from_leaders, layers.number(FOLLOWER_REPLICATION_THROTTLED_RATE), now_ms
         )
 
-    def received(self, size: int, isr: Collection[BrokerId] | None, now_ms: int) -> int:
-        """Bytes were pushed to a replica here: for how long none such shall come (milliseconds)."""
-        if self.from_leaders is None or isr is None or self._broker_id in isr:
-            return 0
-        self.from_leaders.take(size, now_ms)
-        return self.from_leaders.pause_ms(now_ms)
+    def filled(
+        self, replica: Replica, size: int, image: MetadataImage, links: Iterable[LeaderLink]
+    ) -> None:
+        """Bytes were pushed to a replica here: what follows if it is not in sync.
+
+        They are synced soon, whatever the topic says: pages that wait to be written would hold up
+        every other sync here (rule R9). Were they too many, all leaders are asked to pause.
+        """
+        bucket = self.from_leaders
+        if bucket is None and replica.partition.settings.by_durable:
+            return
+        registration = image.partition(*replica.partition.id)
+        if registration is None or self._broker_id in registration.isr:
+            return
+        replica.log.request_flush()
+        if bucket is None:
+            return
+        now_ms = self._clock.monotonic_ms()
+        bucket.take(size, now_ms)
+        pause_ms = bucket.pause_ms(now_ms)
+        if pause_ms and image.feature_level >= BATCHED_ISR_LEVEL:
+            for link in links:
+                if link.stream is not None:
+                    link.stream.ask_pause(pause_ms, now_ms)
 
 
 def _bucket(present: TokenBucket | None, rate: int, now_ms: int) -> TokenBucket | None:
