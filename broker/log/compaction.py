@@ -255,23 +255,19 @@ def plan(
     return Plan(start, end, Worth(overdue, dirty / (dirty + clean)))
 
 
-def groups(segments: Sequence[SegmentFacts], end: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Neighbours to be written into one segment each: index ranges of segments below ``end``."""
-    found: list[tuple[int, int]] = []
-    first = size = 0
+def closed_below(segments: Sequence[SegmentFacts], end: int) -> int:
+    """How many segments, from the first one on, are closed and begin below ``end``."""
     for number, segment in enumerate(segments):
         if segment.base_offset >= end or not segment.closed:
-            break
-        wide = segment.next_offset - segments[first].base_offset > DELTA_MAX
-        if number > first and (size + segment.size > segment_bytes or wide):
-            found.append((first, number))
-            first, size = number, 0
-        size += segment.size
-    else:
-        number = len(segments)
-    if segments and number > first:
-        found.append((first, number))
-    return found
+            return number
+    return len(segments)
+
+
+def fits_behind(
+    size: int, base_offset: int, next_size: int, next_offset: int, segment_bytes: int
+) -> bool:
+    """Whether a segment may be merged into a compacted one of ``size`` bytes so far."""
+    return size + next_size <= segment_bytes and next_offset - base_offset <= DELTA_MAX
 
 
 class Producers:

@@ -67,6 +67,8 @@ class FlushToken:
     """Directories in which names were made, innermost first (rule Q6)."""
     checkpoints: list[tuple[str, bytes]] = field(default_factory=list)
     """(name, bytes) to write into the log's directory once the data is synced."""
+    log_start: int = -1
+    """The log start that ``checkpoints`` make durable; -1: they are not about one."""
     unsealed_from: int = 0
     """Base offset of the first segment that these checkpoints seal."""
     checkpoints_failed: bool = False

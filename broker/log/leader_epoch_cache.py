@@ -85,6 +85,23 @@ class LeaderEpochCache:
         end = self._starts[following] if following < len(self._starts) else log_end_offset
         return self._epochs[index], min(end, log_end_offset)
 
+    def truncate_from_start(self, start_offset: int) -> None:
+        """The log begins here now: the epoch of the record at this offset begins here too.
+
+        As Kafka does it; and as a rebuild from what is left would find it (invariant L11).
+        """
+        first = bisect_right(self._starts, start_offset) - 1
+        if first >= 0:
+            del self._epochs[:first]
+            del self._starts[:first]
+            self._starts[0] = start_offset
+
+    def from_start(self, start_offset: int) -> LeaderEpochCache:
+        """A copy, as `truncate_from_start` would leave it."""
+        copy = LeaderEpochCache(self.entries)
+        copy.truncate_from_start(start_offset)
+        return copy
+
     def truncate_from_end(self, end_offset: int) -> None:
         """Forget the epochs that start at or behind this offset."""
         keep = bisect_left(self._starts, end_offset)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import encode_checkpoint, place_file
+from broker.log.producer_snapshot import ProducerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,9 @@ class LogDirectory:
     """The name of a log, or None for the whole directory, can't be trusted any more."""
     dirty: set[Flushable]
     """Logs with unsynced appends that nobody asked to sync: the background flush takes them."""
+    on_log_start: Callable[[Flushable], None]
+    """A log's start has moved and is durable."""
+    producers: ProducerLimits = ProducerLimits()
 
 
 def make_partition_directory(

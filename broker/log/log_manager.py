@@ -24,11 +24,13 @@ from broker.log.directory_files import (
     text_of,
 )
 from broker.log.disk import DISK_FULL, Disk
-from broker.log.flusher import Flusher
+from broker.log.flusher import Flushable, Flusher
 from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
+from broker.log.producer_snapshot import ProducerLimits
 from broker.log.recovery import holds_proof, recover_log
 from broker.log.segment import OpenFiles
+from broker.log.segment_removals import SegmentRemovals
 from raft_metadata.common.errors import (
     CorruptionError,
     ErrorCode,
@@ -73,7 +75,9 @@ class LogManager:
         disk: Disk | None = None,
         max_open_segments: int = 4_096,
         flush_interval_ms: int = 1_000,
+        remove_delay_ms: int = 60_000,
         default_config: LogConfig | None = None,
+        producers: ProducerLimits | None = None,
     ) -> None:
         self.root = str(data_dir / "log")
         self._disk = disk or Disk()
@@ -81,6 +85,7 @@ class LogManager:
         self._files = OpenFiles(self._disk, max_open_segments)
         self._flush_interval_ms = flush_interval_ms
         self._default_config = default_config or LogConfig()
+        self._producers = producers or ProducerLimits()
         self._shared: LogDirectory | None = None
         self._lock = -1
         self._logs: dict[TopicIdPartition, PartitionLog] = {}
@@ -96,6 +101,9 @@ class LogManager:
         self._keys: dict[str, TopicIdPartition] = {}
         self._unidentified: dict[str, CorruptionError] = {}
         self._small = DirectoryFiles(self._disk, self.root)
+        self.removals = SegmentRemovals(self._disk, remove_delay_ms)
+        self.on_log_start: Callable[[PartitionLog], None] = lambda _: None
+        """Told when a log's start has moved and is durable."""
 
     # life
 
@@ -108,6 +116,7 @@ class LogManager:
         """
         disk = self._disk
         disk.make_directory(self.root)
+        disk.sync_directory(self.root.rpartition("/")[0])  # rule Q6: its own name too
         self._lock = disk.open(f"{self.root}/{LOCK_FILE}", create=True)
         try:
             disk.lock(self._lock)
@@ -116,7 +125,15 @@ class LogManager:
             self._lock = -1
             raise
         flusher = Flusher(disk, self.root, self._fail_all)
-        self._shared = LogDirectory(self.root, self._files, flusher, self._on_log_failed, set())
+        self._shared = LogDirectory(
+            self.root,
+            self._files,
+            flusher,
+            self._on_log_failed,
+            set(),
+            self._on_log_start,
+            self._producers,
+        )
         self.unclean = self._small.read_damaged()
         said = self._small.take_clean_shutdown()
         self.clean_broker_epoch = None if said is None else said.broker_epoch
@@ -134,7 +151,8 @@ class LogManager:
         for key, log in self._logs.items():
             end, epoch = watermarks.get(text_of(key), (0, -1))
             end = min(end, log.log_end_offset)
-            log.high_watermark = end if log.epoch_at(end - 1) == epoch else 0
+            end = end if log.epoch_at(end - 1) == epoch else 0
+            log.high_watermark = max(end, log.log_start_offset)  # invariant L8
             log.request_flush()
         flusher.flush_all()
         disk.sync_directory(self.root)
@@ -155,6 +173,7 @@ class LogManager:
         while True:
             await asyncio.sleep(self._flush_interval_ms / 1000)
             self.flush_dirty()
+            await self.removals.run_some(self._flush_interval_ms)
             elapsed += self._flush_interval_ms
             if elapsed >= HIGH_WATERMARK_INTERVAL_MS:
                 elapsed = 0
@@ -270,6 +289,7 @@ class LogManager:
             log = self._logs.pop(key, None)
             if log is not None:
                 log.close()
+                self.removals.forget(log)
                 moved |= self._quarantine(log.name, key, mark)
             elif key in self.offline:
                 moved |= self._quarantine(self._name_of(key), key, mark)
@@ -341,14 +361,17 @@ class LogManager:
             self._refuse(name, key, CorruptionError(self.unclean[key]))
             return
         try:
+            clean_end = None if clean is None else clean[0]
             found = recover_log(
-                self._files, directory, clean_end=None if clean is None else clean[0]
+                self._files, directory, clean_end=clean_end, producers=self._producers
             )
         except CorruptionError as error:
             self._refuse(name, key, error)
             return
         log = PartitionLog(self._opened(), topic, key.partition, key.topic_id, self._default_config)
         log.restore(found)
+        if log.has_removable:
+            self.removals.note(log)
         self._logs[key] = log
         self._keys[name] = key
 
@@ -423,6 +446,11 @@ class LogManager:
             self._disk.close(fd)
         self.checkpoint_high_watermarks()
         self._small.write_clean_shutdown(CleanShutdown(broker_epoch, ends))
+
+    def _on_log_start(self, log: Flushable) -> None:
+        assert isinstance(log, PartitionLog)
+        self.removals.note(log)
+        self.on_log_start(log)
 
     def _on_log_failed(self, name: str | None, error: BaseException) -> None:
         """One log's durable bytes are gone, or (None) the disk is in doubt."""

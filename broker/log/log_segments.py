@@ -6,20 +6,28 @@ which of it the next start may take without a scan.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Self
 
 from broker.log.checkpoints import place_file, write_atomically
+from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.disk import DISK_FULL
 from broker.log.log_directory import PARTITION_FILE, make_partition_directory
-from broker.log.recovery import checkpoint_files
+from broker.log.producer_snapshot import remove_snapshots, snapshots_below
+from broker.log.recovery import REMOVED_SUFFIX, checkpoint_files, start_file
 from broker.log.segment import Segment
+from broker.log.swap import write_state
 from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.log.disk import Disk
     from broker.log.flusher import FlushToken
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogConfig, LogDirectory
     from broker.log.recovery import RecoveredLog
+    from broker.log.swap import StateChange, Swap
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
 
 
@@ -41,8 +49,19 @@ class LogSegments:
     ``recovery_point`` are synced, and their index files speak for them at the next start.
     """
 
+    UNKNOWN_POINT = 1 << 62
+    """As `recovery_point`: the file may say anything; the next truncation writes it anew."""
+
     __slots__ = (
-        "_new_directory", "_new_segment", "_sealed_to", "_shared", "directory", "recovery_point",
+        "_aside",
+        "_new_directory",
+        "_new_segment",
+        "_sealed_to",
+        "_shared",
+        "cleaned",
+        "directory",
+        "pending",
+        "recovery_point",
         "segments",
     )  # fmt: skip
 
@@ -50,10 +69,16 @@ class LogSegments:
         self._shared = shared
         self.directory = directory
         self.segments: list[Segment] = []
+        self._aside: list[Segment] | None = None
+        """Closed segments of before the log started over; they go once that is durable."""
         self.recovery_point = 0
         self._sealed_to = 0
         self._new_directory = False
         self._new_segment = False
+        self.cleaned = NEVER_CLEANED
+        """How far this replica has compacted the log."""
+        self.pending: Swap | StateChange | None = None
+        """A step of compaction that is under way on another thread (`settle`)."""
 
     @classmethod
     def create(
@@ -79,11 +104,17 @@ class LogSegments:
         """What recovery found; the caller syncs before it counts as durable (rule Q1)."""
         stored = cls(shared, directory)
         stored.segments = found.segments
+        stored.cleaned = found.cleaned
         stored.recovery_point = stored._sealed_to = found.recovery_point
         # A full disk may have left names without a byte behind them, which nobody ever synced: the
         # first flush of this life does, before anything in these files counts (rule Q6).
         stored._new_directory = any(s.dirty for s in found.segments) or not found.proven_end
         return stored
+
+    @property
+    def is_new(self) -> bool:
+        """Whether not even the directory is durable."""
+        return self._new_directory
 
     # writing
 
@@ -116,6 +147,14 @@ class LogSegments:
             old = now_ms - active.first_append_ms > config.segment_ms
             if not active.size or not (full or old):
                 return active
+        return self.roll(end_offset)
+
+    def roll(self, end_offset: int) -> Segment:
+        """Write to a new segment from here on.
+
+        Raises:
+            OSError: it could not be made; the log is as before.
+        """
         segment = Segment(self.directory, end_offset)
         self._shared.files.use(segment)
         self.segments = [*self.segments, segment]
@@ -138,7 +177,10 @@ class LogSegments:
     # syncing
 
     def fill(self, token: FlushToken, epochs: LeaderEpochCache, log_start_offset: int) -> None:
-        """Name in the token all that everything written by now depends on (rule Q6)."""
+        """Name in the token all that everything written by now depends on (rule Q6).
+
+        Where the token is about a log start, that is made durable behind the data.
+        """
         files = self._shared.files
         token.segments = [segment for segment in self.segments if segment.dirty]
         token.descriptors = [files.use(segment) for segment in token.segments]
@@ -151,10 +193,13 @@ class LogSegments:
         elif self._new_segment:
             token.directories = [self.directory]
         self._new_directory = self._new_segment = False
-        active = self.segments[-1]
-        if active.base_offset > self._sealed_to:
-            self._seal(token, active.base_offset)
-            token.checkpoints += checkpoint_files(epochs, active.base_offset, log_start_offset)
+        log_start_offset = max(log_start_offset, token.log_start)
+        if self.segments and self.segments[-1].base_offset > self._sealed_to:
+            active_base = self.segments[-1].base_offset
+            self._seal(token, active_base)
+            token.checkpoints += checkpoint_files(epochs, active_base, log_start_offset)
+        elif token.log_start >= 0:
+            token.checkpoints.append(start_file(self.recovery_point, log_start_offset))
 
     def _seal(self, token: FlushToken, active_base: int) -> None:
         """Segments were closed by a roll: once synced, they need no scan at the next start."""
@@ -184,12 +229,162 @@ class LogSegments:
             OSError: one could not be written; then the shutdown is not clean.
         """
         files = self._shared.files
-        active = self.segments[-1]
-        name = active.index_path.rpartition("/")[2]
-        data = active.index_bytes(files.disk, files.use(active))
-        place_file(files.disk, self.directory, name, data, sync=False)
+        if self.segments:
+            active = self.segments[-1]
+            name = active.index_path.rpartition("/")[2]
+            data = active.index_bytes(files.disk, files.use(active))
+            place_file(files.disk, self.directory, name, data, sync=False)
         for name, data in checkpoint_files(epochs, self._sealed_to, log_start_offset):
             place_file(files.disk, self.directory, name, data, sync=False)
+
+    # the log start
+
+    def put_aside(self, start_offset: int) -> None:
+        """The log starts over empty at this offset, at or behind its end.
+
+        What is here stays on the disk until a flush has made the new start durable: a crash before
+        that finds the old log, cut where the first new segment would leave a gap.
+        """
+        self.settle()
+        self._forget_clean(start_offset, all_of_it=True)
+        files = self._shared.files
+        remove_snapshots(files.disk, self.directory, above=-1)
+        kept = [segment for segment in self.segments if segment.base_offset == start_offset]
+        for segment in self.segments:
+            if segment not in kept:
+                files.forget(segment)
+                segment.dirty = False
+        gone = self.segments[: len(self.segments) - len(kept)]
+        self._aside = [*(self._aside or ()), *gone]
+        self.segments = kept
+        self.recovery_point = self._sealed_to = start_offset
+
+    def empty(self, start_offset: int, epochs: LeaderEpochCache, log_start_offset: int) -> None:
+        """Start over at an offset below the log's end. Durable on return.
+
+        From the end backwards: a crash leaves a shorter log, or an empty one.
+
+        Raises:
+            OSError, CorruptionError: it stopped on the way; the files are in doubt.
+        """
+        self.settle()
+        self._forget_clean(start_offset, all_of_it=True)
+        files, disk = self._shared.files, self._shared.files.disk
+        remove_snapshots(disk, self.directory, above=-1)
+        if self.segments:
+            self.truncate(self.segments[0].base_offset, epochs, log_start_offset)
+            files.forget(self.segments[0])
+            disk.unlink(self.segments[0].log_path)
+            disk.sync_directory(self.directory)
+            self.segments = []
+        for segment in reversed(self._aside or ()):
+            disk.unlink(segment.index_path)
+            disk.unlink(segment.log_path)
+            disk.sync_directory(self.directory)
+        self._aside = None
+        name, data = start_file(start_offset, start_offset)
+        write_atomically(disk, self.directory, name, data)
+        self.recovery_point = self._sealed_to = start_offset
+
+    def remove_below(self, log_start_offset: int, most: int) -> list[str]:
+        """Take whole segments below a durable log start out of use; the files to be unlinked.
+
+        They are renamed, so that nothing that is made later under their names is unlinked instead.
+        """
+        if self.pending is not None:
+            return []
+        files, disk = self._shared.files, self._shared.files.disk
+        gone = list(self._aside or ())[:most]
+        self._aside = (self._aside or [])[most:] or None
+        while len(gone) < most and len(self.segments) > 1:
+            first = self.segments[0]
+            if self.segments[1].base_offset > log_start_offset or first.dirty or first.flushing:
+                break
+            files.forget(first)
+            self.segments = self.segments[1:]
+            gone.append(first)
+        paths = [path for segment in gone for path in (segment.index_path, segment.log_path)]
+        if gone and self.segments:
+            paths += snapshots_below(disk, self.directory, self.segments[0].base_offset)
+        renamed = []
+        for path in paths:
+            if disk.exists(path):
+                disk.rename(path, path + REMOVED_SUFFIX)
+                renamed.append(path + REMOVED_SUFFIX)
+        return renamed
+
+    def holds_below(self, log_start_offset: int) -> bool:
+        """Whether `remove_below` has something left to do."""
+        if self._aside:
+            return True
+        return len(self.segments) > 1 and self.segments[1].base_offset <= log_start_offset
+
+    # compaction
+
+    def sealed(self, durable_end: int) -> list[Segment]:
+        """Closed segments, oldest first, that are synced and whose indexes are written.
+
+        ``durable_end``: what has been synced is behind the seal, once it is inside the last one.
+        """
+        if self.pending is not None or self._new_directory or not self.segments:
+            return []
+        active = self.segments[-1]
+        if durable_end <= active.base_offset and active.size:
+            return []
+        found = []
+        for segment in self.segments[:-1]:
+            if segment.base_offset >= self._sealed_to or segment.dirty or segment.flushing:
+                break
+            found.append(segment)
+        return found
+
+    @property
+    def disk(self) -> Disk:
+        """Where the files are."""
+        return self._shared.files.disk
+
+    def broken(self, error: BaseException) -> None:
+        """The disk failed under compaction: the whole directory is in doubt (rule Q2)."""
+        self._shared.on_failed(None, error)
+
+    def replace(self, old: Sequence[Segment], swap: Swap, new: Segment, fd: int) -> None:
+        """Read the new segment from now on; the files follow when the swap has run."""
+        first = self.segments.index(old[0])
+        self._shared.files.adopt(new, fd)
+        for segment in old:
+            self._shared.files.forget(segment)
+        self.segments = [*self.segments[:first], new, *self.segments[first + len(old) :]]
+        self.pending = swap
+
+    def settle(self) -> None:
+        """Have no replacement under way: names and files are about to change otherwise.
+
+        Blocks the loop for as long as the swap takes; truncations and deletions are rare.
+
+        Raises:
+            OSError: it could not be finished.
+        """
+        if self.pending is not None:
+            self.pending.run_once()
+            self.pending.finish()
+            self.pending = None
+
+    def _forget_clean(self, end_offset: int, *, all_of_it: bool) -> None:
+        """From this offset on, or from the start, other records may stand here. Durable on return.
+
+        Nothing is known to be clean then. Which tombstones may be gone stays known (rule R7): what
+        is below may stay, or be back after a crash.
+        """
+        known = self.cleaned
+        stands = not all_of_it and known.cleaned_to <= end_offset
+        changed = CleanState(
+            known.marks if stands else (),
+            known.epoch if stands else -1,
+            min(known.dropped_to, end_offset),
+        )
+        if changed != known:
+            self.cleaned = changed
+            write_state(self.disk, self.directory, changed)
 
     # cutting and closing
 
@@ -199,6 +394,8 @@ class LogSegments:
         Raises:
             OSError, CorruptionError: it stopped on the way; the files are in doubt.
         """
+        self.settle()
+        self._forget_clean(end_offset, all_of_it=False)
         files, disk = self._shared.files, self._shared.files.disk
         keep = max(
             number
@@ -219,6 +416,7 @@ class LogSegments:
                 write_atomically(disk, self.directory, name, data)
             self.recovery_point = last.base_offset
         self._sealed_to = min(self._sealed_to, last.base_offset)
+        remove_snapshots(disk, self.directory, above=next_offset)
         last.index(disk, fd)
         disk.unlink(last.index_path)
         for segment in reversed(self.segments[keep + 1 :]):
@@ -233,6 +431,8 @@ class LogSegments:
         return next_offset
 
     def close(self) -> None:
-        """Release descriptors."""
+        """Release descriptors. A replacement that can't be finished now is, at the next start."""
+        with contextlib.suppress(OSError):
+            self.settle()
         for segment in self.segments:
             self._shared.files.forget(segment)

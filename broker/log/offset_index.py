@@ -14,8 +14,8 @@ from raft_metadata.common.errors import CorruptionError
 
 INDEX_INTERVAL_BYTES = 4096
 NO_TIMESTAMP = -1
-_MAGIC = b"QIX1"
-_HEAD = Struct("<4sIqqqqqI")
+_MAGIC = b"QIX2"
+_HEAD = Struct("<4sIqqqqqqI")
 
 
 class OffsetIndex:
@@ -69,7 +69,10 @@ class OffsetIndex:
 class IndexFileHead:
     """What an index file says about its segment, so that a sealed one is opened without a scan."""
 
-    __slots__ = ("base_offset", "first_append_ms", "log_size", "max_timestamp", "next_offset")
+    __slots__ = (
+        "base_offset", "first_append_ms", "log_size", "max_timestamp", "newest_append_ms",
+        "next_offset",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -78,12 +81,14 @@ class IndexFileHead:
         log_size: int,
         max_timestamp: int,
         first_append_ms: int,
+        newest_append_ms: int,
     ) -> None:
         self.base_offset = base_offset
         self.next_offset = next_offset
         self.log_size = log_size
         self.max_timestamp = max_timestamp
         self.first_append_ms = first_append_ms
+        self.newest_append_ms = newest_append_ms
 
 
 def encode_index(head: IndexFileHead, index: OffsetIndex) -> bytes:
@@ -101,6 +106,7 @@ def encode_index(head: IndexFileHead, index: OffsetIndex) -> bytes:
         head.log_size,
         head.max_timestamp,
         head.first_append_ms,
+        head.newest_append_ms,
         len(index),
     )
     check = crc32(body, crc32(_HEAD.pack(_MAGIC, 0, *fields)))
@@ -119,10 +125,10 @@ def decode_index(data: bytes, path: str) -> tuple[IndexFileHead, OffsetIndex]:
         sound = check == crc32(body, crc32(_HEAD.pack(_MAGIC, 0, *fields)))
         if magic == _MAGIC and sound:
             index = OffsetIndex()
-            count = fields[5]
+            count = fields[6]
             index._offsets.frombytes(body[: 4 * count])  # noqa: SLF001
             index._positions.frombytes(body[4 * count : 8 * count])  # noqa: SLF001
             index._times.frombytes(body[8 * count :])  # noqa: SLF001
-            return IndexFileHead(*fields[:5]), index
+            return IndexFileHead(*fields[:6]), index
     msg = f"index {path} is damaged"
     raise CorruptionError(msg)

@@ -6,25 +6,28 @@ inside, so no caller ever sees half a change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
+import sys
+from typing import TYPE_CHECKING
 
-from broker.log import log_reader
-from broker.log.disk import OUT_OF_DESCRIPTORS
+from typing_extensions import override
+
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo
+from broker.log.log_producers import LogProducers
 from broker.log.log_segments import LogSegments, WriteError
+from broker.log.producer_state import Claim
+from broker.log.readable_log import ReadableLog
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     BatchError,
-    BatchSlice,
     RecordFormat,
     stamp,
     verify_run,
 )
-from broker.record.lines import encode_batches
+from broker.record.lines import BATCH_BYTES_MAX, encode_batches
 from raft_metadata.common.errors import (
     CorruptionError,
     ErrorCode,
@@ -36,20 +39,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from broker.log.log_directory import LogConfig, LogDirectory
+    from broker.log.producer_state import ProducerStates, Remembered
     from broker.log.recovery import RecoveredLog
-    from broker.log.segment import OpenFiles, Segment
+    from broker.log.segment import Segment
     from broker.record.lines import ProduceRecord
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _NO_EPOCHS = LeaderEpochCache()
 _NO_SEGMENTS: list[Segment] = []
 """Of every log that never had one: nothing is ever added to these two."""
 
 
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """Batches in segments, the newest one being written; about 0.7 KB while it holds nothing.
 
     Invariants: log_start_offset <= durable_end <= log_end_offset. ``log_end_offset`` moves only
@@ -58,9 +59,9 @@ class PartitionLog:
     """
 
     __slots__ = (
-        "_epochs", "_shared", "_stored", "config", "durable_end", "failed", "generation",
-        "high_watermark", "last_epoch", "log_end_offset", "log_start_offset", "name", "on_durable",
-        "partition", "topic", "topic_id",
+        "_epochs", "_producers", "_shared", "_start_wanted", "_stored", "config", "durable_end",
+        "failed", "generation", "high_watermark", "last_epoch", "log_end_offset",
+        "log_start_offset", "name", "on_durable", "partition", "topic", "topic_id",
     )  # fmt: skip
 
     def __init__(
@@ -88,14 +89,18 @@ class PartitionLog:
         self.failed: BaseException | None = None
         self.on_durable: Callable[[], None] | None = None
         self._stored: LogSegments | None = None
+        self._start_wanted = 0
+        """Where the log is to begin, once that is durable."""
         self._epochs = _NO_EPOCHS
+        self._producers: LogProducers | None = None
 
     def restore(self, found: RecoveredLog) -> None:
         """Take what recovery found; the caller syncs before it counts as durable (rule Q1)."""
-        if found.segments:
-            self._stored = LogSegments.restored(self._shared, self.directory, found)
+        self._stored = LogSegments.restored(self._shared, self.directory, found)
         self._epochs = found.epochs
-        self.log_start_offset = found.log_start_offset
+        if found.producers is not None:
+            self._producers = LogProducers(self._shared, found.producers)
+        self.log_start_offset = self._start_wanted = found.log_start_offset
         self.log_end_offset = found.log_end_offset
         self.durable_end = found.proven_end
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
@@ -105,9 +110,15 @@ class PartitionLog:
         return f"{self._shared.root}/{self.name}"
 
     @property
+    @override
     def segments(self) -> list[Segment]:
         """Oldest first, the last one being written. Not to be changed."""
         return _NO_SEGMENTS if self._stored is None else self._stored.segments
+
+    @property
+    def stored(self) -> LogSegments | None:
+        """The files, for compaction; None of a log that never had any."""
+        return self._stored
 
     @property
     def epoch_entries(self) -> list[tuple[int, int]]:
@@ -115,9 +126,32 @@ class PartitionLog:
         return self._epochs.entries
 
     @property
+    def dropped_to(self) -> int:
+        """Tombstones below it may be gone here (rule R7)."""
+        return 0 if self._stored is None else self._stored.cleaned.dropped_to
+
+    @property
     def recovery_point(self) -> int:
         """An unclean start scans from here on."""
         return 0 if self._stored is None else self._stored.recovery_point
+
+    # producers
+
+    @property
+    def producers(self) -> ProducerStates | None:
+        """What is remembered of those that write here; None: nobody ever said who it is."""
+        return None if self._producers is None else self._producers.states
+
+    def repeated(
+        self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
+    ) -> Remembered | None:
+        """The batch that so many records of this claim would repeat: `ProducerStates.check`."""
+        return self._known_producers().states.check(claim, count, now_ms, may_begin=may_begin)
+
+    def _known_producers(self) -> LogProducers:
+        if self._producers is None:
+            self._producers = LogProducers(self._shared)
+        return self._producers
 
     # append
 
@@ -135,7 +169,8 @@ class PartitionLog:
     ) -> AppendInfo:
         """Number, encode and write records: all of them or none (rule R2).
 
-        With ``flush_before_ack`` a sync is asked for; ``on_durable`` tells when it is done.
+        With ``flush_before_ack`` a sync is asked for; ``on_durable`` tells when it is done. What
+        has a producer id is one batch, however large (`broker.log.producer_state`).
 
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is as before.
@@ -157,6 +192,7 @@ class PartitionLog:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
+            batch_bytes_max=BATCH_BYTES_MAX if producer_id < 0 else sys.maxsize,
         )
         raw = batches[0].raw if len(batches) == 1 else b"".join([b.raw for b in batches])
         segment = self._write(raw, now_ms)
@@ -168,6 +204,10 @@ class PartitionLog:
             self._assign_epoch(leader_epoch, base)
             self.last_epoch = leader_epoch
         self.log_end_offset = batches[-1].next_offset
+        if producer_id >= 0:
+            claim = Claim(producer_id, producer_epoch, base_sequence)
+            last, committed_end = self.log_end_offset - 1, self.high_watermark
+            self._known_producers().states.note(claim, base, last, now_ms, committed_end)
         self._written()
         return AppendInfo(base, self.log_end_offset - 1, raw)
 
@@ -193,6 +233,8 @@ class PartitionLog:
         segment = self._write(raw, headers[0].append_timestamp)
         for header in headers:
             segment.note_header(header)
+            if header.producer_id >= 0:
+                self._known_producers().states.applied(header, self.high_watermark)
             if header.leader_epoch != self._epochs.newest:
                 self._assign_epoch(header.leader_epoch, header.base_offset)
         self.last_epoch = headers[-1].leader_epoch
@@ -205,13 +247,16 @@ class PartitionLog:
             self._refuse()
         try:
             stored = self._stored or self._store()
-            return stored.write(raw, self.log_end_offset, now_ms, self.config)
+            segment = stored.write(raw, self.log_end_offset, now_ms, self.config)
         except WriteError as error:
             if error.broken:
                 self._fail(error.cause)
             self._storage_error(error.cause, error.outcome)
         except OSError as error:
             self._storage_error(error, Outcome.NOT_WRITTEN)
+        if self._producers is not None and not segment.size:
+            self._producers.rolled(self.log_end_offset)
+        return segment
 
     def _store(self) -> LogSegments:
         """This log's place on the disk, made with its first byte."""
@@ -230,16 +275,23 @@ class PartitionLog:
 
     def request_flush(self) -> None:
         """Ask the flusher; ``durable_end`` moves later, and ``on_durable`` is called then."""
-        if self.durable_end < self.log_end_offset and self.failed is None:
+        if self.failed is None and (
+            self.durable_end < self.log_end_offset or self._start_wanted > self.log_start_offset
+        ):
             self._shared.flusher.request(self)
 
     def begin_flush(self) -> FlushToken | None:
         """The flusher's: what to sync so that everything written by now is durable."""
-        if self.failed is not None or self.durable_end >= self.log_end_offset:
+        starts = self._start_wanted > min(self.log_start_offset, self.durable_end)
+        if self.failed is not None or not (starts or self.durable_end < self.log_end_offset):
             return None
         token = FlushToken(self, self.generation, self.log_end_offset)
+        if starts:
+            token.log_start = self._start_wanted
         assert self._stored is not None, "a log without files has no end to prove"
         self._stored.fill(token, self._epochs, self.log_start_offset)
+        if self._producers is not None:
+            self._producers.join(token)
         self._shared.dirty.discard(self)
         return token
 
@@ -249,12 +301,114 @@ class PartitionLog:
             self._stored.end_flush(token, synced=synced)
         if not synced:
             return
+        if self._producers is not None and not token.checkpoints_failed:
+            self._producers.written(token)
         if token.generation != self.generation:
             return  # rule Q3: those bytes may have been replaced since
+        if token.log_start >= 0 and not self._start_is_durable(token):
+            return
         if token.end_offset > self.durable_end:
             self.durable_end = token.end_offset
             if self.on_durable is not None:
                 self.on_durable()
+
+    # log start
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Forget what is below this offset; False if that is forgotten, or asked for, already.
+
+        ``log_start_offset`` moves once it is durable (and the shared ``on_log_start`` is told):
+        what a reader was refused never comes back. Whole segments are removed after that.
+
+        Raises:
+            KafkaError: KAFKA_STORAGE_ERROR, the log is offline.
+            ValueError: behind the log's end.
+        """
+        if offset > self.log_end_offset:
+            msg = f"log {self.name} ends at {self.log_end_offset}, it can't start at {offset}"
+            raise ValueError(msg)
+        if self.failed is not None:
+            self._refuse()
+        if offset <= self._start_wanted:
+            return False
+        self._start_wanted = offset
+        self._shared.flusher.request(self)
+        return True
+
+    def _start_is_durable(self, token: FlushToken) -> bool:
+        """The data is synced; whether the log start is too, or the disk was full."""
+        if token.checkpoints_failed:
+            self._shared.dirty.add(self)  # the background flush asks again
+            return self.durable_end >= self.log_start_offset
+        if token.log_start > self.log_start_offset:
+            self.log_start_offset = token.log_start
+            self._epochs.truncate_from_start(token.log_start)
+        self._shared.on_log_start(self)
+        return True
+
+    def start_over(self, offset: int) -> None:
+        """Be empty from here on, beginning and ending at this offset.
+
+        The leader's log begins behind this one's end (or ends before its start). Start, end,
+        epochs and high watermark move together (invariant L8). At or behind the end, a flush makes
+        it durable, and ``durable_end`` tells when; below the end it is durable on return.
+
+        Raises:
+            KafkaError: KAFKA_STORAGE_ERROR.
+            ValueError: the offset is negative.
+        """
+        if offset < 0:
+            msg = f"log {self.name} can't begin at {offset}"
+            raise ValueError(msg)
+        if self.failed is not None:
+            self._refuse()
+        self.generation += 1  # rule Q3
+        self._shared.flusher.drain(self)
+        try:
+            stored = self._stored or self._store()
+        except OSError as error:
+            self._storage_error(error, Outcome.NOT_WRITTEN)
+        if offset >= self.log_end_offset:
+            stored.put_aside(offset)
+            # Not before the flush: until then this log may come back with all it had.
+            self.durable_end = min(self.durable_end, max(offset - 1, 0))
+        else:
+            try:
+                stored.empty(offset, self._epochs, self.log_start_offset)
+            except (OSError, CorruptionError) as error:
+                self._fail(error)
+                self._storage_error(error, Outcome.UNKNOWN)
+            self.durable_end = max(offset - 1, 0) if stored.is_new else offset
+        self.log_start_offset = self._start_wanted = self.log_end_offset = offset
+        self.high_watermark = offset
+        self.last_epoch = -1
+        self._epochs = _NO_EPOCHS
+        self._producers = None
+        self.request_flush()
+
+    def roll(self) -> None:
+        """Write to a new segment from here on, unless the present one is empty.
+
+        Raises:
+            KafkaError: KAFKA_STORAGE_ERROR; the log is as before.
+        """
+        if self._stored is None or not self.segments or not self.segments[-1].size:
+            return
+        try:
+            self._stored.roll(self.log_end_offset)
+        except OSError as error:
+            self._storage_error(error, Outcome.NOT_WRITTEN)
+
+    def remove_segments(self, most: int) -> list[str]:
+        """Take up to so many segments below the log start out of use; the paths to be unlinked."""
+        if self._stored is None or self.failed is not None:
+            return []
+        return self._stored.remove_below(self.log_start_offset, most)
+
+    @property
+    def has_removable(self) -> bool:
+        """Whether whole segments lie below the log start."""
+        return self._stored is not None and self._stored.holds_below(self.log_start_offset)
 
     # truncation and epochs
 
@@ -264,22 +418,28 @@ class PartitionLog:
         Durable on return. A crash in between leaves the longer log or the shorter one, so the old
         tail is gone before the first new byte stands behind the cut.
 
+        Below the log start, or inside the batch that holds it, nothing is left: `start_over`.
+
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR; the log has failed.
-            ValueError: below the log start.
         """
         if end_offset >= self.log_end_offset:
             return
         if end_offset < self.log_start_offset:
-            msg = f"can't truncate to {end_offset}, log start is {self.log_start_offset}"
-            raise ValueError(msg)
+            self.start_over(end_offset)
+            return
         if self.failed is not None:
             self._refuse()
         self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
         self._shared.flusher.drain(self)
         assert self._stored is not None, "a log without files has nothing to cut"
+        if end_offset < self._start_wanted:  # which may be on the disk by now
+            self._start_wanted = self.log_start_offset
+            self._stored.recovery_point = self._stored.UNKNOWN_POINT
         try:
             end = self._stored.truncate(end_offset, self._epochs, self.log_start_offset)
+            if self._producers is not None:
+                self._producers.truncated(self.directory, self.segments, end)
         except (OSError, CorruptionError) as error:
             self._fail(error)
             self._storage_error(error, Outcome.UNKNOWN)
@@ -288,8 +448,11 @@ class PartitionLog:
         self._epochs.truncate_from_end(self.log_end_offset)
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
-        if self.durable_end < self.log_end_offset:
+        if self.log_end_offset < self.log_start_offset:
+            self.start_over(self.log_start_offset)
+        elif self.durable_end < self.log_end_offset:
             self._written()
+        self.request_flush()
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """The largest epoch <= the given one that has records here, and the offset behind them.
@@ -314,54 +477,6 @@ class PartitionLog:
             self._epochs = LeaderEpochCache()
         self._epochs.assign(epoch, start_offset)
 
-    # reading
-
-    def read(self, from_offset: int, max_bytes: int, up_to_offset: int) -> list[BatchSlice]:
-        """Records from one offset up to another: see `log_reader.read`.
-
-        Raises:
-            KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
-            CorruptionError: a batch is damaged; the log has failed.
-        """
-        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
-        if from_offset >= up_to_offset:
-            return []
-        return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
-
-    def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
-        """Whole batches, for a follower that catches up: see `log_reader.read_raw`.
-
-        Raises:
-            KafkaError, CorruptionError: as `read`.
-        """
-        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
-        if from_offset >= up_to_offset:
-            return b""
-        return self._reading(log_reader.read_raw, from_offset, max_bytes, up_to_offset)
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
-        """The first offset whose record has this timestamp or a later one; None if all are older.
-
-        Raises:
-            CorruptionError: a batch is damaged; the log has failed.
-        """
-        return self._reading(log_reader.offset_for_timestamp, timestamp_ms)
-
-    def _reading(
-        self,
-        function: Callable[Concatenate[OpenFiles, list[Segment], P], T],
-        *arguments: P.args,
-        **options: P.kwargs,
-    ) -> T:
-        """Read; bytes that rotted, or can't be read, fail the log: they are never served."""
-        try:
-            return function(self._shared.files, self.segments, *arguments, **options)
-        except (CorruptionError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
-                self._storage_error(error, Outcome.NOT_WRITTEN)
-            self._fail(error)
-            raise
-
     # life
 
     def close(self) -> None:
@@ -379,20 +494,7 @@ class PartitionLog:
             OSError: one could not be written; then the shutdown is not clean.
         """
         if self._stored is not None and self.durable_end >= self.log_end_offset:
+            if self._producers is not None:
+                end = self.log_end_offset
+                self._producers.write_for_close(self.directory, self.segments, end)
             self._stored.checkpoint_for_close(self._epochs, self.log_start_offset)
-
-    def _refuse(self) -> NoReturn:
-        raise KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is offline: {self.failed}"
-        )
-
-    def _fail(self, error: BaseException) -> None:
-        if self.failed is None:
-            self.failed = error
-            doubtful = None if isinstance(error, OSError) else self.name
-            self._shared.on_failed(doubtful, error)
-
-    def _storage_error(self, error: BaseException, outcome: Outcome) -> NoReturn:
-        raise KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name}: {error}", outcome=outcome
-        ) from error

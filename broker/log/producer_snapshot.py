@@ -115,6 +115,15 @@ def producers_at(
     return states
 
 
+def snapshots_below(disk: Disk, directory: str, offset: int) -> list[str]:
+    """The paths of those that belong to segments below this one."""
+    return [
+        f"{directory}/{snapshot_name(each)}"
+        for each in snapshot_offsets(disk, directory)
+        if each < offset
+    ]
+
+
 def remove_snapshots(disk: Disk, directory: str, *, above: int) -> None:
     """Those of offsets above this one: what they speak of is cut off. Durable on return."""
     gone = [offset for offset in snapshot_offsets(disk, directory) if offset > above]

@@ -18,9 +18,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint
+from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
+from broker.log.producer_snapshot import (
+    ProducerLimits,
+    producers_at,
+    remove_snapshots,
+    snapshot_offsets,
+)
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
+from broker.log.swap import finish_swaps, read_state
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -36,9 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from broker.log.disk import Disk
+    from broker.log.producer_state import ProducerStates
 
 LEADER_EPOCH_FILE = "leader-epoch"
 RECOVERY_POINT_FILE = "recovery-point"
+REMOVED_SUFFIX = ".deleted"
+"""Of a segment's files that are out of use and wait for being unlinked."""
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _log = logging.getLogger("broker.log")
 
@@ -58,6 +69,10 @@ class RecoveredLog:
     segments: list[Segment]
     epochs: LeaderEpochCache
     cut_bytes: int = 0
+    producers: ProducerStates | None = None
+    """None: no batch here names one."""
+    cleaned: CleanState = NEVER_CLEANED
+    """How far this replica had compacted it."""
 
 
 class _Point(NamedTuple):
@@ -82,9 +97,17 @@ class _Scan:
     recovery_point: int = 0
     proven_end: int = 0
     epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
+    limits: ProducerLimits = field(default_factory=ProducerLimits)
+    producers: ProducerStates | None = None
 
 
-def recover_log(files: OpenFiles, directory: str, *, clean_end: int | None = None) -> RecoveredLog:
+def recover_log(
+    files: OpenFiles,
+    directory: str,
+    *,
+    clean_end: int | None = None,
+    producers: ProducerLimits | None = None,
+) -> RecoveredLog:
     """Read, check and mend one partition's directory.
 
     Args:
@@ -92,24 +115,37 @@ def recover_log(files: OpenFiles, directory: str, *, clean_end: int | None = Non
         directory: ``<topic>-<partition>`` with its path.
         clean_end: the log end that a clean shutdown recorded. The active segment is then taken
             from its index file, and an end below this one is corruption.
+        producers: how many producers are remembered, and for how long.
 
     Raises:
         CorruptionError: durable bytes are gone; names file and offset. Nothing was changed.
         OSError: the disk failed.
     """
+    finish_swaps(files.disk, directory)
     scan = _open_scan(files, directory)
+    scan.limits = producers or scan.limits
     scan.proven_end = max(scan.recovery_point, clean_end or 0)
     trusted = _restore_sealed(scan, clean_end)
+    _restore_producers(scan, trusted)
     bad = _scan_segments(scan, trusted)
     cut_bytes = 0
     if bad is not None:
         _refuse_if_durable(scan, bad)
         cut_bytes = _cut(scan, bad)
     end = scan.segments[-1].next_offset if scan.segments else scan.log_start
-    if end < scan.proven_end:
+    if max(end, scan.log_start) < scan.proven_end:
         where = scan.segments[-1].log_path if scan.segments else directory
         msg = f"the log ends too early file={where} offset={end} durable_end={scan.proven_end}"
         raise CorruptionError(msg)
+    if end < scan.log_start:
+        # Everything that is left was deleted: the log starts over (or was about to) at its start.
+        cut_bytes += _cut(scan, _Point(-1, 0, scan.log_start, "all of it is below the log start"))
+        end = scan.log_start
+        scan.epochs.truncate_from_end(0)
+        scan.producers = None
+        remove_snapshots(scan.disk, scan.directory, above=-1)
+    scan.epochs.truncate_from_start(scan.log_start)
+    scan.proven_end = max(scan.proven_end, scan.log_start)
     _rewrite_unproven(scan)
     _rewrite_identity(scan)
     return RecoveredLog(
@@ -120,6 +156,8 @@ def recover_log(files: OpenFiles, directory: str, *, clean_end: int | None = Non
         segments=scan.segments,
         epochs=scan.epochs,
         cut_bytes=cut_bytes,
+        producers=scan.producers,
+        cleaned=read_state(scan.disk, scan.directory, end),
     )
 
 
@@ -130,11 +168,17 @@ def checkpoint_files(
 
     Epochs first: a recovery point without them would hide segments from the scan.
     """
-    point = {"recovery_point": recovery_point, "log_start_offset": log_start_offset}
+    kept = epochs.from_start(log_start_offset).entries
     return [
-        (LEADER_EPOCH_FILE, encode_checkpoint(epochs.entries)),
-        (RECOVERY_POINT_FILE, encode_checkpoint(point)),
+        (LEADER_EPOCH_FILE, encode_checkpoint(kept)),
+        start_file(recovery_point, log_start_offset),
     ]
+
+
+def start_file(recovery_point: int, log_start_offset: int) -> tuple[str, bytes]:
+    """(name, bytes) of the file that says where the log begins, and from where on it is scanned."""
+    point = {"recovery_point": recovery_point, "log_start_offset": log_start_offset}
+    return RECOVERY_POINT_FILE, encode_checkpoint(point)
 
 
 def holds_proof(disk: Disk, directory: str) -> bool:
@@ -158,22 +202,46 @@ def _open_scan(files: OpenFiles, directory: str) -> _Scan:
         match = _SEGMENT_NAME.fullmatch(name)
         if match:
             segments.append(Segment(directory, int(match[1])))
-        elif name.endswith(".tmp"):
+        elif name.endswith((".tmp", REMOVED_SUFFIX)):
             disk.unlink(f"{directory}/{name}")
-    sizes = [disk.size(files.use(segment)) for segment in segments]
-    scan = _Scan(disk, files, directory, segments, sizes)
-    try:
-        point = read_checkpoint(disk, f"{directory}/{RECOVERY_POINT_FILE}")
-        epochs = read_checkpoint(disk, f"{directory}/{LEADER_EPOCH_FILE}")
-    except CorruptionError as error:
-        _log.warning("checkpoint rebuilt from the log reason=%s", error)
-        return scan
-    if isinstance(point, dict):
-        scan.log_start = point["log_start_offset"]
-        if isinstance(epochs, list):
-            scan.recovery_point = point["recovery_point"]
-            scan.epochs = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
+    scan = _Scan(disk, files, directory, segments, [])
+    _read_checkpoints(scan)
+    _drop_below_start(scan)
+    scan.sizes = [disk.size(files.use(segment)) for segment in scan.segments]
     return scan
+
+
+def _read_checkpoints(scan: _Scan) -> None:
+    try:
+        point = read_checkpoint(scan.disk, f"{scan.directory}/{RECOVERY_POINT_FILE}")
+    except CorruptionError as error:
+        # Where the log began is not known any more: with what is there, as nothing below it is.
+        _log.warning("log start rebuilt from the log reason=%s", error)
+        scan.log_start = scan.segments[0].base_offset if scan.segments else 0
+        return
+    if not isinstance(point, dict):
+        return
+    scan.log_start = point["log_start_offset"]
+    try:
+        epochs = read_checkpoint(scan.disk, f"{scan.directory}/{LEADER_EPOCH_FILE}")
+    except CorruptionError as error:
+        _log.warning("epochs rebuilt from the log reason=%s", error)
+        return
+    if isinstance(epochs, list):
+        scan.recovery_point = point["recovery_point"]
+        scan.epochs = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
+
+
+def _drop_below_start(scan: _Scan) -> None:
+    """Segments wholly below the log start: a crash came between its checkpoint and their removal.
+
+    The log start is durable, so their names may come back with a power cut as often as they like.
+    """
+    segments = scan.segments
+    while len(segments) > 1 and segments[1].base_offset <= scan.log_start:
+        segment = segments.pop(0)
+        scan.disk.unlink(segment.index_path)
+        scan.disk.unlink(segment.log_path)
 
 
 def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
@@ -181,7 +249,7 @@ def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
 
     All of them after a clean shutdown, else those that end at or below the recovery point.
     """
-    expected = scan.log_start
+    expected = _first_offset(scan)
     trusted = 0
     for number, segment in enumerate(scan.segments):
         last = number == len(scan.segments) - 1
@@ -201,9 +269,26 @@ def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
     return trusted
 
 
+def _restore_producers(scan: _Scan, trusted: int) -> None:
+    """The state below what will be scanned: a log whose producers were snapshot has a file of it.
+
+    Every seal wrote one before it moved the recovery point, if there was anybody to remember.
+    """
+    end = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
+    if any(offset <= end for offset in snapshot_offsets(scan.disk, scan.directory)):
+        segments = scan.segments[:trusted]
+        scan.producers = producers_at(scan.files, scan.directory, segments, end, scan.limits)
+
+
+def _first_offset(scan: _Scan) -> int:
+    """What the first segment has to begin with: it holds the log start, which may lie inside."""
+    first = scan.segments[0].base_offset if scan.segments else scan.log_start
+    return min(first, scan.log_start)
+
+
 def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
     """Check every batch behind the trusted segments; where the good part ends, if it does."""
-    expected = scan.segments[trusted - 1].next_offset if trusted else scan.log_start
+    expected = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
     for number in range(trusted, len(scan.segments)):
         segment = scan.segments[number]
         if segment.base_offset != expected:
@@ -243,6 +328,10 @@ def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
             return str(error)
         scan.proven_end = max(scan.proven_end, min(header.durable_end, header.base_offset))
         segment.note_header(header)
+        if header.producer_id >= 0:
+            if scan.producers is None:
+                scan.producers = scan.limits.states(end_offset=header.base_offset)
+            scan.producers.applied(header)
     return None
 
 
@@ -275,7 +364,7 @@ def _refuse_if_durable(scan: _Scan, bad: _Point) -> None:
         for header in _valid_batches(scan.disk, fd, position):
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
-    if proof > bad.offset:
+    if proof > max(bad.offset, scan.log_start):
         segment = scan.segments[bad.segment] if bad.segment >= 0 else scan.segments[0]
         msg = (
             f"{bad.why} file={segment.log_path} position={bad.position} offset={bad.offset}: "

@@ -49,6 +49,7 @@ class Segment:
         "first_append_ms",
         "flushing",
         "max_timestamp",
+        "newest_append_ms",
         "next_offset",
         "path",
         "size",
@@ -61,6 +62,8 @@ class Segment:
         self.size = 0
         self.max_timestamp = NO_TIMESTAMP
         self.first_append_ms = NO_TIMESTAMP
+        self.newest_append_ms = NO_TIMESTAMP
+        """Retention goes by it: the clock of the leader that took the batch (rule R10)."""
         self.fd = CLOSED
         self.dirty = False
         self.flushing = 0
@@ -90,6 +93,7 @@ class Segment:
         self.size += size
         self.next_offset = next_offset
         self.max_timestamp = max(self.max_timestamp, max_timestamp)
+        self.newest_append_ms = max(self.newest_append_ms, append_timestamp)
 
     def note_header(self, header: BatchHeader) -> None:
         """`note`, from the batch's header."""
@@ -105,6 +109,7 @@ class Segment:
         """The file was cut at this batch boundary.
 
         ``max_timestamp`` may stay too new: a search by time then looks here in vain and goes on.
+        So may ``newest_append_ms``: retention then keeps it longer.
         """
         self.size = position
         self.next_offset = next_offset
@@ -180,6 +185,7 @@ class Segment:
             self.size,
             self.max_timestamp,
             self.first_append_ms,
+            self.newest_append_ms,
         )
         return encode_index(head, self.index(disk, fd))
 
@@ -192,6 +198,7 @@ class Segment:
         self.size = head.log_size
         self.max_timestamp = head.max_timestamp
         self.first_append_ms = head.first_append_ms
+        self.newest_append_ms = head.newest_append_ms
         self._index = None
         return True
 
@@ -248,6 +255,11 @@ class OpenFiles:
         if len(self._open) > self._limit:
             self._evict()
         return segment.fd
+
+    def adopt(self, segment: Segment, fd: int) -> None:
+        """A descriptor that was opened elsewhere is this segment's from now on."""
+        segment.fd = fd
+        self._open[segment] = None
 
     def forget(self, segment: Segment) -> None:
         """Close it: the segment goes, or the log is closed."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
-from broker.log.compaction import CleanState
+from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.disk import DISK_FULL
 from broker.record.batch import (
     HEADER_SIZE,
@@ -40,6 +40,8 @@ CLEANED_SUFFIX = ".log.cleaned"
 SWAP_SUFFIX = ".log.swap"
 STATE_FILE = "cleaned"
 READ_BYTES = 262_144
+HEADERS_BYTES = 16_384
+"""Read at once where only headers are of interest."""
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 _SEGMENT_NAME = re.compile(r"(\d{20})\.(log|index)")
 _log = logging.getLogger("broker.log")
@@ -97,6 +99,41 @@ class Swap:
         if not self._finished:
             self._finished = True
             self._new.flushing -= 1
+
+
+class StateChange:
+    """How far the log is clean is being written; see `Swap`."""
+
+    def __init__(self, stored: CleanedLog, state: CleanState) -> None:
+        self._stored = stored
+        self._state = state
+        self._lock = threading.Lock()
+        self._ran = False
+
+    def run_once(self) -> None:
+        """Write it, durably; later calls only wait for that.
+
+        Raises:
+            OSError: it was not written. May be called again.
+        """
+        with self._lock:
+            if not self._ran:
+                write_state(self._stored.disk, self._stored.directory, self._state)
+                self._ran = True
+
+    def finish(self) -> None:
+        """It ran: it is true from now on. On the loop."""
+        self._stored.cleaned = self._state
+
+
+class CleanedLog(Protocol):
+    """What this module knows of a log's files."""
+
+    directory: str
+    cleaned: CleanState
+
+    @property
+    def disk(self) -> Disk: ...
 
 
 def _remove(disk: Disk, directory: str, gone: Sequence[str], new: str) -> None:
@@ -169,7 +206,7 @@ def whole_batches(
         at = position - start
         if at + HEADER_SIZE > len(chunk):
             chunk, start, at = (
-                disk.read(fd, min(READ_BYTES, size - position), position),
+                _read(disk, fd, min(READ_BYTES, size - position), position, path),
                 position,
                 0,
             )
@@ -177,13 +214,22 @@ def whole_batches(
             header = parse_header(chunk, at)
             if header.magic == MAGIC and at + header.size > len(chunk):
                 length = min(max(header.size, READ_BYTES), size - position)
-                chunk, start, at = disk.read(fd, length, position), position, 0
+                chunk, start, at = _read(disk, fd, length, position, path), position, 0
             verify(chunk, at)
         except BatchError as error:
             msg = f"{error} file={path} position={position}"
             raise CorruptionError(msg) from None
         yield header, chunk[at : at + header.size]
         position += header.size
+
+
+def _read(disk: Disk, fd: int, length: int, position: int, path: str) -> bytes:
+    """What can't be read is as good as damaged: it says nothing about what can be written."""
+    try:
+        return disk.read(fd, length, position)
+    except OSError as error:
+        msg = f"{error} file={path} position={position}"
+        raise CorruptionError(msg) from error
 
 
 def headers(disk: Disk, fd: int, size: int, path: str) -> Iterator[BatchHeader]:
@@ -196,7 +242,8 @@ def headers(disk: Disk, fd: int, size: int, path: str) -> Iterator[BatchHeader]:
     while position < size:
         at = position - start
         if at + HEADER_SIZE > len(chunk):
-            chunk, start, at = disk.read(fd, min(16_384, size - position), position), position, 0
+            chunk = _read(disk, fd, min(HEADERS_BYTES, size - position), position, path)
+            start, at = position, 0
         try:
             header = parse_header(chunk, at)
         except BatchError as error:
@@ -219,17 +266,15 @@ def write_state(disk: Disk, directory: str, state: CleanState) -> None:
 
 
 def read_state(disk: Disk, directory: str, end_offset: int) -> CleanState:
-    """What the file says. A damaged one says: all is dirty, and any tombstone may be gone.
+    """What the file says of a log that ends here.
 
-    Then followers that lack a part of the log start over, and tombstones stay longer (rule R7).
+    Raises:
+        CorruptionError: it is damaged, and with it what keeps a lagging replica from missing a
+            tombstone that is gone here (rule R7): this replica is to be filled anew.
     """
-    try:
-        content = read_checkpoint(disk, f"{directory}/{STATE_FILE}")
-    except CorruptionError as error:
-        _log.warning("log counts as dirty reason=%s", error)
-        return CleanState(dropped_to=end_offset)
+    content = read_checkpoint(disk, f"{directory}/{STATE_FILE}")
     if content is None:
-        return CleanState()
+        return NEVER_CLEANED
     fields = cast("dict[str, object]", content)
     marks = tuple((mark[0], mark[1]) for mark in cast("list[list[int]]", fields["marks"]))
     return CleanState(

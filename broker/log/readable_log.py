@@ -1,0 +1,107 @@
+"""What a partition's log answers to readers, and what becomes of a log that can't be read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
+
+from broker.log import log_reader
+from broker.log.disk import OUT_OF_DESCRIPTORS
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.log.log_directory import LogDirectory
+    from broker.log.segment import OpenFiles, Segment
+    from broker.record.batch import BatchSlice
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ReadableLog(ABC):
+    """The reading half of a `PartitionLog`."""
+
+    __slots__ = ()
+
+    name: str
+    log_start_offset: int
+    log_end_offset: int
+    _shared: LogDirectory
+
+    if TYPE_CHECKING:
+
+        @property
+        def failed(self) -> BaseException | None: ...
+        @failed.setter
+        def failed(self, error: BaseException | None) -> None: ...
+
+    @property
+    @abstractmethod
+    def segments(self) -> list[Segment]:
+        """Oldest first, the last one being written. Not to be changed."""
+
+    def read(self, from_offset: int, max_bytes: int, up_to_offset: int) -> list[BatchSlice]:
+        """Records from one offset up to another: see `log_reader.read`.
+
+        Raises:
+            KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
+            CorruptionError: a batch is damaged; the log has failed.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return []
+        return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
+
+    def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
+        """Whole batches, for a follower that catches up: see `log_reader.read_raw`.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return b""
+        return self._reading(log_reader.read_raw, from_offset, max_bytes, up_to_offset)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """The first offset whose record has this timestamp or a later one; None if all are older.
+
+        Raises:
+            CorruptionError: a batch is damaged; the log has failed.
+        """
+        return self._reading(log_reader.offset_for_timestamp, timestamp_ms)
+
+    def _reading(
+        self,
+        function: Callable[Concatenate[OpenFiles, list[Segment], P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Read; bytes that rotted, or can't be read, fail the log: they are never served."""
+        try:
+            return function(self._shared.files, self.segments, *arguments, **options)
+        except (CorruptionError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+                self._storage_error(error, Outcome.NOT_WRITTEN)
+            self._fail(error)
+            raise
+
+    # errors
+
+    def _refuse(self) -> NoReturn:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is offline: {self.failed}"
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failed is None:
+            self.failed = error
+            doubtful = None if isinstance(error, OSError) else self.name
+            self._shared.on_failed(doubtful, error)
+
+    def _storage_error(self, error: BaseException, outcome: Outcome) -> NoReturn:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name}: {error}", outcome=outcome
+        ) from error

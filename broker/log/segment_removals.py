@@ -1,0 +1,81 @@
+"""Segments below a log's start: out of use at once, unlinked a while later and off the loop.
+
+The delay is Kafka's ``file.delete.delay.ms``: whoever still reads from an open file finishes first.
+A crash in between costs nothing: what the next start finds below a durable log start, it removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.log.disk import Disk
+    from broker.log.partition_log import PartitionLog
+
+SEGMENTS_AT_ONCE = 64
+"""Taken out of use in one step: two renames each, about 3 ms of the loop."""
+FILES_AT_ONCE = 256
+"""Unlinked in one step off the loop."""
+_log = logging.getLogger("broker.log")
+
+
+class SegmentRemovals:
+    """Owned by the `LogManager`, on its loop; it is run with every background flush."""
+
+    def __init__(self, disk: Disk, delay_ms: int) -> None:
+        self._disk = disk
+        self._delay_ms = delay_ms
+        self._now_ms = 0
+        self._waiting: dict[PartitionLog, None] = {}
+        self._renamed: deque[tuple[int, str]] = deque()
+        """(when it may go, path), the next one first."""
+
+    def note(self, log: PartitionLog) -> None:
+        """This log has segments below its start."""
+        self._waiting[log] = None
+
+    def forget(self, log: PartitionLog) -> None:
+        """This log is gone, its directory with it."""
+        self._waiting.pop(log, None)
+
+    def rename_some(self) -> None:
+        """Take the next segments out of use."""
+        left = SEGMENTS_AT_ONCE
+        for log in list(self._waiting):
+            try:
+                paths = log.remove_segments(left)
+            except OSError as error:
+                _log.warning("segments stay until the next start log=%s error=%s", log.name, error)
+                paths = []
+            self._renamed.extend((self._now_ms + self._delay_ms, path) for path in paths)
+            left -= max(len(paths) // 2, 1)
+            if not log.has_removable:
+                del self._waiting[log]
+            if left <= 0:
+                return
+
+    async def run_some(self, elapsed_ms: int) -> None:
+        """A step of it; ``elapsed_ms`` have passed since the last one."""
+        self._now_ms += elapsed_ms
+        self.rename_some()
+        due = self._due()
+        if due:
+            await asyncio.to_thread(self._unlink, due)
+
+    def _due(self) -> list[str]:
+        due: list[str] = []
+        while self._renamed and self._renamed[0][0] <= self._now_ms and len(due) < FILES_AT_ONCE:
+            due.append(self._renamed.popleft()[1])
+        return due
+
+    def _unlink(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            try:
+                self._disk.unlink(path)
+            except OSError as error:
+                _log.warning("file stays until the next start path=%s error=%s", path, error)
