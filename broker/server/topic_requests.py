@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.server import forwarding
 from broker.server.live_configs import LiveConfigs
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerId,
     MetadataOffset,
@@ -64,6 +64,10 @@ class TopicRequests:
         with contextlib.suppress(TimeoutError, KafkaError):
             async with asyncio.timeout(CATCH_UP_MS / 1000):
                 await self._loader.wait_for(await self._loader.newest_offset())
+        if not self._loader.loaded.is_set():
+            # It has just started and no controller answers: what it never heard of may well exist.
+            text = f"no controller has told this broker yet whether topic {topic} exists"
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
 
     async def create(self, command: CreateTopic) -> TopicCreated:
         """See `BrokerApis.create_topic`."""
