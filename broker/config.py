@@ -58,6 +58,8 @@ class BrokerLimits:
     max_produce_timeout_ms: int = default_number("max.produce.timeout.ms")
     max_parked_produces: int = default_number("max.parked.produces")
     """Produce requests waiting for the high watermark, per broker."""
+    max_producers_per_partition: int = default_number("max.producers.per.partition")
+    """Producer ids that have written to a partition within ``producer.id.expiration.ms``."""
     max_parked_fetches: int = default_number("max.parked.fetches")
     replication_push_bytes: int = default_number("replication.push.bytes")
     """Bytes pushed for one partition before another one has its turn (rule R9)."""
@@ -95,6 +97,8 @@ class BrokerTimeouts:
     topic_ready_ms: int = default_number("topic.ready.ms")
     group_rebalance_timeout_ms: int = default_number("group.rebalance.timeout.ms")
     """A member keeps what it is to give up this long at most, if it does not call again."""
+    producer_id_expiration_ms: int = default_number("producer.id.expiration.ms")
+    """After this long without a batch a log forgets a producer: it may begin with any sequence."""
     log_flush_interval_ms: int = default_number("log.flush.interval.ms")
     """How often a ``flush=os`` log is synced in the background."""
     log_cleaner_backoff_ms: int = default_number("log.cleaner.backoff.ms")
