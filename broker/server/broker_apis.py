@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.record.lines import key_view, oversized
@@ -19,10 +20,19 @@ from broker.record.values import partition_for_key
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
 from broker.server.direct_requests import DirectRequests
+from broker.server.forward_channel import REROUTED
+from broker.server.forwarded_produces import ForwardedProduces, Placed
 from broker.server.group_requests import GroupRequests
 from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append, LocalPartitions, Read
 from broker.server.metadata_requests import MetadataRequests
+from broker.server.produce_routing import (
+    REFUSED_WHOLE,
+    ProduceRouting,
+    check_claimed,
+    check_whole,
+)
+from broker.server.producer_ids import ProducerIds
 from broker.server.requests import (
     FetchRequest,
     FetchResult,
@@ -54,6 +64,7 @@ if TYPE_CHECKING:
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
+    from broker.server.follower_reads import FollowerReads
     from broker.server.lifecycle import Lifecycle
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
@@ -74,22 +85,6 @@ DEPOSED_GRACE_MS = 500
 """A forwarded request to a leader that was deposed meanwhile is given this long to answer."""
 ADMIN_FETCH_TIMEOUT_MS = 5_000
 
-_REROUTED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-        ErrorCode.METADATA_BEHIND,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    }
-)
-"""Refusals that another leader, or the same one a moment later, may not repeat."""
-
 
 class RoutedBrokerApis:
     """Implements `broker.server.requests.BrokerApis`, on the broker's loop.
@@ -109,6 +104,8 @@ class RoutedBrokerApis:
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
+        self.near: FollowerReads | None = None
+        """Who serves readers that name their rack; None: leaders do."""
         self._config = config
         self._local = local
         self._loader = loader
@@ -127,6 +124,11 @@ class RoutedBrokerApis:
         )
         self._metadata = MetadataRequests(config, loader, controllers)
         self._rotation = int.from_bytes(random_bytes(4), "little")
+        self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
+        self.forwarded = ForwardedProduces(
+            config.broker_id, lambda: self.image, local, self._producer_ids, self.forward, clock
+        )
+        self._produces = ProduceRouting(config.broker_id, local, self, self.forwarded, clock)
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
 
     # facts
@@ -220,11 +222,17 @@ class RoutedBrokerApis:
 
     # produce
 
+    async def producer_id(self) -> int:
+        """See `BrokerApis`."""
+        return await self._producer_ids.next()
+
     async def produce(self, request: ProduceRequest) -> list[RecordResult]:
         """See `BrokerApis`."""
         timeout_ms = max(1, min(request.timeout_ms, self._config.limits.max_produce_timeout_ms))
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         topic = await self._topics.for_produce(request.topic, deadline_ms)
+        if request.claim is not None:
+            check_claimed(request, self.image, topic)
         results: list[RecordResult | None] = [None] * len(request.records)
         try:
             groups = self._group(request, topic, results)
@@ -234,6 +242,9 @@ class RoutedBrokerApis:
             topic = self.image.topics.get(topic.topic_id, topic)
             results = [None] * len(request.records)
             groups = self._group(request, topic, results)
+        if request.claim is not None:
+            limit = self._configs.max_message_bytes(self.image, topic.topic_id)
+            check_whole(request, groups, limit)
         if len(groups) == 1:
             [(partition, indexes)] = groups.items()
             await self._produce_group(request, topic, partition, indexes, results, deadline_ms)
@@ -301,32 +312,28 @@ class RoutedBrokerApis:
             request.records if all_records else [request.records[i] for i in indexes]
         )
 
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> int:
-            append = Append(
-                partition=partition,
-                records=records,
-                key_format=request.key_format,
-                value_format=request.value_format,
-                acks=request.acks,
-                timeout_ms=timeout_ms,
-            )
-            if registration.leader == self._config.broker_id:
-                return await self._local.append(append)
-            body = forwarding.encode_append(append)
-            answer = await self.forward(
-                partition, registration, forwarding.APPEND, body, timeout_ms
-            )
-            return forwarding.decode_base_offset(answer)
-
+        append = Append(
+            partition=partition,
+            records=records,
+            key_format=request.key_format,
+            value_format=request.value_format,
+            acks=request.acks,
+            timeout_ms=request.timeout_ms,
+            claim=request.claim,
+        )
         try:
-            base = await self._routed(partition, attempt, deadline_ms)
+            placed = await self._produces.place(append, deadline_ms)
         except KafkaError as error:
-            failed = RecordResult(number, None, error)
-            for index in indexes:
-                results[index] = failed
-            return
-        for at, index in enumerate(indexes):
-            results[index] = RecordResult(number, base + at if base >= 0 else -1)
+            if request.claim is not None and error.code in REFUSED_WHOLE:
+                raise
+            placed = [Placed(len(indexes), -1, error)]
+        rest = iter(indexes)
+        for count, base, error_of_piece in placed:
+            for at, index in enumerate(islice(rest, count)):
+                offset = base + at if base >= 0 else -1
+                results[index] = RecordResult(
+                    number, None if error_of_piece else offset, error_of_piece
+                )
 
     # routing
 
@@ -347,7 +354,7 @@ class RoutedBrokerApis:
                 try:
                     return await attempt(registration, max(1, remaining_ms))
                 except KafkaError as error:
-                    if error.outcome is Outcome.UNKNOWN or error.code not in _REROUTED:
+                    if error.outcome is Outcome.UNKNOWN or error.code not in REROUTED:
                         raise
                     last = error
             if deadline_ms - self._clock.monotonic_ms() <= 0:
@@ -424,6 +431,10 @@ class RoutedBrokerApis:
         # A leader that is being replaced is waited for, also where the reader itself won't wait.
         deadline_ms = self._clock.monotonic_ms() + max(max_wait_ms, ADMIN_FETCH_TIMEOUT_MS)
         wait_until_ms = self._clock.monotonic_ms() + max_wait_ms
+        if self.near is not None and request.rack is not None:
+            found = await self.near.fetch(request, partition, max_wait_ms)
+            if found is not None:
+                return found
 
         async def attempt(registration: PartitionRegistration, timeout_ms: int) -> FetchResult:
             read = Read(

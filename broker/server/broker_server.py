@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from broker.coordinator.group_coordinator import GroupCoordinator
 from broker.log.log_manager import LogManager
+from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.event_notes import note_start
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
 from broker.server.disk_watch import DiskWatch, WatchedDisk
+from broker.server.follower_reads import FollowerReads
 from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import PROGRESS_MS, Lifecycle
 from broker.server.local_partitions import LocalPartitions
@@ -70,6 +72,10 @@ class BrokerServer:
             on_failed=lambda error: faults.fatal("log directory failed", error),
             max_open_segments=config.limits.max_open_segments,
             flush_interval_ms=config.timeouts.log_flush_interval_ms,
+            producers=ProducerLimits(
+                config.timeouts.producer_id_expiration_ms,
+                config.limits.max_producers_per_partition,
+            ),
         )
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
@@ -112,11 +118,13 @@ class BrokerServer:
             random_bytes,
         )
         self._coordinator.attach(OwnDoor(self.apis))
+        near = FollowerReads(config, self.manager, peers, clock, self._lifecycle.is_proven)
+        self.apis.near = near
         self.white_box = WhiteBox(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
         self.peer_services = PeerRequests(
-            local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine
+            local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine, near
         )
 
     def _unclean_partitions(self) -> PartitionSet:
@@ -142,6 +150,7 @@ class BrokerServer:
             note_boot(self._config.data_dir, self._boot_id)
             self._cache_is_kept = True  # what was lost is recorded; since then nothing was
             self._settled.set()
+        self.apis.forwarded.image_changed()
         for partition in self.apis.forwarded_partitions:
             old, new = before.partition(*partition), image.partition(*partition)
             if old is not None and new is not None and new.leader_epoch > old.leader_epoch:
@@ -170,6 +179,7 @@ class BrokerServer:
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
             tasks.create_task(self._coordinator.run(), name="group-coordinator")
+            tasks.create_task(self.apis.forwarded.run(), name="forwarded-produces")
             await self._settled.wait()
             tasks.create_task(self._page_cached.run(), name="page-cache-topics")
 

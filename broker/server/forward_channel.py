@@ -233,19 +233,23 @@ class ForwardChannel:
                 at += member.count
         self._mend()
 
-    def failed(self, crossing: Crossing, error: KafkaError) -> None:
-        """An attempt ended like this. What may help is done when `due` gives it out again."""
+    def failed(self, crossing: Crossing, error: KafkaError, *, is_final: bool = False) -> None:
+        """An attempt ended like this. What may help is done when `due` gives it out again.
+
+        ``is_final``: nothing will help, the partition is gone.
+        """
         crossing.calling = False
         crossing.error = error
         self._careful = True
-        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and crossing.doubtful):
+            error = KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
             self._give_up(crossing, error)  # nobody knows where: asking again won't tell
         elif error.outcome is Outcome.UNKNOWN and not crossing.void:
             crossing.doubtful = True
         elif not crossing.doubtful:
             if crossing.void or error.code in _OUT_OF_STEP or crossing.has_settled:
                 self._broken = True  # to be numbered anew, without those that have left
-            elif error.code not in REROUTED:
+            elif is_final or error.code not in REROUTED:
                 self._give_up(crossing, error)
         self._mend()
 
@@ -264,6 +268,17 @@ class ForwardChannel:
         """
         for crossing in self._flight[gap + 1 :]:
             crossing.void, crossing.doubtful = True, False
+
+    def give_up(self) -> None:
+        """This broker stops: nothing more is sent, nothing more can be learnt."""
+        for crossing in self._flight:
+            error = _too_late(crossing.error, in_doubt=crossing.calling or crossing.doubtful)
+            for member in crossing.members:
+                member.settle(-1, error)
+        for member in self._queue:
+            member.settle(-1, _too_late(None, in_doubt=False))
+        self._flight.clear()
+        self._queue.clear()
 
     def expire(self, now_ms: int) -> None:
         """Tell those whose time has come: unknown what may be written, else not written."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from broker.coordinator import group_wire
+from broker.log.producer_state import Claim
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
@@ -30,6 +31,7 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
+    from broker.server.follower_reads import FollowerReads
     from collections.abc import Callable, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
 APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
 PROGRESS, OWN_FACTS = 7, 8
+FETCH_NEAR = 11
+"""As FETCH, of a replica that follows (KIP-392)."""
+APPEND_CLAIMED = 10
 _LENGTH = struct.Struct("<I")
 
 
@@ -86,6 +91,29 @@ def encode_append(request: Append) -> bytes:
         "timeout_ms": request.timeout_ms,
     }
     return _join(head, _envelope(request.records))
+
+
+def encode_claimed(request: Append, body: bytes) -> bytes:
+    """An APPEND_CLAIMED body: as APPEND, under a producer id; an older broker refuses the kind.
+
+    ``body``: the records as a produce body; those of the request are not looked at.
+    """
+    assert request.claim is not None
+    head = {
+        **_place(request.partition),
+        "key_format": int(request.key_format),
+        "value_format": int(request.value_format),
+        "acks": request.acks,
+        "timeout_ms": request.timeout_ms,
+        "claim": list(request.claim),
+        "may_begin": request.may_begin,
+    }
+    return _join(head, body)
+
+
+def encode_records(records: Sequence[ProduceRecord]) -> bytes:
+    """Records as a produce body."""
+    return _envelope(records)
 
 
 def encode_fetch(request: Read) -> bytes:
@@ -161,6 +189,7 @@ def decode_fetch(body: bytes) -> FetchResult:
         next_offset=head["next_offset"],
         leader_id=BrokerId(head["leader_id"]),
         leader_epoch=LeaderEpoch(head["leader_epoch"]),
+        served_by=None if head.get("served_by") is None else BrokerId(head["served_by"]),
     )
 
 
@@ -168,6 +197,29 @@ def decode_offsets(body: bytes) -> OffsetsResult:
     """The answer to OFFSETS."""
     head, _ = _split(body)
     return OffsetsResult(beginning_offset=head["beginning_offset"], end_offset=head["end_offset"])
+
+
+def _read(head: dict[str, Any]) -> Read:
+    return Read(
+        partition=_partition(head),
+        offset=head["offset"],
+        timestamp_ms=head["timestamp_ms"],
+        max_bytes=head["max_bytes"],
+        max_wait_ms=head["max_wait_ms"],
+    )
+
+
+def _fetched(result: FetchResult) -> bytes:
+    head = {
+        "high_watermark": result.high_watermark,
+        "log_start_offset": result.log_start_offset,
+        "next_offset": result.next_offset,
+        "leader_id": result.leader_id,
+        "leader_epoch": result.leader_epoch,
+    }
+    if result.served_by is not None:
+        head["served_by"] = result.served_by
+    return _join(head, encode_slices(result.slices))
 
 
 class PeerRequests:
@@ -180,8 +232,10 @@ class PeerRequests:
         loader: MetadataLoader,
         coordinator: GroupCoordinator,
         own_facts: Callable[[], OwnFacts],
+        near: FollowerReads | None = None,
     ) -> None:
         self._own_facts = own_facts
+        self._near = near
         self._coordinator = coordinator
         self._local = local
         self._manager = manager
@@ -195,7 +249,9 @@ class PeerRequests:
                 case 1:  # APPEND
                     return await self._append(head, payload)
                 case 2:  # FETCH
-                    return await self._fetch(head)
+                    return _fetched(await self._local.fetch(_read(head)))
+                case 11 if self._near is not None:  # FETCH_NEAR
+                    return _fetched(await self._near.serve(_read(head)))
                 case 3:  # OFFSETS
                     found = self._local.offsets(_partition(head))
                     return _join(
@@ -218,6 +274,8 @@ class PeerRequests:
                     return self._progress(head)
                 case 8:  # OWN_FACTS
                     return self._facts()
+                case 10:  # APPEND_CLAIMED
+                    return await self._append(head, payload)
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         except KeyError as error:
@@ -235,30 +293,11 @@ class PeerRequests:
                 value_format=RecordFormat(head["value_format"]),
                 acks=head["acks"],
                 timeout_ms=head["timeout_ms"],
+                claim=Claim(*head["claim"]) if "claim" in head else None,
+                may_begin=head.get("may_begin", True),
             )
         )
         return _join({"base_offset": base_offset})
-
-    async def _fetch(self, head: dict[str, Any]) -> bytes:
-        result = await self._local.fetch(
-            Read(
-                partition=_partition(head),
-                offset=head["offset"],
-                timestamp_ms=head["timestamp_ms"],
-                max_bytes=head["max_bytes"],
-                max_wait_ms=head["max_wait_ms"],
-            )
-        )
-        return _join(
-            {
-                "high_watermark": result.high_watermark,
-                "log_start_offset": result.log_start_offset,
-                "next_offset": result.next_offset,
-                "leader_id": result.leader_id,
-                "leader_epoch": result.leader_epoch,
-            },
-            encode_slices(result.slices),
-        )
 
     def _facts(self) -> bytes:
         facts = self._own_facts()

@@ -19,6 +19,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
+    from broker.log.producer_state import Claim, Remembered
     from broker.record.batch import RecordFormat
     from broker.record.lines import ProduceRecord
     from broker.replication.replica import Replica
@@ -37,6 +38,11 @@ class Append:
     value_format: RecordFormat
     acks: int
     timeout_ms: int
+    claim: Claim | None = None
+    """Who writes, and which of its batches this is: one that is here already is not written again
+    (invariants T1 to T3)."""
+    may_begin: bool = True
+    """Nothing of this producer is under way before it: see `ProducerStates.check`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +107,11 @@ class LocalPartitions:
             KafkaError: it was refused, or could not be written; then ``done`` is not called.
         """
         replica, _ = self.leading(request.partition)
+        if request.claim is not None:
+            found = self._repeated(replica, request, request.claim)
+            if found is not None:
+                self._answer_again(replica, found, request, done)
+                return
         role = replica.partition.check_may_append(all_replicas=request.acks == ACKS_ALL)
         if self._parked_produces >= self._config.limits.max_parked_produces:
             raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
@@ -110,6 +121,7 @@ class LocalPartitions:
             value_format=request.value_format,
             leader_epoch=role.epoch,
             now_ms=self._clock.wall_ms(),
+            **_claimed(request.claim),
         )
         base, last = info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
@@ -120,16 +132,48 @@ class LocalPartitions:
             done(base, None)
             return
 
+        self._park(replica, role.epoch, (base, last), request, done)
+
+    def _park(
+        self,
+        replica: Replica,
+        epoch: int,
+        places: tuple[int, int],
+        request: Append,
+        done: Callable[[int, KafkaError | None], None],
+    ) -> None:
         def resolved(fate: Fate) -> None:
             self._parked_produces -= 1
-            done(base, None if fate is Fate.OK else self._no_success(replica, fate))
+            done(places[0], None if fate is Fate.OK else self._no_success(replica, fate))
 
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
         self._parked_produces += 1
         all_replicas = request.acks == ACKS_ALL
-        self._manager.park(
-            replica, Parked(role.epoch, base, last, all_replicas, deadline_ms, resolved)
-        )
+        self._manager.park(replica, Parked(epoch, *places, all_replicas, deadline_ms, resolved))
+
+    def _repeated(self, replica: Replica, request: Append, claim: Claim) -> Remembered | None:
+        """Asked before whether there are enough replicas: what is written needs no second copy."""
+        count, now_ms = len(request.records), self._clock.wall_ms()
+        return replica.log.repeated(claim, count, now_ms, may_begin=request.may_begin)
+
+    def _answer_again(
+        self,
+        replica: Replica,
+        found: Remembered,
+        request: Append,
+        done: Callable[[int, KafkaError | None], None],
+    ) -> None:
+        """A repeat is answered as the first one: not before it is certain to stay (rule R5)."""
+        base, last = found.first_offset, found.last_offset
+        if request.acks == ACKS_NONE:
+            done(-1, None)
+            return
+        all_replicas = request.acks == ACKS_ALL
+        if not all_replicas and not replica.partition.settings.by_durable:
+            done(base, None)
+            return
+        epoch = replica.log.epoch_at(last)
+        self._park(replica, epoch, (base, last), request, done)
 
     def _no_success(self, replica: Replica, fate: Fate) -> KafkaError:
         if fate is Fate.NOT_WRITTEN:
@@ -248,6 +292,17 @@ class LocalPartitions:
         return OffsetsResult(
             beginning_offset=replica.log.log_start_offset, end_offset=high_watermark
         )
+
+
+def _claimed(claim: Claim | None) -> dict[str, int]:
+    """What the batch header says of its producer."""
+    if claim is None:
+        return {}
+    return {
+        "producer_id": claim.producer_id,
+        "producer_epoch": claim.epoch,
+        "base_sequence": claim.sequence,
+    }
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

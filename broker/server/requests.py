@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
+    from broker.log.producer_state import Claim
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.lines import ProduceRecord
     from broker.server.metadata_requests import MetadataApis
@@ -54,6 +55,8 @@ class ProduceRequest:
     partition: PartitionId | None = None
     acks: int = ACKS_ALL
     timeout_ms: int = 10_000
+    claim: Claim | None = None
+    """A client's producer id, epoch and sequence; then all records go to one partition."""
 
 
 class RecordResult(NamedTuple):
@@ -74,6 +77,8 @@ class FetchRequest:
     timestamp_ms: int | None = None
     max_bytes: int = 1_048_576
     max_wait_ms: int = 1_000
+    rack: str | None = None
+    """Where the reader is: a replica in that rack may serve it (KIP-392)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,8 @@ class FetchResult:
     """Where to read on: one past the last record here, or the offset asked for."""
     leader_id: BrokerId
     leader_epoch: LeaderEpoch
+    served_by: BrokerId | None = None
+    """The follower these came from; None: the leader."""
 
 
 class DirectProduce(NamedTuple):
@@ -186,6 +193,10 @@ class BrokerApis(Protocol):
 
         Raises only where the request as a whole is refused; else each record has its own result.
         """
+        ...
+
+    async def producer_id(self) -> int:
+        """A producer id that nobody else has or will have; its epochs begin with 0."""
         ...
 
     async def fetch(self, request: FetchRequest) -> FetchResult:

@@ -55,8 +55,11 @@ class RestCode(IntEnum):
     INSTANCE_EXISTS = 40902
     ILLEGAL_STATE = 40903
     OUT_OF_ORDER_SEQUENCE = 40904
+    """A gap before the sequence of an idempotent produce: nothing was written."""
     INVALID_PRODUCER_EPOCH = 40905
+    """A newer epoch of the producer id has written: nothing was written."""
     OLD_SEQUENCE = 40906
+    """A repeat that is too old to be known by its offset: outcome unknown."""
     KEY_SCHEMA_MISSING = 42201
     VALUE_SCHEMA_MISSING = 42202
     JSON_CONVERSION = 42203

@@ -28,6 +28,7 @@ from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.elections import ElectionRoutes
 from http_api.server.routes.v3.metadata import ClusterMetadataRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes
+from http_api.server.routes.v3.producer_ids import ProducerIdRoutes
 from http_api.server.routes.v3.reassignments import ReassignmentRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import Router
@@ -77,6 +78,7 @@ def build_app(
         PartitionRoutes(context),
         ReassignmentRoutes(context),
         ElectionRoutes(context),
+        ProducerIdRoutes(context),
         ConsumerGroupRoutes(context),
         ClusterMetadataRoutes(context),
         OpsRoutes(context),

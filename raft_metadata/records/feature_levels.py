@@ -26,6 +26,8 @@ OPERATIONS_LEVEL = 2
 """Everything else: reassignment, last known leaders, growth, drains, quotas, users, producers."""
 BATCHED_ISR_LEVEL = 3
 """No new record: every controller takes many ISR proposals in one command (`AlterPartitions`)."""
+SEQUENCED_APPENDS_LEVEL = 3
+"""No new record: every broker remembers the producers of its logs (invariants T1 to T4)."""
 SUPPORTED_FEATURE_LEVEL = BATCHED_ISR_LEVEL
 """The highest level this version can decide and fold."""
 

@@ -244,6 +244,12 @@ class FakeBrokerApis:
         """What each broker's own config.toml says; brokers not named here can't be asked."""
         self.shutdown_blocked_by: dict[int, str] = {}
         self.progress: dict[TopicIdPartition, PartitionProgress] = {}
+        self.producer_ids = 4_000
+
+    async def producer_id(self) -> int:
+        """Each once, as the real ones."""
+        self.producer_ids += 1
+        return self.producer_ids
 
     # ------------------------------------------------------------ set-up
 

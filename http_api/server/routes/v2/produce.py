@@ -22,7 +22,8 @@ from broker.server.requests import (
     RecordResult,
 )
 from http_api.contract import v2
-from http_api.contract.errors import REST_STATUS, RestCode, RestError
+from http_api.contract.errors import REST_STATUS, RestCode, RestError, failure_envelope
+from http_api.contract.idempotence import claim_of
 from http_api.contract.media_types import (
     V2,
     V2_JSON,
@@ -98,6 +99,7 @@ class ProduceRoutes:
         if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
             raise not_acceptable(request, V2)
         acks, timeout_ms = self._acks_and_timeout(request)
+        claim = claim_of(request.headers)
         stored_as = STORED_FORMATS.get(embedded)
         if stored_as is None:
             await topic_or_404(self._apis, topic, RestCode.TOPIC_NOT_FOUND)
@@ -112,6 +114,7 @@ class ProduceRoutes:
             partition=partition,
             acks=acks,
             timeout_ms=timeout_ms,
+            claim=claim,
         )
         try:
             results = await self._apis.produce(produce)
@@ -144,7 +147,13 @@ class ProduceRoutes:
             if produce.partition is not None:
                 text = partition_not_found(produce.topic, produce.partition)
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
-        if REST_STATUS[error.code].status != 503:
+        status, code = REST_STATUS[error.code]
+        if status == 409 and produce.claim is not None:
+            retriable, outcome = error.code.retriable, error.outcome
+            text = f"{error.code.name}: {error.message}"
+            body = failure_envelope(code, text, retriable=retriable, outcome=outcome)
+            return reply(body, V2, status)
+        if status != 503:
             raise error
         return answer([RecordResult(None, None, error)] * len(produce.records))
 

@@ -1,0 +1,318 @@
+"""Produces for partitions led elsewhere: the shell around `ForwardChannel` (rule F1).
+
+One channel per partition and strength: what is acknowledged with less than acks=all can be lost by
+a new leader, and would leave a gap in the sequence of what can't.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
+from broker.server import forwarding
+from broker.server.forward_channel import Crossing, ForwardChannel, Waiting
+from broker.server.local_partitions import Append
+from broker.server.requests import ACKS_ALL
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
+
+if TYPE_CHECKING:
+    from broker.record.lines import ProduceRecord
+    from broker.server.local_partitions import LocalPartitions
+    from broker.server.producer_ids import ProducerIds
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import BrokerId, TopicIdPartition
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+
+ATTEMPT_MS_MIN = 250
+ATTEMPT_MS_MAX = 2_000
+ATTEMPTS = 3
+"""An attempt gets this part of what is left of the deadline, within those bounds: so a lost answer
+leaves time to ask again. Asking again is cheap for the leader: it knows what it has."""
+LATE_GRACE_MS = 100
+"""A leader was told the deadline, too: its own word for what it left behind is waited for."""
+PAUSE_UNKNOWN_S = 0.02
+PAUSE_REFUSED_S = 0.1
+"""Before the first of a channel is sent again; a new image ends it at once."""
+WAITING_MAX = 20_000
+WAITING_BYTES_MAX = 268_435_456
+"""Of all channels: as many requests and bytes as one connection between brokers holds."""
+ID_TIMEOUT_S = 0.5
+"""The first forward waits this long for a producer id, then goes without one."""
+ID_RETRY_S = 5.0
+
+_log = logging.getLogger("broker.forwards")
+
+
+class Placed(NamedTuple):
+    """What became of some consecutive records of a request."""
+
+    records: int
+    base_offset: int
+    error: KafkaError | None = None
+
+
+class Forward(Protocol):
+    """One hop: `broker.server.broker_apis.RoutedBrokerApis.forward`."""
+
+    async def __call__(
+        self,
+        partition: TopicIdPartition,
+        registration: PartitionRegistration,
+        kind: int,
+        body: bytes,
+        timeout_ms: int,
+    ) -> bytes: ...
+
+
+class _Way:
+    """A channel and its timers."""
+
+    __slots__ = ("asks_id", "channel", "expiry", "expiry_ms", "partition", "pause")
+
+    def __init__(self, partition: TopicIdPartition, producer_id: int) -> None:
+        self.partition = partition
+        self.channel = ForwardChannel(producer_id)
+        self.pause: asyncio.TimerHandle | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self.expiry_ms = 0
+        self.asks_id = False
+
+
+class ForwardedProduces:
+    """On the broker's loop; its requests are tasks of `run`."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        image: Callable[[], MetadataImage],
+        local: LocalPartitions,
+        ids: ProducerIds,
+        forward: Forward,
+        clock: Clock,
+    ) -> None:
+        self._broker_id = broker_id
+        self._image = image
+        self._local = local
+        self._ids = ids
+        self._forward = forward
+        self._clock = clock
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ways: dict[tuple[TopicIdPartition, bool], _Way] = {}
+        self._paused: set[_Way] = set()
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._producer_ids: dict[bool, int] = {}
+        self._ask_again_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled; without it, `may_take` says no."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await asyncio.get_running_loop().create_future()
+        finally:
+            self._tasks = None
+            for way in self._ways.values():
+                way.channel.give_up()
+
+    async def may_take(self, acks: int) -> bool:
+        """Whether forwards are numbered now: every broker knows how, and an id is there."""
+        if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
+            return False
+        strong = acks == ACKS_ALL
+        if strong not in self._producer_ids:
+            now = asyncio.get_running_loop().time()
+            if now < self._ask_again_s:
+                return False
+            try:
+                async with asyncio.timeout(ID_TIMEOUT_S):
+                    self._producer_ids.setdefault(strong, await self._ids.next())
+            except (KafkaError, TimeoutError) as error:
+                self._ask_again_s = now + ID_RETRY_S
+                _log.warning("forwards are not numbered, no producer id error=%s", error)
+                return False
+        return True
+
+    async def append(self, request: Append, deadline_ms: int) -> list[Placed]:
+        """Have them appended, in order, behind what was given here before; waits for the outcome.
+
+        In pieces of at most one batch. Raises only where nothing was taken.
+        """
+        way = self._way(request.partition, request.acks)
+        texts = _texts(request.records)
+        size = sum(len(text) for text, _ in texts)
+        if self._waiting >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+            said = f"{self._waiting} produces wait to be forwarded ({self._waiting_bytes} bytes)"
+            raise KafkaError(ErrorCode.QUEUE_FULL, said)
+        loop = asyncio.get_running_loop()
+        futures = []
+        for text, count in texts:
+            future: asyncio.Future[Placed] = loop.create_future()
+            futures.append(future)
+            self._add(way, request, text, count, deadline_ms + LATE_GRACE_MS, future)
+        self._pump(way)
+        return [await future for future in futures]
+
+    def _add(
+        self,
+        way: _Way,
+        request: Append,
+        text: bytes,
+        count: int,
+        deadline_ms: int,
+        future: asyncio.Future[Placed],
+    ) -> None:
+        def done(base_offset: int, error: KafkaError | None) -> None:
+            self._waiting -= 1
+            self._waiting_bytes -= len(text)
+            if not future.done():
+                future.set_result(Placed(count, base_offset, error))
+
+        self._waiting += 1
+        self._waiting_bytes += len(text)
+        formats = (request.key_format, request.value_format)
+        way.channel.add(Waiting(text, count, *formats, request.acks, deadline_ms, done))
+        if way.expiry is None or deadline_ms < way.expiry_ms:
+            self._expire_at(way, deadline_ms)
+
+    def _way(self, partition: TopicIdPartition, acks: int) -> _Way:
+        key = (partition, acks == ACKS_ALL)
+        way = self._ways.get(key)
+        if way is None:
+            self._forget_deleted()
+            way = self._ways[key] = _Way(partition, self._producer_ids[acks == ACKS_ALL])
+        return way
+
+    def _forget_deleted(self) -> None:
+        topics = self._image().topics
+        if len(self._ways) % 64 == 63:
+            self._ways = {
+                key: way
+                for key, way in self._ways.items()
+                if key[0].topic_id in topics or not way.channel.is_idle
+            }
+
+    # time and images
+
+    def image_changed(self) -> None:
+        """There may be another leader: who waits for one tries now."""
+        for way in list(self._paused):
+            self._resume(way)
+
+    def _resume(self, way: _Way) -> None:
+        if way.pause is not None:
+            way.pause.cancel()
+            way.pause = None
+        self._paused.discard(way)
+        self._pump(way)
+
+    def _expire_at(self, way: _Way, deadline_ms: int) -> None:
+        if way.expiry is not None:
+            way.expiry.cancel()
+        delay_s = max(0, deadline_ms - self._clock.monotonic_ms()) / 1000
+        way.expiry_ms = deadline_ms
+        way.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, way)
+
+    def _expire(self, way: _Way) -> None:
+        if way.expiry is not None:
+            way.expiry.cancel()
+            way.expiry = None
+        way.channel.expire(self._clock.monotonic_ms())
+        following = way.channel.next_deadline_ms()
+        if following is not None:
+            self._expire_at(way, following)
+        self._pump(way)
+
+    # sending
+
+    def _pump(self, way: _Way) -> None:
+        """Send whatever may be sent now."""
+        if way.pause is not None or self._tasks is None:
+            return
+        while (crossing := way.channel.due()) is not None:
+            head = way.channel.is_head(crossing)
+            self._tasks.create_task(self._send(way, crossing, may_begin=head))
+        if way.channel.wants_id and not way.asks_id:
+            way.asks_id = True
+            self._tasks.create_task(self._spare_id(way))
+
+    async def _spare_id(self, way: _Way) -> None:
+        try:
+            way.channel.spare_id = await self._ids.next()
+        except KafkaError as error:
+            _log.warning("no further producer id for forwards error=%s", error)
+        way.asks_id = False
+        self._expire(way)
+
+    async def _send(self, way: _Way, crossing: Crossing, *, may_begin: bool) -> None:
+        channel = way.channel
+        try:
+            base_offset = await self._attempt(way.partition, crossing, may_begin=may_begin)
+        except KafkaError as error:
+            gone = way.partition.topic_id not in self._image().topics
+            channel.failed(crossing, error, is_final=gone)
+            self._pause(way, error)
+        except Exception as error:  # noqa: BLE001 one request fails, the others go on
+            _log.exception("forward failed partition=%s", way.partition)
+            text = f"this broker met {type(error).__name__}"
+            channel.failed(crossing, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text))
+            self._pause(way, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR))
+        else:
+            channel.succeeded(crossing, base_offset)
+        self._pump(way)
+
+    def _pause(self, way: _Way, error: KafkaError) -> None:
+        """Before the first is sent again. One that is numbered anew need not wait."""
+        if way.pause is None and way.channel.has_failed:
+            unknown = error.outcome is Outcome.UNKNOWN
+            pause_s = PAUSE_UNKNOWN_S if unknown else PAUSE_REFUSED_S
+            way.pause = asyncio.get_running_loop().call_later(pause_s, self._resume, way)
+            self._paused.add(way)
+
+    async def _attempt(
+        self, partition: TopicIdPartition, crossing: Crossing, *, may_begin: bool
+    ) -> int:
+        """To whoever leads now. NOT_WRITTEN only where this attempt surely did nothing."""
+        image = self._image()
+        registration = image.partition(*partition)
+        if registration is None and partition.topic_id not in image.topics:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
+        if registration is None or not registration.has_leader:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
+        left_ms = crossing.deadline_ms - LATE_GRACE_MS - self._clock.monotonic_ms()
+        share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
+        timeout_ms = max(1, min(left_ms, share_ms))
+        body = b"".join((b'{"records":[', crossing.text, b"]}"))
+        first = crossing.first
+        append = Append(
+            partition=partition,
+            records=(),
+            key_format=first.key_format,
+            value_format=first.value_format,
+            acks=first.acks,
+            timeout_ms=timeout_ms,
+            claim=crossing.claim,
+            may_begin=may_begin,
+        )
+        if registration.leader == self._broker_id:
+            return await self._local.append(replace(append, records=decode_records(body)))
+        frame = forwarding.encode_claimed(append, body)
+        kind = forwarding.APPEND_CLAIMED
+        answer = await self._forward(partition, registration, kind, frame, timeout_ms)
+        return forwarding.decode_base_offset(answer)
+
+
+def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
+    """The records as elements of JSON arrays, and how many: one array, or several of one batch."""
+    for record in records:
+        record.partition, record.offset = None, -1
+    text = encode_lines(records)[:-1].replace(b"\n", b",")
+    if len(text) <= BATCH_BYTES_MAX or len(records) == 1:
+        return [(text, len(records))]
+    half = len(records) // 2
+    return [*_texts(records[:half]), *_texts(records[half:])]

@@ -1,0 +1,150 @@
+"""Records of one partition on their way to its leader: here, in order, or under a client's id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from broker.server import forwarding
+from broker.server.forwarded_produces import (
+    ATTEMPT_MS_MAX,
+    ATTEMPT_MS_MIN,
+    ATTEMPTS,
+    ForwardedProduces,
+    Placed,
+)
+from broker.server.local_partitions import Append, LocalPartitions
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.server.broker_apis import RoutedBrokerApis
+    from broker.server.requests import ProduceRequest
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import BrokerId, PartitionId
+    from raft_metadata.image.metadata_image import (
+        MetadataImage,
+        PartitionRegistration,
+        TopicImage,
+    )
+
+REFUSED_WHOLE = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.POLICY_VIOLATION,
+    }
+)
+"""What a producer's claim is refused with: it concerns the request and not its records."""
+
+
+class ProduceRouting:
+    """On the broker's loop; keeps nothing itself."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        local: LocalPartitions,
+        routing: RoutedBrokerApis,
+        forwarded: ForwardedProduces,
+        clock: Clock,
+    ) -> None:
+        self._broker_id = broker_id
+        self._local = local
+        self._routing = routing
+        self._forwarded = forwarded
+        self._clock = clock
+
+    async def place(self, append: Append, deadline_ms: int) -> list[Placed]:
+        """Have the records appended by whoever leads until the deadline; in pieces, if large.
+
+        Raises:
+            KafkaError: nothing, or nothing certain, became of any of them.
+        """
+        if append.claim is not None:
+            return [Placed(len(append.records), await self._claimed(append, deadline_ms))]
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> list[Placed]:
+            now = replace(append, timeout_ms=timeout_ms)
+            if registration.leader == self._broker_id:
+                base = await self._local.append(now)
+            elif await self._forwarded.may_take(append.acks):
+                return await self._forwarded.append(append, deadline_ms)
+            else:
+                body = forwarding.encode_append(now)
+                answer = await self._routing.forward(
+                    append.partition, registration, forwarding.APPEND, body, timeout_ms
+                )
+                base = forwarding.decode_base_offset(answer)
+            return [Placed(len(append.records), base)]
+
+        return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
+
+    async def _claimed(self, append: Append, deadline_ms: int) -> int:
+        """Under a client's id it may be sent again whatever became of it: the leader knows it.
+
+        What one attempt left in doubt stays unknown until another one was answered (rule F1).
+        """
+        doubt: list[KafkaError] = []
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> int:
+            try:
+                if registration.leader == self._broker_id:
+                    return await self._local.append(replace(append, timeout_ms=timeout_ms))
+                share_ms = min(max(timeout_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
+                now = replace(append, timeout_ms=min(timeout_ms, share_ms))
+                body = forwarding.encode_claimed(now, forwarding.encode_records(append.records))
+                kind = forwarding.APPEND_CLAIMED
+                answer = await self._routing.forward(
+                    append.partition, registration, kind, body, now.timeout_ms
+                )
+                return forwarding.decode_base_offset(answer)
+            except KafkaError as error:
+                if error.outcome is not Outcome.UNKNOWN or error.code in REFUSED_WHOLE:
+                    raise
+                doubt.append(error)
+                again = ErrorCode.LEADER_NOT_AVAILABLE
+                raise KafkaError(again, error.message, outcome=Outcome.NOT_WRITTEN) from error
+
+        try:
+            return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
+        except KafkaError:
+            if doubt:
+                raise doubt[-1] from None
+            raise
+
+
+def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicImage) -> None:
+    """A sequence is one partition's, and its records must be found there again by a retry.
+
+    Raises:
+        KafkaError: INVALID_REQUEST, UNSUPPORTED_VERSION; nothing was written.
+    """
+    if image.feature_level < SEQUENCED_APPENDS_LEVEL:
+        text = (
+            f"producer ids need metadata.version {SEQUENCED_APPENDS_LEVEL}, the cluster's is "
+            f"{image.feature_level}: `quorumlog cluster upgrade`"
+        )
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
+    if request.partition is not None or topic.routed_count == 1:
+        return
+    named = {record.partition for record in request.records}
+    if len(named) != 1 or None in named:
+        text = (
+            f"a sequence belongs to one partition, topic {topic.name} has {topic.routed_count}: "
+            f"expected POST /topics/{topic.name}/partitions/P, or the same explicit partition in "
+            "every record"
+        )
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+
+
+def check_whole(
+    request: ProduceRequest, groups: dict[PartitionId, Sequence[int]], limit: int
+) -> None:
+    """All records of a sequence or none: one that is too large would leave a gap."""
+    if sum(map(len, groups.values())) < len(request.records):
+        text = f"a record is larger than {limit} bytes; under a sequence all are refused with it"
+        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)

@@ -1,0 +1,66 @@
+"""Writing without repeats: the headers that name a producer, and the resource that is its id.
+
+``Quorumlog-Producer-Id`` comes from ``POST /v3/clusters/C/producer-ids``. ``Quorumlog-Sequence``
+is that of the first record; the next request's is this one plus its records (behind 2^31 - 1: 0).
+All three or none; then all records of a request go to one partition.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from broker.log.producer_state import EPOCH_MAX, SEQUENCES, Claim
+from http_api.contract.errors import RestCode, RestError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from http_api.contract.v3 import JsonObject, Links
+
+PRODUCER_ID = "Quorumlog-Producer-Id"
+PRODUCER_EPOCH = "Quorumlog-Producer-Epoch"
+SEQUENCE = "Quorumlog-Sequence"
+_LIMITS = {PRODUCER_ID: (1 << 63) - 1, PRODUCER_EPOCH: EPOCH_MAX, SEQUENCE: SEQUENCES - 1}
+_INTEGER = re.compile(r"\d{1,19}")
+
+
+def claim_headers(claim: Claim) -> dict[str, str]:
+    """What a client sends."""
+    return dict(zip(_LIMITS, map(str, claim), strict=True))
+
+
+def claim_of(headers: Mapping[str, str]) -> Claim | None:
+    """The producer a request names; None: none of the three headers is there.
+
+    Raises:
+        RestError: 400/40002, naming the header and what was expected.
+    """
+    given = {name: headers.get(name) for name in _LIMITS}
+    if all(value is None for value in given.values()):
+        return None
+    numbers = []
+    for name, value in given.items():
+        if value is None:
+            others = ", ".join(other for other in _LIMITS if given[other] is not None)
+            raise _bad(f"Header '{name}' is missing beside {others}: expected all three or none")
+        if not _INTEGER.fullmatch(value) or int(value) > _LIMITS[name]:
+            expected = f"an integer from 0 to {_LIMITS[name]}"
+            raise _bad(f"Header '{name}' is '{shown(value)}': expected {expected}")
+        numbers.append(int(value))
+    return Claim(*numbers)
+
+
+def producer_id(links: Links, number: int) -> JsonObject:
+    """A producer id that nobody else has; its first epoch is 0."""
+    return {
+        "kind": "KafkaProducerId",
+        "metadata": links.metadata(f"producer-id={number}", "producer-ids", number),
+        "cluster_id": links.cluster_id,
+        "producer_id": number,
+        "producer_epoch": 0,
+    }
+
+
+def _bad(text: str) -> RestError:
+    return RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
