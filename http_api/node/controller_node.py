@@ -39,6 +39,11 @@ from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.quorum_view import ControllerState
 
+FAREWELL_HEARTBEATS = 2
+"""By then each broker's heartbeat was answered by the next active controller, which it asks now."""
+FAREWELL_MAX_MS = 1_000
+"""However rare heartbeats are configured to be: a shutdown is not held up for longer."""
+
 
 def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
     """Run the controller of this configuration until it is told to stop; the exit code."""
@@ -139,6 +144,11 @@ async def _serve(node: OpenedNode) -> None:
             share_promptly()
             try:
                 await until_stopped(asked, running)
+                if await quorum.hand_over():
+                    # A command on its way to a connection that is closed would be unknown for
+                    # ever. Until every broker has heard from the next one, all are answered.
+                    beats_ms = FAREWELL_HEARTBEATS * config.timeouts.broker_heartbeat_interval_ms
+                    await asyncio.sleep(min(beats_ms, FAREWELL_MAX_MS) / 1000)
             finally:
                 controller.stop()
 

@@ -1,11 +1,14 @@
-"""Our journal and our snapshots under the method names that pysyncobj calls."""
+"""Our settings, journal and snapshots under the names that pysyncobj knows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from pysyncobj import SyncObjConf
+
 from raft_metadata.common.faults import FaultHandler
+from raft_metadata.quorum.config import STEP_DOWN_MARGIN_MS, QuorumConfig
 from raft_metadata.quorum.journal import DurableJournal
 from raft_metadata.quorum.journal_format import Entry
 from raft_metadata.quorum.pysyncobj_internals import (
@@ -17,6 +20,8 @@ from raft_metadata.quorum.pysyncobj_internals import (
 from raft_metadata.quorum.snapshots import SnapshotState, SnapshotStore
 from raft_metadata.quorum.voter_node import VoterNode
 
+APPEND_BYTES = 1024 * 1024
+"""Entries of one append message; twice `MAX_PAYLOAD_BYTES`, so that every entry fits."""
 MAX_SNAPSHOT_BACKLOG_BYTES = 1024 * 1024
 """Unsent bytes of a snapshot towards one follower."""
 SNAPSHOT_RETRY_S = 10.0
@@ -28,6 +33,28 @@ _STATES = {
     SnapshotState.WRITTEN: SERIALIZED,
     SnapshotState.FAILED: SERIALIZE_FAILED,
 }
+
+
+def library_conf(config: QuorumConfig, journal: object, snapshots: object) -> Any:
+    """Pysyncobj's own settings. Those of its own network and threads are not used."""
+    election_s = config.election_timeout_ms / 1000
+    return SyncObjConf(
+        autoTick=False,
+        dynamicMembershipChange=False,
+        raftMinTimeout=election_s,
+        raftMaxTimeout=2 * election_s,
+        appendEntriesPeriod=config.heartbeat_ms / 1000,
+        appendEntriesBatchSizeBytes=APPEND_BYTES,
+        connectionTimeout=2 * election_s,  # unused; it asserts that it is no less
+        leaderFallbackTimeout=(config.leader_fallback_ms - STEP_DOWN_MARGIN_MS) / 1000,
+        logCompactionMinEntries=config.snapshot_min_entries,
+        logCompactionMinTime=config.snapshot_max_interval_ms / 1000,
+        logCompactionSplit=False,
+        journalFile=journal,
+        fullDumpFile="unused",  # non-empty, because the library asserts it; the store has the path
+        serializer=snapshots,
+        deserializer=snapshots,
+    )
 
 
 class JournalAdapter:

@@ -31,6 +31,8 @@ NEVER_HEARD_MS = 2**31 - 1
 """`leader_contact_age_ms` before any leader was heard."""
 HAND_OVER_TIMEOUT_S = 0.5
 """How long a stopping leader waits for another one to take over."""
+COMMIT_TIMEOUT_S = 0.25
+"""Of this, how long it first waits until what it has appended is committed."""
 
 _log = logging.getLogger("raft_metadata.quorum")
 
@@ -178,9 +180,9 @@ class MetadataQuorum:
 
     async def stop(self) -> None:
         """Hand leadership over if there is somebody, answer whoever waits, close everything."""
+        await self.hand_over()
         node = self._node
         if node is not None:
-            await self._hand_over(node)
             if self._timer is not None:
                 self._timer.cancel()
             self._node = None
@@ -193,14 +195,27 @@ class MetadataQuorum:
             await asyncio.to_thread(thread.join)
         self._close_disk()
 
-    async def _hand_over(self, node: RaftNode) -> None:
+    async def hand_over(self) -> bool:
+        """Let another voter lead, if this one does; whether one was asked to.
+
+        This voter goes on as a follower: what it had appended is still answered for certain.
+        """
+        node = self._node
+        if node is None:
+            return False
         self._hands_over = True
+        leads = node.role == "leader" and bool(node.otherNodes)
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + HAND_OVER_TIMEOUT_S
+        began = loop.time()
         # Asked again with every tick: only a follower that holds everything is told to stand.
-        while node.role == "leader" and node.otherNodes and loop.time() < give_up_at:
-            node.transferLeadership()
+        while node.role == "leader" and node.otherNodes:
+            waited_s = loop.time() - began
+            if waited_s >= HAND_OVER_TIMEOUT_S:
+                break
+            if node.give_way() or waited_s >= COMMIT_TIMEOUT_S:
+                node.transferLeadership()
             await asyncio.sleep(self._tick_s)
+        return leads
 
     def _close_disk(self) -> None:
         disk, self._disk = self._disk, None

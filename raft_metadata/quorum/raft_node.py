@@ -11,9 +11,8 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from pysyncobj import SyncObjConf
 from typing_extensions import override
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -23,7 +22,6 @@ from raft_metadata.quorum.config import (
     MAX_PAYLOAD_BYTES,
     MAX_QUEUED,
     MAX_UNCOMMITTED,
-    STEP_DOWN_MARGIN_MS,
     QuorumConfig,
 )
 from raft_metadata.quorum.data_dir import DataDir
@@ -37,7 +35,11 @@ from raft_metadata.quorum.elections import (
     up_to_date,
 )
 from raft_metadata.quorum.journal import DurableJournal
-from raft_metadata.quorum.library_adapters import JournalAdapter, SnapshotAdapter
+from raft_metadata.quorum.library_adapters import (
+    JournalAdapter,
+    SnapshotAdapter,
+    library_conf,
+)
 from raft_metadata.quorum.pysyncobj_internals import (
     LEADER,
     NO_OP,
@@ -49,8 +51,6 @@ from raft_metadata.quorum.transport import FilteredTransport, Links
 from raft_metadata.quorum.voter_node import VoterNode
 from raft_metadata.quorum.wire import Message
 
-APPEND_BYTES = 1024 * 1024
-"""Entries of one append message; twice `MAX_PAYLOAD_BYTES`, so that every entry fits."""
 ENTRIES_PER_TURN = 2000
 """Appended or applied before the loop gets a turn: a few milliseconds."""
 ENTRIES_BETWEEN_SNAPSHOTS = 100
@@ -107,28 +107,6 @@ class _Queued:
     future: Future[object]
 
 
-def library_conf(config: QuorumConfig, journal: object, snapshots: object) -> Any:
-    """Pysyncobj's own settings. Those of its own network and threads are not used."""
-    election_s = config.election_timeout_ms / 1000
-    return SyncObjConf(
-        autoTick=False,
-        dynamicMembershipChange=False,
-        raftMinTimeout=election_s,
-        raftMaxTimeout=2 * election_s,
-        appendEntriesPeriod=config.heartbeat_ms / 1000,
-        appendEntriesBatchSizeBytes=APPEND_BYTES,
-        connectionTimeout=2 * election_s,  # unused; it asserts that it is no less
-        leaderFallbackTimeout=(config.leader_fallback_ms - STEP_DOWN_MARGIN_MS) / 1000,
-        logCompactionMinEntries=config.snapshot_min_entries,
-        logCompactionMinTime=config.snapshot_max_interval_ms / 1000,
-        logCompactionSplit=False,
-        journalFile=journal,
-        fullDumpFile="unused",  # non-empty, because the library asserts it; the store has the path
-        serializer=snapshots,
-        deserializer=snapshots,
-    )
-
-
 class RaftNode(PinnedSyncObj):
     """See the module.
 
@@ -146,6 +124,7 @@ class RaftNode(PinnedSyncObj):
         self._waiting: dict[int, _Queued] = {}
         self._commit_moved = False
         self._active = False
+        self._gives_way = False
         self._forced_snapshot_at = 0
         self._next_ping = 0.0
         self.contact = LeaderContact()
@@ -197,8 +176,8 @@ class RaftNode(PinnedSyncObj):
         return None
 
     def leading_in(self, term: int) -> bool:
-        """Whether this voter leads, in exactly this term."""
-        return bool(self._isLeader()) and term == self.raftCurrentTerm
+        """Whether this voter leads, in exactly this term, and takes something to append."""
+        return bool(self._isLeader()) and term == self.raftCurrentTerm and not self._gives_way
 
     @override
     def append_queued(self) -> None:
@@ -249,12 +228,25 @@ class RaftNode(PinnedSyncObj):
         if self._isLeader() or self.home.fenced:
             self.parts.request_tick()
 
-    def _on_role_changed(self, old: int, _new: int) -> None:
-        if old != LEADER:
-            return
+    def give_way(self) -> bool:
+        """Another one shall lead (Raft thesis, 3.10); whether this one can be followed by now.
+
+        From the first call on nothing more is appended. What was is committed first, while there
+        is time: whoever waits for it would hear that its outcome is unknown.
+        """
+        self._gives_way = True
+        self._deactivate()
+        return not self._waiting
+
+    def _deactivate(self) -> None:
         if self._active:
             self._active = False
             self.parts.events.deactivated()
+
+    def _on_role_changed(self, old: int, _new: int) -> None:
+        if old != LEADER:
+            return
+        self._deactivate()
         waiting, self._waiting = self._waiting, {}
         for index, queued in waiting.items():
             # rule M3: appended, so another leader may still commit it.

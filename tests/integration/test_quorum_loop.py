@@ -124,6 +124,31 @@ async def test_rule_g3_a_leader_that_hands_over_vouches_for_nobody(tmp_path: Pat
         await voter.quorum.stop()
 
 
+async def test_rule_m3_a_leader_that_hands_over_leaves_nobody_in_doubt(tmp_path: Path) -> None:
+    """What it appended is committed first; what comes later is surely not appended."""
+    format_all(tmp_path, NODES)
+    voters = await started(tmp_path, free_addresses(NODES))
+    leader = await active(voters)
+    term = leader.quorum.term
+    asked = [leader.quorum.submit(b"before %d" % n, term) for n in range(50)]
+    await asyncio.sleep(0)
+    handing = asyncio.create_task(leader.quorum.hand_over())
+    while not handing.done():
+        asked.append(leader.quorum.submit(b"meanwhile %d" % len(asked), term))
+        await asyncio.sleep(0.001)
+    assert await handing
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    codes = {error.code for error in refused if isinstance(error, KafkaError)}
+    assert len(refused) < len(asked)
+    assert codes == {ErrorCode.NOT_CONTROLLER}, refused[:3]
+    rest = [voter for voter in voters if voter is not leader]
+    second = await active(rest)
+    await until(lambda: len(second.machine.payloads) == len(asked) - len(refused))
+    for voter in voters:
+        await voter.quorum.stop()
+
+
 def test_three_voters_on_uvloop(tmp_path: Path) -> None:
     async def story() -> None:
         format_all(tmp_path, NODES)

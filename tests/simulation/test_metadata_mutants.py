@@ -149,7 +149,7 @@ def _votes_without_disk(patch: Patch) -> None:
 
 @fault("M21 leads without a majority", "R13", first=9)
 def _leads_alone(patch: Patch) -> None:
-    conf = raft_node.library_conf
+    conf = library_adapters.library_conf
 
     def patient(*args: Any) -> Any:
         made = conf(*args)
