@@ -27,7 +27,8 @@ _VALID = struct.Struct("<IB16sIiQQq")
 _DIVERGING = struct.Struct("<IB16sIiQiq")
 _REFUSED = struct.Struct("<IB16sIiQi")
 _ACK = struct.Struct("<IB16sIiQqq")
-_PUSH = struct.Struct("<IB16sIiQqqqq")
+_PUSH = struct.Struct("<IB16sIiQqqqqq")
+_PUSH_FIELDS = struct.Struct("<qqqqq")
 PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
 
 OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING, PAUSE = range(1, 9)
@@ -35,6 +36,10 @@ PING_FRAME = PREFIX.pack(0, PING)
 _PAUSE = struct.Struct("<IBI")
 MAX_PAUSE_MS = 60_000
 """A follower that wants a longer pause asks again."""
+
+
+START_OVER = -2
+"""In place of an epoch: what the follower lacks may have held tombstones that are gone (R7)."""
 
 
 class FrameError(ValueError):
@@ -63,7 +68,10 @@ class Valid(NamedTuple):
 
 
 class Diverging(NamedTuple):
-    """Leader: cut to the smaller of this end and your own end of this epoch, then ask again."""
+    """Leader: cut to the smaller of this end and your own end of this epoch, then ask again.
+
+    With `START_OVER` for an epoch: be empty from this offset on, then ask again.
+    """
 
     request: int
     leader_epoch: int
@@ -98,6 +106,9 @@ class Push(NamedTuple):
     high_watermark: int
     log_start: int
     batches: memoryview | bytes
+    replicated_to: int = 0
+    """Every assigned replica holds what is below, as this leader knows it in this epoch; 0 while it
+    does not know, and where the topic is not compacted. Tombstones above it stay (rule R7)."""
 
 
 Frame = Open | Valid | Diverging | Refused | Ack | Push
@@ -162,10 +173,10 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
 def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
     """Everything of a PUSH but its payload, which is written after it as it is."""
     topic, partition = key
-    session, epoch, from_offset, next_offset, high_watermark, log_start, _ = push
+    session, epoch, from_offset, next_offset, high_watermark, log_start, _, replicated_to = push
     return _PUSH.pack(
         PUSH_HEAD_BYTES + payload_bytes, PUSH, topic, partition, epoch, session,
-        from_offset, next_offset, high_watermark, log_start,
+        from_offset, next_offset, high_watermark, log_start, replicated_to,
     )  # fmt: skip
 
 
@@ -189,8 +200,9 @@ def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
         key, at = Key(topic, partition), _HEAD.size
         match kind:
             case 6:  # PUSH
-                a, b, hw, start = struct.unpack_from("<qqqq", body, at)
-                return key, Push(number, epoch, a, b, hw, start, body[at + 32 :])
+                a, b, hw, start, everywhere = _PUSH_FIELDS.unpack_from(body, at)
+                batches = body[at + _PUSH_FIELDS.size :]
+                return key, Push(number, epoch, a, b, hw, start, batches, everywhere)
             case 5:  # ACK
                 return key, Ack(number, epoch, *struct.unpack_from("<qq", body, at))
             case 1:  # OPEN

@@ -187,6 +187,18 @@ class LeaderState:
             return 0
         return state.durable_end if self.by_durable else state.log_end
 
+    def replicated_to(self, own_end: int) -> int:
+        """Rule R7: below this every assigned replica holds the log; 0 while one is not known.
+
+        One that was just assigned, or that did not open a session in this epoch, is not known.
+        """
+        end = own_end
+        for replica in self.replicas:
+            if replica != self.me:
+                state = self.followers.get(replica)
+                end = min(end, 0 if state is None else state.log_end)
+        return max(end, 0)
+
     # high watermark
 
     def maximal_isr(self) -> frozenset[BrokerId]:
