@@ -28,7 +28,10 @@ async def no_controller_answers() -> None:
 
 def topics(*, loaded: bool) -> TopicRequests:
     loader = SimpleNamespace(
-        image=MetadataImage(), loaded=asyncio.Event(), newest_offset=no_controller_answers
+        image=MetadataImage(),
+        loaded=asyncio.Event(),
+        newest_offset=no_controller_answers,
+        wait_for=None,
     )
     if loaded:
         loader.loaded.set()
