@@ -13,6 +13,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.checkers.events import (
+    check_chains,
+    check_disks_sound,
+    check_high_watermarks,
+    check_journals_whole,
+    check_leaders_hold_committed,
+    check_one_isr_an_epoch,
+    check_one_leader_an_epoch,
+    check_truncations,
+)
 from chaos.checkers.faults import (
     check_alive,
     check_back_to_normal,
@@ -35,6 +45,7 @@ from chaos.deadline import TooLateError, within
 from chaos.disk import lines_on_disk
 from chaos.history import Reading
 from chaos.http import NDJSON, CallError, Http
+from chaos.journals import read_chains, read_journals, verify_disks
 from chaos.load import Endpoint
 from chaos.metadata_probe import MetadataProbe
 from chaos.net.links import Plane, node_name
@@ -110,6 +121,7 @@ class ScenarioRun:
             await self._read_and_judge(http, stage)
             alive = self._cluster.local.read()
             code = await self._cluster.local.stop()
+            await self._judge_files(stage)
             self._run.judge(check_alive(_pids(now), _pids(alive), stage.killed))
             proxied = await self._proxied_bytes()
             self._run.judge(check_bypass(self._cluster.tripwire.connections, proxied))
@@ -240,11 +252,26 @@ class ScenarioRun:
         disks = await self._disks_once_equal(readings[0], stage)
         replicas = dict.fromkeys(range(PARTITIONS), self._scenario.replication_factor)
         judge(check_replicas(readings[0], disks, replicas))
+        chains = await read_chains(http, stage.now.brokers, TOPIC, PARTITIONS)
+        judge(check_chains(chains, replicas))
         names = await self._topic_names(http, stage)
         judge(check_topics(history, names))
         judge(check_controllers_agree(await self._applied_once_equal(http, stage)))
         for one in self._scenario.own_checks(stage, readings[0]):
             judge(one)
+
+    async def _judge_files(self, stage: Stage) -> None:
+        """What stopped brokers leave behind: their journals, read together, and their logs."""
+        data_dir, judge = self._cluster.local.data_dir, self._run.judge
+        journals = read_journals(data_dir, stage.brokers)
+        may_lose = getattr(self._scenario, "disks", "sound") != "sound"
+        judge(check_journals_whole(journals, stage.brokers, may_lose=may_lose))
+        judge(check_one_leader_an_epoch(journals))
+        judge(check_one_isr_an_epoch(journals))
+        judge(check_high_watermarks(journals))
+        judge(check_truncations(journals))
+        judge(check_leaders_hold_committed(journals))
+        judge(check_disks_sound(await verify_disks(data_dir, stage.brokers)))
 
     async def _read(self, http: Http, broker: Node) -> Reading:
         await http.wait_ready(broker.url, READY_DEADLINE_S)

@@ -1,0 +1,315 @@
+"""The brokers' event journals, read together: what must hold across nodes, keyed by leader epoch.
+
+A sample of a state shows one moment; a journal shows every change, in the order in which a process
+made it. Nothing here goes by clocks: events of one life of a broker are ordered by their sequence,
+events of several by leader epoch and offset. Each check says how often it was evaluated, and none
+is satisfied by an empty journal.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos.checkers.verdict import Verdict, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+class Event(NamedTuple):
+    """One event of one broker's journal."""
+
+    broker: int
+    sequence: int
+    life: str
+    """Incarnation id: one process."""
+    kind: str
+    topic: str
+    topic_id: str
+    partition: int
+    epoch: int
+    """Leader epoch."""
+    facts: Mapping[str, Any]
+
+    @property
+    def where(self) -> tuple[str, int]:
+        return self.topic_id, self.partition
+
+    @property
+    def text(self) -> str:
+        """For an example in a report."""
+        return (
+            f"broker {self.broker} event {self.sequence}: {self.kind} {self.topic}-"
+            f"{self.partition} epoch {self.epoch} {dict(self.facts)}"
+        )
+
+
+Journals = dict[int, list[Event]]
+"""Broker → its events, in the order written."""
+
+
+class Chain(NamedTuple):
+    """A replica's hash chain over [start, end), and the lowest start it could say one for."""
+
+    first: int
+    start: int
+    end: int
+    value: str
+
+
+def event_of(broker: int, said: Mapping[str, Any]) -> Event:
+    """An event from its JSON object."""
+    partition = said["partition"]
+    return Event(
+        broker=broker,
+        sequence=said["sequence"],
+        life=said["incarnation_id"],
+        kind=said["kind"],
+        topic=said["topic"] or "",
+        topic_id=said["topic_id"] or "",
+        partition=-1 if partition is None else partition,
+        epoch=said["leader_epoch"],
+        facts=said["facts"],
+    )
+
+
+def check_journals_whole(
+    journals: Journals, brokers: Sequence[int], *, may_lose: bool = False
+) -> Verdict:
+    """Every broker has a journal from its first event on, and no number is missing in it.
+
+    ``may_lose``: disks were full or lost their power, which costs events that were not synced.
+    """
+    faults = [f"broker {broker} has no journal" for broker in brokers if not journals.get(broker)]
+    missing = 0
+    for broker, events in journals.items():
+        numbers = [0, *(event.sequence for event in events)]
+        gaps = [(one, other) for one, other in pairwise(numbers) if other != one + 1]
+        missing += len(gaps)
+        if not may_lose:
+            faults += [f"broker {broker}: event {two} follows {one}" for one, two in gaps]
+    lives = {event.life for events in journals.values() for event in events}
+    count = sum(len(events) for events in journals.values())
+    figures = f"{count:,} events of {len(lives)} lives, {missing} gaps"
+    return verdict("event journals are whole", figures, faults)
+
+
+def check_one_leader_an_epoch(journals: Journals) -> Verdict:
+    """At most one life of one broker led a partition in a leader epoch (rule R3)."""
+    led: dict[tuple[tuple[str, int], int], set[tuple[int, str]]] = defaultdict(set)
+    for event in _kind(journals, "role_changed"):
+        if event.facts["role"] == "leader":
+            led[event.where, event.epoch].add((event.broker, event.life))
+    faults = [
+        f"partition {where[1]} of {where[0]} epoch {epoch} was led by {sorted(several)}"
+        for (where, epoch), several in led.items()
+        if len(several) > 1
+    ]
+    if not led:
+        faults.append("nobody led anything")
+    return verdict("one leader an epoch, by events", f"{len(led)} reigns", faults)
+
+
+def check_high_watermarks(journals: Journals) -> Verdict:
+    """A replica's high watermark never goes back in one life of its broker, nor past its log end.
+
+    Invariants L7 and L8. A log that starts over empty has a new one: it was lost or removed here.
+    """
+    known: dict[tuple[str, tuple[str, int]], int] = {}
+    faults: list[str] = []
+    looks = 0
+    for event in _in_order(journals):
+        here = event.life, event.where
+        said = event.facts.get("high_watermark")
+        if said is None:
+            continue
+        if event.kind == "truncated" and event.facts["unclean"]:
+            known[here] = event.facts["to"]
+            continue
+        before = 0 if _starts_over(event) else known.get(here, 0)
+        looks += 1
+        if said < before:
+            faults.append(f"from {before} back to {said}: {event.text}")
+        if said > event.facts.get("log_end", said):
+            faults.append(f"past the log end: {event.text}")
+        known[here] = said
+    if not looks:
+        faults.append("no high watermark was told")
+    return verdict("high watermarks only rise, by events", f"{looks:,} times looked", faults)
+
+
+def check_truncations(journals: Journals, *, unclean_allowed: bool = False) -> Verdict:
+    """A log is cut only where that is told, and never below its own high watermark.
+
+    Invariants L13 and L15: only followers cut.
+    """
+    ends: dict[tuple[str, tuple[str, int]], int] = {}
+    led: dict[tuple[str, tuple[str, int]], int] = {}
+    faults: list[str] = []
+    after_gap = {broker: _after_gaps(events) for broker, events in journals.items()}
+    cuts = looks = 0
+    for event in _in_order(journals):
+        here = event.life, event.where
+        if event.sequence in after_gap[event.broker]:
+            ends.clear()  # events were lost, and a truncation may have been among them
+        if event.kind == "truncated":
+            cuts += 1
+            looks += 1
+            below = event.facts["to"] < event.facts["high_watermark"]
+            if below and not (unclean_allowed and event.facts["unclean"]):
+                faults.append(f"cut below its high watermark: {event.text}")
+            if led.get(here) == event.epoch:
+                faults.append(f"a leader cut its log: {event.text}")
+            ends[here] = event.facts["to"]
+            continue
+        if event.kind == "role_changed" and event.facts["role"] == "leader":
+            led[here] = event.epoch
+        end = event.facts.get("log_end")
+        if end is None:
+            continue
+        before = 0 if _starts_over(event) else ends.get(here, 0)
+        looks += 1
+        if end < before:
+            faults.append(f"the log end went from {before} back without a word: {event.text}")
+        ends[here] = end
+    if not looks:
+        faults.append("no log end was told")
+    return verdict(
+        "truncations are told and clean, by events",
+        f"{cuts} truncations, {looks:,} log ends looked at",
+        faults,
+    )
+
+
+def check_leaders_hold_committed(journals: Journals) -> Verdict:
+    """A leader begins with all that any replica knew as committed in an earlier epoch.
+
+    Invariants L3 and L4, keyed by (epoch, offset): what a deposed leader committed later, in its
+    own epoch, counts too.
+    """
+    committed: dict[tuple[str, int], list[tuple[float, int, Event]]] = defaultdict(list)
+    reigns: list[Event] = []
+    for event in _in_order(journals):
+        said = event.facts.get("high_watermark")
+        if said is not None:
+            # With a role it is what was known before this epoch, else what is known in it.
+            key = event.epoch - 0.5 if event.kind == "role_changed" else event.epoch
+            committed[event.where].append((key, said, event))
+        if event.kind == "role_changed" and event.facts["role"] == "leader":
+            reigns.append(event)
+    highest = {where: _highest_by_epoch(known) for where, known in committed.items()}
+    faults: list[str] = []
+    looks = 0
+    for reign in reigns:
+        keys, best = highest[reign.where]
+        earlier = bisect_left(keys, reign.epoch) - 1
+        if earlier < 0:
+            continue
+        looks += 1
+        offset, told = best[earlier]
+        if offset > reign.facts["log_end"]:
+            faults.append(f"{reign.text} begins without what was committed: {told.text}")
+    if not looks:
+        faults.append("nobody led after anything was committed")
+    return verdict("leaders hold what is committed, by events", f"{looks} reigns", faults)
+
+
+def _highest_by_epoch(
+    known: list[tuple[float, int, Event]],
+) -> tuple[list[float], list[tuple[int, Event]]]:
+    """Epoch keys, sorted, and up to each the highest offset that was known as committed."""
+    known.sort(key=lambda row: row[0])
+    best = list(accumulate(((offset, event) for _, offset, event in known), _higher))
+    return [key for key, _, _ in known], best
+
+
+def _higher(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Event]:
+    return one if one[0] >= other[0] else other
+
+
+def check_one_isr_an_epoch(journals: Journals) -> Verdict:
+    """A partition epoch has one ISR, and a leader never counts fewer than are in it (rule M3)."""
+    found: dict[tuple[tuple[str, int], int], set[tuple[int, ...]]] = defaultdict(set)
+    for event in _in_order(journals):
+        if event.kind == "isr_changed":
+            found[event.where, event.facts["partition_epoch"]].add(tuple(event.facts["new"]))
+        elif event.kind == "role_changed" and event.facts["role"] == "leader":
+            found[event.where, event.facts["partition_epoch"]].add(tuple(event.facts["isr"]))
+    faults = [
+        f"partition {where[1]} of {where[0]} partition epoch {epoch}: ISRs {sorted(several)}"
+        for (where, epoch), several in found.items()
+        if len(several) > 1
+    ]
+    if not found:
+        faults.append("no ISR was told")
+    return verdict("one ISR a partition epoch, by events", f"{len(found)} of them", faults)
+
+
+def check_chains(chains: Mapping[int, Mapping[int, Chain]], replicas: Mapping[int, int]) -> Verdict:
+    """All replicas hold the same batches, by their hash chains (invariant L1).
+
+    Args:
+        chains: partition → broker → its chain, over the same offsets for all.
+        replicas: partition → how many replicas it must have.
+    """
+    faults: list[str] = []
+    offsets = 0
+    for partition, wanted in replicas.items():
+        told = chains.get(partition, {})
+        if len(told) != wanted:
+            faults.append(f"partition {partition}: {len(told)} chains, not {wanted}")
+        ranges = {(chain.start, chain.end) for chain in told.values()}
+        if len(ranges) > 1:
+            faults.append(f"partition {partition}: chains over {sorted(ranges)} don't compare")
+        elif len({chain.value for chain in told.values()}) > 1:
+            faults.append(f"partition {partition}: replicas differ: {dict(told)}")
+        offsets += sum(end - start for start, end in ranges)
+    if not offsets:
+        faults.append("no chain was over anything")
+    return verdict("hash chains of replicas agree", f"{offsets:,} offsets", faults)
+
+
+def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdict:
+    """What lies on the disks of stopped brokers is whole, as ``log dump --verify`` judges it."""
+    faults: list[str] = []
+    batches = 0
+    for broker, rows in reports.items():
+        if not rows:
+            faults.append(f"broker {broker}: no partition was checked")
+        for row in rows:
+            batches += row["batches"]
+            if row["is_damaged"]:
+                faults.append(f"broker {broker}: {row['folder']}: {row['findings']}")
+    if not batches:
+        faults.append("not one batch was checked")
+    return verdict("disks are sound", f"{batches:,} batches on {len(reports)} disks", faults)
+
+
+def _after_gaps(events: Sequence[Event]) -> set[int]:
+    """Sequence numbers of the first event of a replica behind each gap."""
+    found = set()
+    lost = False
+    for before, after in pairwise(events):
+        lost |= after.sequence != before.sequence + 1
+        if lost and after.partition >= 0:
+            found.add(after.sequence)
+            lost = False
+    return found
+
+
+def _starts_over(event: Event) -> bool:
+    """A replica that takes a role with an empty log: it was made anew here."""
+    return event.kind == "role_changed" and event.facts["log_end"] == event.facts["log_start"]
+
+
+def _in_order(journals: Journals) -> Iterator[Event]:
+    """Broker after broker, each in its own order; events of replicas only."""
+    for events in journals.values():
+        yield from (event for event in events if event.partition >= 0)
+
+
+def _kind(journals: Journals, kind: str) -> Iterator[Event]:
+    return (event for event in _in_order(journals) if event.kind == kind)

@@ -1,0 +1,80 @@
+"""The brokers' event journals and what `quorumlog log` says of their disks, by documented means."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from chaos.checkers.events import Chain, Event, Journals, event_of
+from chaos.cluster import quorumlog_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from chaos.cluster import Node
+    from chaos.http import Http
+
+EVENT_FILES = ("events.1.ndjson", "events.ndjson")
+"""In a broker's folder, the older one first."""
+VERIFY_DEADLINE_S = 60.0
+
+
+def read_journals(data_dir: Path, brokers: Sequence[int]) -> Journals:
+    """All events of these brokers, as they lie on their disks.
+
+    A line that a kill has torn is left out: the number that is missing then would show.
+    """
+    return {broker: _events(data_dir / f"broker-{broker}", broker) for broker in brokers}
+
+
+def _events(folder: Path, broker: int) -> list[Event]:
+    found = []
+    for name in EVENT_FILES:
+        path = folder / name
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(orjson.JSONDecodeError):
+                found.append(event_of(broker, orjson.loads(line)))
+    return found
+
+
+async def read_chains(
+    http: Http, brokers: Sequence[Node], topic: str, partitions: int
+) -> dict[int, dict[int, Chain]]:
+    """Partition → broker → its hash chain, over what all replicas can say one for.
+
+    Two questions to each: where it could begin, then the chain between offsets that all have.
+    """
+    found = {}
+    for partition in range(partitions):
+        path = f"/broker/v1/state?topic={topic}&partition={partition}&chain=true"
+        rows = {node: (await http.get_json(node.url + path))["partitions"][0] for node in brokers}
+        start = max(row["chain"]["first"] for row in rows.values())
+        end = min(row["high_watermark"] for row in rows.values())
+        found[partition] = {
+            node.id: _chain(await http.get_json(f"{node.url}{path}&from={start}&to={end}"))
+            for node in rows
+        }
+    return found
+
+
+def _chain(said: dict[str, Any]) -> Chain:
+    chain = said["partitions"][0]["chain"]
+    return Chain(chain["first"], chain["from"], chain["to"], chain["value"])
+
+
+async def verify_disks(data_dir: Path, brokers: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """Broker → what `quorumlog log dump --verify` says of each of its partitions."""
+    reports = await asyncio.gather(*(_verify(data_dir / f"broker-{one}") for one in brokers))
+    return dict(zip(brokers, reports, strict=True))
+
+
+async def _verify(folder: Path) -> list[dict[str, Any]]:
+    command = [*quorumlog_command(), "log", "dump", str(folder), "--verify", "--format", "json"]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(VERIFY_DEADLINE_S):
+        output, _ = await child.communicate()
+    return [orjson.loads(line) for line in output.splitlines()]
