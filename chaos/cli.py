@@ -78,6 +78,7 @@ def run(scenario: str, seed: int | None, duration: float, keep: bool, form: str)
 def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> int:
     from rich.console import Console
 
+    from chaos.disks.shim import ShimError
     from chaos.net.toxiproxy_api import NetworkError
     from chaos.proxied import ProxiedCluster
     from chaos.run_directory import catch_signals, make_directory, play, remove
@@ -92,7 +93,9 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
     directory = make_directory(HOME)
     try:
         cluster = ProxiedCluster(directory)
-    except NetworkError as error:
+        if SCENARIOS[name].disks != "sound":
+            cluster.lay_disks(power=SCENARIOS[name].disks == "power")
+    except (NetworkError, ShimError) as error:
         remove(directory)
         click.echo(f"quorumlog: {error}", err=True)
         return USAGE

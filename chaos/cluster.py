@@ -202,6 +202,13 @@ class LocalCluster:
             raise ClusterError(msg)
         os.kill(node.pid, number)
 
+    def signal_process(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a process of this cluster; one that is gone has what it needs."""
+        if pid not in processes_of(self._directory):
+            msg = f"pid {pid} is no process of this cluster"
+            raise ClusterError(msg)
+        os.kill(pid, number)
+
     async def wait_restarted(self, node: Node, deadline_s: float) -> Node:
         """Until the supervisor has started the node again under another pid."""
         async with within(deadline_s, f"{node.kind} {node.id} is started again"):

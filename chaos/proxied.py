@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from chaos.cluster import ClusterError, LocalCluster, quorumlog_command
+from chaos.disks.shim import Shim
 from chaos.net.network import Network
 from chaos.net.toxiproxy_server import find_server
 from chaos.net.tripwire import Tripwire
@@ -32,7 +33,18 @@ class ProxiedCluster:
         self.local = LocalCluster(directory, options)
         self.network = Network(find_server(), directory / "toxiproxy.log")
         self.tripwire = Tripwire()
+        self.disks: Shim | None = None
+        self._directory = directory
         self._owned = AsyncExitStack()
+
+    def lay_disks(self, *, power: bool) -> None:
+        """Before the start: nodes' disks can be told to fail; with `power`, to lose theirs.
+
+        Raises:
+            ShimError: no C compiler.
+        """
+        self.disks = Shim(self.local.data_dir, self._directory / "disks", tape=power)
+        self.local.environment.update(self.disks.environment())
 
     async def __aenter__(self) -> ProxiedCluster:
         await asyncio.to_thread(self._format)

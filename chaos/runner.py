@@ -167,6 +167,7 @@ class ScenarioRun:
             cluster=self._cluster.local,
             now=now,
             network=self._cluster.network,
+            disks=self._cluster.disks,
             http=http,
             history=history,
             watch=watch,

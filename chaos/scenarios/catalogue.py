@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING
 
 from chaos.scenarios.controller_cut import CONTROLLER_CUT
 from chaos.scenarios.coordinator_cut import COORDINATOR_CUT
+from chaos.scenarios.disk_breaks import DISK_BREAKS
+from chaos.scenarios.disk_full import DISK_FULL
+from chaos.scenarios.disk_hangs import DISK_HANGS
 from chaos.scenarios.followers_cut import FOLLOWERS_CUT
 from chaos.scenarios.leader_cut import LEADER_CUT
 from chaos.scenarios.one_way_controller import ONE_WAY_CONTROLLER
+from chaos.scenarios.pause_kill import PART_KILL, PAUSE_KILL
+from chaos.scenarios.power_cut import POWER_CUT
 from chaos.scenarios.replies_lost import REPLIES_LOST
 from chaos.scenarios.storm import STORM
 
@@ -25,5 +30,11 @@ SCENARIOS: dict[str, Scenario] = {
         ONE_WAY_CONTROLLER,
         COORDINATOR_CUT,
         STORM,
+        DISK_FULL,
+        DISK_HANGS,
+        DISK_BREAKS,
+        POWER_CUT,
+        PAUSE_KILL,
+        PART_KILL,
     )
 }

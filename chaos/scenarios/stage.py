@@ -6,7 +6,7 @@ import asyncio
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from chaos.history import Effect, Fault, Note
 from chaos.net.links import node_name, swallowed_since
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from chaos.checkers.verdict import Verdict
     from chaos.cluster import ClusterFile, LocalCluster
+    from chaos.disks.shim import Shim
     from chaos.history import History, Reading
     from chaos.http import Http
     from chaos.net.links import Faults, Link, Traffic
@@ -55,6 +56,8 @@ class Stage:
     partitions: int
     duration_s: float
     say: Callable[[str], None]
+    disks: Shim | None = None
+    """Under every node, where the scenario needs them to fail."""
     killed: set[str] = field(default_factory=set)
     """Names of the nodes that `kill` has ended."""
     told: dict[str, int] = field(default_factory=dict)
@@ -165,3 +168,5 @@ class Scenario:
     replication_factor: int = 3
     stops_writes: bool = False
     """The fault may stop partitions while it lasts: then only before and after it are judged."""
+    disks: Literal["sound", "faults", "power"] = "sound"
+    """Whether disks are told to fail, or lose what they did not sync: both need a C compiler."""

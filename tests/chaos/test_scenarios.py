@@ -60,10 +60,23 @@ OWN_CHECKS = {
         "few elections: active controller deaf",
         "few elections: active controller mute",
     ],
+    "disk-full": ["the fault is told to writers"],
+    "disk-hangs": ["writes go on while the disk hangs"],
+    "disk-breaks": ["the node ends as documented"],
+    "power-cut": ["whole again: power-cut"],
+    "pause-kill": ["whole again: pause-kill"],
+    "part-kill": ["whole again: part-kill"],
 }
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # What disks do is tried every day with fewer checks: tests/integration/test_cluster_disk_*.
+        pytest.param(name, marks=[pytest.mark.slow] if one.disks != "sound" else [])
+        for name, one in SCENARIOS.items()
+    ],
+)
 def test_every_promise_holds_while_the_network_breaks(name: str, tmp_path: Path) -> None:
     duration = STORM_S if name == "storm" else SHORT_S
     done = chaos(tmp_path, "run", name, "--seed", "7", "--duration", duration, "--format", "json")
