@@ -31,12 +31,12 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from broker.server.follower_reads import FollowerReads
     from collections.abc import Callable, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.replica_manager import ReplicaManager
+    from broker.server.follower_reads import FollowerReads
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
@@ -248,10 +248,8 @@ class PeerRequests:
             match kind:
                 case 1:  # APPEND
                     return await self._append(head, payload)
-                case 2:  # FETCH
-                    return _fetched(await self._local.fetch(_read(head)))
-                case 11 if self._near is not None:  # FETCH_NEAR
-                    return _fetched(await self._near.serve(_read(head)))
+                case 2 | 11:  # FETCH, FETCH_NEAR
+                    return await self._fetch(head, near=kind == FETCH_NEAR)
                 case 3:  # OFFSETS
                     found = self._local.offsets(_partition(head))
                     return _join(
@@ -298,6 +296,14 @@ class PeerRequests:
             )
         )
         return _join({"base_offset": base_offset})
+
+    async def _fetch(self, head: dict[str, Any], *, near: bool) -> bytes:
+        read = _read(head)
+        if not near:
+            return _fetched(await self._local.fetch(read))
+        if self._near is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "followers serve nobody here")
+        return _fetched(await self._near.serve(read))
 
     def _facts(self) -> bytes:
         facts = self._own_facts()

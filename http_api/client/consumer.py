@@ -92,10 +92,15 @@ def fetch(
     wait_ms: int = DEFAULT_WAIT_MS,
     max_bytes: int = DEFAULT_MAX_BYTES,
     binary: bool = False,
+    rack: str | None = None,
 ) -> Call[FetchPage]:
-    """Read from ``offset``; waits up to ``wait_ms`` for the first record."""
+    """Read from ``offset``; waits up to ``wait_ms`` for the first record.
+
+    ``rack``: where this reader is. With ``replica.selector`` = rack an in-sync replica there serves
+    it, up to what that replica knows to be committed: a moment behind the leader.
+    """
     accept = V2_BINARY if binary else V2_JSON
-    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, accept)
+    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, accept, rack=rack)
 
     def parse(answer: Answer) -> FetchPage:
         try:
@@ -121,9 +126,10 @@ def fetch_lines(
     *,
     wait_ms: int = DEFAULT_WAIT_MS,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    rack: str | None = None,
 ) -> Call[LinesPage]:
     """As `fetch`, without topic and partition per record."""
-    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, LINES)
+    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, LINES, rack=rack)
 
     def parse(answer: Answer) -> LinesPage:
         return LinesPage(
@@ -143,10 +149,11 @@ def fetch_stored(
     *,
     wait_ms: int = DEFAULT_WAIT_MS,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    rack: str | None = None,
 ) -> Call[StoredPage]:
     """As `fetch`, for readers that decode many records at once."""
     request = _fetch_request(
-        topic, partition, offset, wait_ms, max_bytes, NDJSON, include="batches"
+        topic, partition, offset, wait_ms, max_bytes, NDJSON, include="batches", rack=rack
     )
 
     def parse(answer: Answer) -> StoredPage:
@@ -197,14 +204,23 @@ def _fetch_request(
     max_bytes: int,
     accept: str,
     include: str | None = None,
+    *,
+    rack: str | None = None,
 ) -> Request:
-    query = {"offset": offset, "timeout": wait_ms, "max_bytes": max_bytes, "include": include}
+    query = {
+        "offset": offset,
+        "timeout": wait_ms,
+        "max_bytes": max_bytes,
+        "include": include,
+        "rack": rack,
+    }
     return Request(
         method="GET",
         path=path_of("topics", topic, "partitions", partition, "records", query=query),
         accept=accept,
         timeout_s=wait_ms / 1000 + _NETWORK_MARGIN_S,
-        leader_key=(topic, partition),
+        # No topic has an @ in its name: who serves a rack is remembered beside who leads.
+        leader_key=(topic if rack is None else f"{topic}@{rack}", partition),
     )
 
 

@@ -20,6 +20,8 @@ from http_api.client.calls import (
 from raft_metadata.common.errors import Outcome
 
 LEADER_URL_HEADER = "quorumlog-leader-url"
+SERVED_BY_URL_HEADER = "quorumlog-served-by-url"
+"""Of the replica that served a reader who named its rack."""
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_LEADERS_KEPT = 10_000
@@ -65,7 +67,7 @@ class Routes:
         if url in self._urls and self._urls[0] != url and request.leader_key is None:
             self._urls.remove(url)
             self._urls.insert(0, url)
-        leader = answer.headers.get(LEADER_URL_HEADER)
+        leader = answer.headers.get(SERVED_BY_URL_HEADER) or answer.headers.get(LEADER_URL_HEADER)
         if leader and request.leader_key is not None:
             self.learn_leader(*request.leader_key, leader)
 

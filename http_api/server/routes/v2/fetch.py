@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
 OFFSET_MAX = 10**18 - 1
+RACK_HEADER = "Quorumlog-Rack"
+MAX_RACK_CHARACTERS = 255
 SEPARATE_WRITE_BYTES = 65_536
 """From here on headers and body are written separately: joining them would copy the body, which
 costs more than a second system call."""
@@ -78,7 +80,10 @@ class FetchRoutes:
             body = _render(result.slices, content_type, fetch, include)
         except UnreadableRecordError as error:
             raise _unreadable(error, fetch) from None
-        return await _send(request, body, self._headers(result, content_type, image))
+        headers = self._headers(result, content_type, image)
+        if fetch.rack is not None:
+            headers |= self._served_by(result)
+        return await _send(request, body, headers)
 
     async def _existing(self, topic: TopicName, partition: PartitionId) -> TopicImage:
         image = await find_topic(self._apis, topic, partition)
@@ -115,6 +120,7 @@ class FetchRoutes:
             max_wait_ms=query_integer(
                 query, "timeout", TIMEOUT_MS_DEFAULT, 0, limits.max_fetch_wait_ms
             ),
+            rack=_rack(request),
         )
 
     def _headers(self, result: FetchResult, content_type: str, topic: TopicImage) -> dict[str, str]:
@@ -133,11 +139,28 @@ class FetchRoutes:
             headers["Quorumlog-Leader-Url"] = url
         return headers
 
+    def _served_by(self, result: FetchResult) -> dict[str, str]:
+        """For a reader that named its rack: who served it, and whom to ask directly next time."""
+        served_by = result.leader_id if result.served_by is None else result.served_by
+        headers = {"Quorumlog-Served-By": str(served_by)}
+        url = leader_url(self._apis.image, served_by)
+        if url is not None:
+            headers["Quorumlog-Served-By-Url"] = url
+        return headers
+
 
 def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
     """Where to ask directly next time."""
     broker = image.brokers.get(leader)
     return None if broker is None else f"http://{broker.http}"
+
+
+def _rack(request: web.Request) -> str | None:
+    """Where the reader is, if it says so: ``rack=R``, else the header ``Quorumlog-Rack``."""
+    rack = request.query.get("rack", request.headers.get(RACK_HEADER))
+    if rack is not None and not 0 < len(rack) <= MAX_RACK_CHARACTERS:
+        raise bad_parameter("rack", rack[:20], f"1 to {MAX_RACK_CHARACTERS} characters")
+    return rack
 
 
 def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:
