@@ -190,14 +190,18 @@ def check_leaders_hold_committed(journals: Journals) -> Verdict:
     Invariants L3 and L4, keyed by (epoch, offset): what a deposed leader committed later, in its
     own epoch, counts too.
     """
-    committed: dict[tuple[str, int], list[tuple[float, int, Event]]] = defaultdict(list)
+    committed: dict[tuple[str, int], list[tuple[int, int, Event]]] = defaultdict(list)
     reigns: list[Event] = []
+    epochs: dict[tuple[str, tuple[str, int]], int] = {}
     for event in _in_order(journals):
         said = event.facts.get("high_watermark")
         if said is not None:
-            # With a role it is what was known before this epoch, else what is known in it.
-            key = event.epoch - 0.5 if event.kind == "role_changed" else event.epoch
-            committed[event.where].append((key, said, event))
+            # With a new role it is what was known in the one before. Of a life's first role that is
+            # not told: it may have been this very epoch, in an earlier life.
+            here = event.life, event.where
+            epoch = epochs.get(here, event.epoch) if event.kind == "role_changed" else event.epoch
+            epochs[here] = event.epoch
+            committed[event.where].append((epoch, said, event))
         if event.kind == "role_changed" and event.facts["role"] == "leader":
             reigns.append(event)
     highest = {where: _highest_by_epoch(known) for where, known in committed.items()}
@@ -218,8 +222,8 @@ def check_leaders_hold_committed(journals: Journals) -> Verdict:
 
 
 def _highest_by_epoch(
-    known: list[tuple[float, int, Event]],
-) -> tuple[list[float], list[tuple[int, Event]]]:
+    known: list[tuple[int, int, Event]],
+) -> tuple[list[int], list[tuple[int, Event]]]:
     """Epoch keys, sorted, and up to each the highest offset that was known as committed."""
     known.sort(key=lambda row: row[0])
     best = list(accumulate(((offset, event) for _, offset, event in known), _higher))

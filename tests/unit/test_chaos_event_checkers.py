@@ -169,9 +169,15 @@ def test_what_a_deposed_leader_commits_late_in_its_own_epoch_counts() -> None:
 
 
 def test_what_was_known_when_a_role_was_taken_counts_for_that_epoch() -> None:
-    story = Story().starts(1).starts(2).leads(1, 1, 0, 0)
+    story = Story().starts(1).starts(2).leads(1, 1, 0, 0).follows(2, 1, 0, 0)
     story.follows(2, 2, 50, 40).leads(1, 2, 30, 0)
     assert not check_leaders_hold_committed(story.journals).passed
+
+
+def test_a_broker_that_starts_again_may_have_learned_it_in_this_very_epoch() -> None:
+    story = Story().starts(1).starts(2).leads(1, 2, 0, 0).starts(2).follows(2, 2, 50, 40)
+    story.leads(1, 3, 50, 40)
+    assert check_leaders_hold_committed(story.journals).passed
 
 
 def test_two_isrs_of_a_partition_epoch_are_found() -> None:
