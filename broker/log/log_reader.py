@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from broker.log.segment import OpenFiles, Segment
 
 
-HOLES_BYTES_MAX = 4_194_304
-"""Of batches without a record, read in one go before the caller has its turn: about 3 ms."""
-
-
 def _base_offset(segment: Segment) -> int:
     return segment.base_offset
 
@@ -46,39 +42,35 @@ def read(
     segment: read on from the last slice's next_offset. Every batch's crc is checked (invariant
     L22: rot is reported, never served).
 
-    Where compaction left no record (rule R7) the search goes on in the next segments, for
-    `HOLES_BYTES_MAX`; what it came to is told by one slice without a record.
+    Where compaction left no record (rule R7) the search goes on, in the next segments too: nothing
+    comes back only where no record is in that range at all. That is a short search: a hole is one
+    batch for each leader epoch and segment, and those that producers' states need, 4 MB at most.
 
     Raises:
         CorruptionError: names file and offset.
     """
-    offset, searched = from_offset, 0
-    last: BatchHeader | None = None
-    while offset < up_to_offset and searched < HOLES_BYTES_MAX:
+    offset = from_offset
+    while offset < up_to_offset:
         segment = _segment_of(segments, offset)
         if segment is None:
             break
         buffer, at = _fetch(files, segment, offset, max_bytes)
-        slices, reached, last = _slices(segment, buffer, at, (offset, up_to_offset), max_bytes)
+        slices, reached = _slices(segment, buffer, at, (offset, up_to_offset), max_bytes)
         if slices:
             return slices
         if reached <= offset:
             break
         offset = reached
-        searched += len(buffer) - at
-    if last is None or offset == from_offset:
-        return []
-    return [BatchSlice(last, b"", from_offset, offset, 0)]
+    return []
 
 
 def _slices(
     segment: Segment, buffer: bytes, at: int, wanted: tuple[int, int], max_bytes: int
-) -> tuple[list[BatchSlice], int, BatchHeader | None]:
-    """What of a buffer is wanted; how far it came; the last batch looked at."""
+) -> tuple[list[BatchSlice], int]:
+    """What of a buffer is wanted, and how far it came without finding any."""
     from_offset, up_to_offset = wanted
     slices: list[BatchSlice] = []
     room, reached = max_bytes, from_offset
-    header: BatchHeader | None = None
     view = memoryview(buffer)
     while at + HEADER_SIZE <= len(buffer) and (room > 0 or not slices):
         header = _whole(segment, buffer, at)
@@ -109,7 +101,7 @@ def _slices(
             BatchSlice(header, piece, header.base_offset, header.next_offset, header.count)
         )
         room -= len(piece)
-    return slices, reached, header
+    return slices, reached
 
 
 def read_raw(

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from broker.record.lines import key_view, oversized
+from broker.record.lines import key_view
 from broker.record.values import partition_for_key
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
@@ -33,6 +33,7 @@ from broker.server.produce_routing import (
     check_whole,
 )
 from broker.server.producer_ids import ProducerIds
+from broker.server.record_checks import refusals
 from broker.server.requests import (
     FetchRequest,
     FetchResult,
@@ -263,22 +264,18 @@ class RoutedBrokerApis:
     ) -> dict[PartitionId, Sequence[int]]:
         """Indexes of the records of each partition, in request order; refusals go to results."""
         count = topic.routed_count
-        limit = self._configs.max_message_bytes(self.image, topic.topic_id)
-        too_large = set(oversized(request.records, limit))
-        for index in too_large:
-            error = KafkaError(
-                ErrorCode.MESSAGE_TOO_LARGE, f"the record is larger than {limit} bytes"
-            )
+        refused = refusals(request.records, self._configs, self.image, topic)
+        for index, error in refused.items():
             results[index] = RecordResult(None, None, error)
         if request.partition is not None:
             self._check_partition(topic, request.partition)
-            wanted = [i for i in range(len(request.records)) if i not in too_large]
+            wanted = [i for i in range(len(request.records)) if i not in refused]
             return {request.partition: wanted} if wanted else {}
         self._rotation += 1
         keyless = PartitionId(self._rotation % count)
         groups: dict[PartitionId, list[int]] = {}
         for index, record in enumerate(request.records):
-            if index in too_large:
+            if index in refused:
                 continue
             if record.partition is not None:
                 partition = PartitionId(record.partition)

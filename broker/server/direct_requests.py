@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
 from broker.server.local_partitions import Append, LocalPartitions
+from broker.server.record_checks import is_keyless
 from raft_metadata.common.errors import KafkaError, Outcome
 from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
@@ -55,6 +56,10 @@ class DirectRequests:
             return False
         # The sum of all keys, values and headers is less than the body: then none is too large.
         if request.body_bytes > self._configs.max_message_bytes(image, topic.topic_id):
+            return False
+        if self._configs.is_compacted(image, topic.topic_id) and any(
+            is_keyless(record) for record in request.records
+        ):
             return False
         number = self._partition_of_all(topic, request)
         if number is None or not 0 <= number < topic.partitions_count:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from raft_metadata.common.configs.table import AUTO_CREATE_TOPICS_ENABLE, MAX_MESSAGE_BYTES
+from raft_metadata.common.configs.table import (
+    AUTO_CREATE_TOPICS_ENABLE,
+    CLEANUP_POLICY,
+    MAX_MESSAGE_BYTES,
+)
 from raft_metadata.image.config_layers import cluster_layers, topic_layers
 
 if TYPE_CHECKING:
@@ -22,16 +26,30 @@ class LiveConfigs:
         self._static = config.static()
         self._configs: Mapping[ConfigKey, Mapping[str, str]] = {}
         self._max_message_bytes: dict[TopicId, int] = {}
+        self._compacted: dict[TopicId, bool] = {}
 
     def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
         """The largest record the topic takes."""
-        if self._configs is not image.configs:
-            self._configs, self._max_message_bytes = image.configs, {}
+        self._look_at(image)
         limit = self._max_message_bytes.get(topic_id)
         if limit is None:
             layers = topic_layers(image, topic_id, self._static, self._broker_id)
             limit = self._max_message_bytes[topic_id] = layers.number(MAX_MESSAGE_BYTES)
         return limit
+
+    def is_compacted(self, image: MetadataImage, topic_id: TopicId) -> bool:
+        """Whether the topic keeps the newest record of each key: then every record has one."""
+        self._look_at(image)
+        compacted = self._compacted.get(topic_id)
+        if compacted is None:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            compacted = "compact" in layers.word(CLEANUP_POLICY)
+            self._compacted[topic_id] = compacted
+        return compacted
+
+    def _look_at(self, image: MetadataImage) -> None:
+        if self._configs is not image.configs:
+            self._configs, self._max_message_bytes, self._compacted = image.configs, {}, {}
 
     def auto_create(self, image: MetadataImage) -> bool:
         """Whether a produce to an unknown topic creates it."""

@@ -66,6 +66,7 @@ class ErrorCode(Enum):
     GROUP_MAX_SIZE_REACHED = (81, False, "the group, or the broker, has as many as it may have")
     ELIGIBLE_LEADERS_NOT_AVAILABLE = (83, True, "no eligible leader is alive")
     NO_REASSIGNMENT_IN_PROGRESS = (85, False, "the partition is not being reassigned")
+    INVALID_RECORD = (87, False, "the record is refused by its topic's configuration")
     INVALID_UPDATE_VERSION = (95, True, "the partition epoch is not the present one")
     UNKNOWN_TOPIC_ID = (100, True, "this cluster does not hold this topic id")
     DUPLICATE_BROKER_REGISTRATION = (
