@@ -24,10 +24,15 @@ class LogProducers:
 
     __slots__ = ("_shared", "_unwritten", "states")
 
-    def __init__(self, shared: LogDirectory, states: ProducerStates | None = None) -> None:
+    def __init__(
+        self,
+        shared: LogDirectory,
+        states: ProducerStates | None = None,
+        unwritten: list[tuple[str, bytes]] | None = None,
+    ) -> None:
         self._shared = shared
         self.states = shared.producers.states() if states is None else states
-        self._unwritten: list[tuple[str, bytes]] = []
+        self._unwritten = unwritten or []
         """Snapshots of rolls that no flush has written yet: one for each, a truncation may go
         back to any of them."""
 

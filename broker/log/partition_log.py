@@ -99,7 +99,7 @@ class PartitionLog(ReadableLog):
         self._stored = LogSegments.restored(self._shared, self.directory, found)
         self._epochs = found.epochs
         if found.producers is not None:
-            self._producers = LogProducers(self._shared, found.producers)
+            self._producers = LogProducers(self._shared, found.producers, found.snapshots)
         self.log_start_offset = self._start_wanted = found.log_start_offset
         self.log_end_offset = found.log_end_offset
         self.durable_end = found.proven_end

@@ -23,8 +23,10 @@ from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
 from broker.log.producer_snapshot import (
     ProducerLimits,
+    encode_snapshot,
     producers_at,
     remove_snapshots,
+    snapshot_name,
     snapshot_offsets,
 )
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
@@ -71,6 +73,8 @@ class RecoveredLog:
     cut_bytes: int = 0
     producers: ProducerStates | None = None
     """None: no batch here names one."""
+    snapshots: list[tuple[str, bytes]] = field(default_factory=list)
+    """(name, bytes) of the producers where scanned segments begin: what seals them needs them."""
     cleaned: CleanState = NEVER_CLEANED
     """How far this replica had compacted it."""
 
@@ -99,6 +103,7 @@ class _Scan:
     epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
     limits: ProducerLimits = field(default_factory=ProducerLimits)
     producers: ProducerStates | None = None
+    snapshots: list[tuple[str, bytes]] = field(default_factory=list)
 
 
 def recover_log(
@@ -157,6 +162,7 @@ def recover_log(
         epochs=scan.epochs,
         cut_bytes=cut_bytes,
         producers=scan.producers,
+        snapshots=scan.snapshots,
         cleaned=read_state(scan.disk, scan.directory, end),
     )
 
@@ -296,6 +302,10 @@ def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
                 before = number - 1
                 return _Point(before, scan.segments[before].size, expected, "gap")
             return _Point(-1, 0, expected, "the first segment is missing")
+        if scan.producers is not None and len(scan.producers):
+            # Its roll may not have been sealed: the next flush does, and needs this (T4).
+            data = encode_snapshot(scan.producers, expected)
+            scan.snapshots.append((snapshot_name(expected), data))
         why = _scan_segment(scan, segment, scan.sizes[number])
         if why is not None:
             return _Point(number, segment.size, segment.next_offset, why)
