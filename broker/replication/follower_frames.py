@@ -11,6 +11,8 @@ from broker.replication.partition import Following
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.replication.events import EventSink
     from broker.replication.follower_stream import FollowerStream
     from broker.replication.leader_link import LeaderLink
@@ -36,13 +38,14 @@ def take_frame(
         case Push():
             _take_push(replica, link, stream, frame)
         case Valid():
-            if partition.on_valid(frame):
+            if _tried(replica, link, lambda: partition.on_valid(frame)):
                 replica.log.request_flush()
                 stream.queue_ack(replica)
         case Diverging():
             before = Standing(partition)
+            again = False
             try:
-                again = partition.on_diverging(frame)
+                again = _tried(replica, link, lambda: partition.on_diverging(frame))
             except AssertionError as error:
                 faults.fatal("truncation below the high watermark", error)
             note_truncation(events, partition, before)
@@ -52,6 +55,19 @@ def take_frame(
             partition.on_refused(frame)  # asked again by the tick, as the image says then
         case _:
             pass  # a leader sends no others
+
+
+def _tried(replica: Replica, link: LeaderLink, step: Callable[[], bool]) -> bool:
+    """A log that can't be cut or started over just now (the disk is full) is tried again later."""
+    try:
+        return step()
+    except KafkaError as error:
+        _log.warning("answer not taken log=%s leader=%d error=%s",
+            replica.log.name, link.leader, error,
+        )  # fmt: skip
+        replica.partition.drop_session()
+        link.watch(replica)
+        return False
 
 
 def _take_push(replica: Replica, link: LeaderLink, stream: FollowerStream, push: Push) -> None:

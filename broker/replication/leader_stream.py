@@ -146,6 +146,8 @@ class PushSession:
             return 0
         size = 0
         log_end = replica.log.log_end_offset
+        if self.next < replica.log.log_start_offset:  # deleted: the follower skips it too
+            self.next = replica.log.log_start_offset
         if not self._pending and self.next >= log_end:
             return 0
         in_sync = self.is_in_sync
@@ -187,10 +189,14 @@ class PushSession:
     def _write(
         self, state: FollowerState, start: int, end: int, pieces: list[bytes], size: int
     ) -> None:
-        partition = self.replica.partition
+        partition, log = self.replica.partition, self.replica.log
+        role = partition.role
+        everywhere = 0
+        if log.config.compaction is not None and isinstance(role, LeaderState):
+            everywhere = role.replicated_to(log.log_end_offset)
         push = Push(
-            self.number, partition.role.epoch, start, end,
-            partition.high_watermark, self.replica.log.log_start_offset, b"",
+            self.number, role.epoch, start, end,
+            partition.high_watermark, log.log_start_offset, b"", everywhere,
         )  # fmt: skip
         state.sent = end
         self.stream.write(frames.encode_push_head(self.replica.key, push, size), pieces)

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication import log_start, tombstones
+from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Parked, ParkedProduces
 from broker.replication.partition_state import (
     OBSERVES,
@@ -58,6 +59,8 @@ class Following:
     """The open request is among them: to be asked again after that pause."""
     unclean_epoch: int = -1
     """The leader epoch of the partition's last unclean election."""
+    replicated_to: int = 0
+    """What every assigned replica holds, as the leader of this epoch last said it (rule R7)."""
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ class Partition:
         self.broker_id = broker_id
         self.log = log
         self.settings = settings
-        self.high_watermark = min(high_watermark, log.log_end_offset)
+        self.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
         self.on_high_watermark = on_high_watermark
         self.role: Role = Idle(LeaderEpoch(-1))
         self.broker_epoch: BrokerEpoch | None = None
@@ -232,9 +235,12 @@ class Partition:
             return self._refuse(message, ErrorCode.STALE_BROKER_EPOCH)
         if self._early_opens is not None:
             self._early_opens.pop(follower, None)
-        at_epoch, end = self.log.end_of_epoch(message.last_epoch)
-        if message.log_end > 0 and (at_epoch < message.last_epoch or end < message.log_end):
-            return Diverging(message.request, role.epoch, at_epoch, end)
+        diverging = log_start.divergence(self.log, role.epoch, message)
+        if diverging is not None:
+            return diverging
+        behind = tombstones.asked_to_start_over(role, follower, self.log, message)
+        if behind is not None:
+            return behind
         ends = (message.log_end, message.durable_end)
         leader_end = self.log.log_end_offset
         role.opened(follower, known.broker_epoch, session, ends, leader_end, now_ms)
@@ -395,6 +401,7 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
+        log_start.follow_valid(self, message.log_start)
         role.session = message.session
         self.agreed_epoch = role.epoch
         return True
@@ -408,7 +415,10 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
-        end = min(message.end, self.log.end_of_epoch(message.at_epoch)[1])
+        if message.at_epoch == START_OVER:
+            tombstones.start_over(self, message)
+            return True
+        end = log_start.cut_point(self.log, message)
         if end < self.high_watermark and role.unclean_epoch > self._agreed_epoch():
             _log.warning(
                 "unclean leader: cut below the high watermark topic_id=%s partition=%d to=%d "
@@ -423,11 +433,7 @@ class Partition:
             )
             raise AssertionError(msg)
         if end < self.log.log_end_offset:
-            _log.info(
-                "truncated topic_id=%s partition=%d from=%d to=%d leader_epoch=%d",
-                self.id.topic_id, self.id.partition, self.log.log_end_offset, end, role.epoch,
-            )  # fmt: skip
-            self.log.truncate_to(end)
+            log_start.cut(self, message, end)
         return True
 
     def _agreed_epoch(self) -> int:
@@ -455,13 +461,19 @@ class Partition:
             return None
         if role.epoch != message.leader_epoch:
             return None
-        if len(message.batches):
-            if message.from_offset != self.log.log_end_offset:
+        if message.from_offset != self.log.log_end_offset:
+            skipped = log_start.skips_to(self, message)
+            if len(message.batches) and not skipped:
                 return False
+        if len(message.batches):
             self.log.append_as_follower(message.batches)
             role.refusals = 0
-            self.log.request_flush()
+            if self.settings.by_durable:
+                self.log.request_flush()
+        role.replicated_to = message.replicated_to
         self._raise_to(min(message.high_watermark, self.log.log_end_offset))
+        if message.log_start > self.log.log_start_offset:
+            log_start.follow_push(self, message.log_start)
         self.parked.resolve(self.log, self.high_watermark)
         return True
 

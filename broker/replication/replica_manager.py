@@ -385,7 +385,7 @@ class ReplicaManager:
         )
         match answer:
             case Valid():
-                stream.begin(replica, answer, message.log_end)
+                stream.begin(replica, answer, max(message.log_end, answer.log_start))
                 self._propose(replica, lag_max_ms=None)
             case Diverging() | Refused():
                 stream.answer(key, answer)

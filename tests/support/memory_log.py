@@ -53,7 +53,7 @@ class MemoryLog:
         return self.epochs.epoch_of(offset) if 0 <= offset < len(self.entries) else -1
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        return self.epochs.end_offset_for(epoch, 0, len(self.entries))
+        return self.epochs.end_offset_for(epoch, self.log_start_offset, len(self.entries))
 
     def start_epoch(self, epoch: int) -> None:
         self.epochs.assign(epoch, len(self.entries))
@@ -88,6 +88,23 @@ class MemoryLog:
             self.epochs.truncate_from_end(end_offset)
             self.generation += 1
             self.durable_end = min(self.durable_end, end_offset)
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Durable at once: the wait for it is the real log's, and tested there."""
+        if offset <= self.log_start_offset:
+            return False
+        self.log_start_offset = offset
+        self.epochs.truncate_from_start(offset)
+        return True
+
+    def start_over(self, offset: int) -> None:
+        """Below the start stand entries that nobody may read."""
+        self.entries = [(-1, -1)] * offset
+        self.epochs = LeaderEpochCache()
+        self.generation += 1
+        self.log_start_offset = offset
+        self.durable_end = min(self.durable_end, offset)
+        self.wants_flush = True
 
     def request_flush(self) -> None:
         self.wants_flush = True
