@@ -265,7 +265,7 @@ class ScenarioRun:
         """What stopped brokers leave behind: their journals, read together, and their logs."""
         data_dir, judge = self._cluster.local.data_dir, self._run.judge
         journals = read_journals(data_dir, stage.brokers)
-        may_lose = getattr(self._scenario, "disks", "sound") != "sound"
+        may_lose = self._scenario.disks != "sound"
         judge(check_journals_whole(journals, stage.brokers, may_lose=may_lose))
         judge(check_one_leader_an_epoch(journals))
         judge(check_one_isr_an_epoch(journals))
