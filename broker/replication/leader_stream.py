@@ -146,8 +146,8 @@ class PushSession:
             return 0
         size = 0
         log_end = replica.log.log_end_offset
-        if self.next < replica.log.log_start_offset:  # deleted: the follower skips it too
-            self.next = replica.log.log_start_offset
+        # What was deleted meanwhile is skipped, by the follower too.
+        self.next = max(self.next, replica.log.log_start_offset)
         if not self._pending and self.next >= log_end:
             return 0
         in_sync = self.is_in_sync
