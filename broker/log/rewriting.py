@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from broker.record.batch import BatchHeader
 
 WRITE_BYTES = 262_144
+SYNC_BYTES = 4_194_304
+"""Synced as they are written: one long sync at the end would hold up everybody else's."""
 
 Pace = Callable[[int], None]
 """Called behind so many bytes of work; waits as long as it takes, raises `Stopped`."""
@@ -118,6 +120,7 @@ class Rewrite:
         self._pace = pace
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._unsynced = 0
         self._size = 0
         """Bytes that are in the new file, or would be, unchanged, were there one."""
         directory = files[0].path.rpartition("/")[0]
@@ -189,7 +192,7 @@ class Rewrite:
             self._disk.write(self.fd, piece, at)
             at += len(piece)
             self.bytes_written += len(piece)
-            self._pace(len(piece))
+            self._written(len(piece))
 
     def _take(self, raw: bytes) -> None:
         if not raw:
@@ -212,7 +215,14 @@ class Rewrite:
         self.bytes_written += len(data)
         self._pending.clear()
         self._pending_bytes = 0
-        self._pace(len(data))
+        self._written(len(data))
+
+    def _written(self, size: int) -> None:
+        self._unsynced += size
+        if self._unsynced >= SYNC_BYTES:
+            self._disk.sync_data(self.fd)
+            self._unsynced = 0
+        self._pace(size)
 
     def discard(self) -> None:
         """Nobody takes it."""

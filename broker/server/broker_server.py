@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from broker.coordinator.group_coordinator import GroupCoordinator
 from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
+from broker.replication.cleaning import make_cleaner
 from broker.replication.event_notes import note_start
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
@@ -80,6 +81,7 @@ class BrokerServer:
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
+        self.cleaner = make_cleaner(config, self.logs, self.manager, clock)
         self._page_cached = PageCacheTopics(config, self.logs)
         self._loader = MetadataLoader(config, controllers, clock, self._follow, self._publish)
         self._lifecycle = Lifecycle(
@@ -176,6 +178,7 @@ class BrokerServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.logs.run(), name="log-manager")
             tasks.create_task(self.manager.run(), name="replica-manager")
+            tasks.create_task(self.cleaner.run(), name="log-cleaner")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
             tasks.create_task(self._coordinator.run(), name="group-coordinator")
