@@ -1,0 +1,184 @@
+"""Bytes that rot on a disk: found while they are read, never served, filled again from a peer.
+
+Invariant L22, with real processes: a byte of a sealed segment is flipped on one broker's disk, and
+everything is read through every broker. Beside it, readers that are served by a replica in their
+rack (KIP-392): a follower reads its own disk, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.live_cluster import LiveCluster, running
+
+log = logging.getLogger("tests.cluster")
+RECORDS = 60
+VALUE = "v" * 4_000
+SEGMENT_BYTES = "65536"
+RACKS = {1: "a", 2: "b", 3: "c"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with running(tmp_path_factory.mktemp("rot")) as cluster:
+        yield cluster
+
+
+async def put_into_racks(cluster: LiveCluster) -> None:
+    """Restart with a rack for each broker: it stands in config.toml only."""
+    cluster.kill_everything()
+    for broker, rack in RACKS.items():
+        config = cluster.data_dir / f"broker-{broker}" / "config.toml"
+        text = config.read_text()
+        if "rack =" not in text:
+            config.write_text(text.replace("[node]", f'[node]\nrack = "{rack}"', 1))
+    await cluster.start()
+    await cluster.wait_healthy()
+
+
+async def filled(cluster: LiveCluster, topic: str) -> int:
+    """Several sealed segments on three replicas; the leader."""
+    await cluster.create_topic(topic, segment_bytes=SEGMENT_BYTES)
+    for first in range(0, RECORDS, 10):
+        values = [f"{number} {VALUE}" for number in range(first, first + 10)]
+        assert (await cluster.produce(1, topic, *values)).status == 200
+    await cluster.wait_healthy(topic)
+    await cluster.wait_same_on_disk(topic, 1)
+    return await cluster.leader(topic)
+
+
+def flip_a_byte(cluster: LiveCluster, broker: int, topic: str) -> Path:
+    """In the lines of a batch of the second segment, which is sealed."""
+    folder = cluster.data_dir / f"broker-{broker}" / "log" / f"{topic}-0"
+    segments = sorted(folder.glob("*.log"))
+    assert len(segments) >= 3, segments
+    at = 5_000
+    with segments[1].open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    return segments[1]
+
+
+async def read_all(cluster: LiveCluster, through: int, topic: str, query: str = "") -> set[str]:
+    """Every record, asked for until it is served; who served, by their own word."""
+    offset, served = 0, set()
+    while offset < RECORDS:
+        url = f"{cluster.url(through)}/topics/{topic}/partitions/0/records"
+        answer = await cluster.ask("GET", f"{url}?offset={offset}&timeout=500{query}")
+        if answer.status >= 500:
+            continue  # nobody leads just now: `until` has the deadline
+        assert answer.status == 200, answer
+        for record in answer.body:
+            assert record["value"] == f"{offset} {VALUE}", "what is served is as it was written"
+            assert record["offset"] == offset
+            offset += 1
+        served.add(answer.headers.get("Quorumlog-Served-By", ""))
+    return served
+
+
+async def read_through_everyone(cluster: LiveCluster, topic: str) -> None:
+    for broker in cluster.brokers:
+
+        async def whole(broker: int = broker.id) -> bool:
+            return bool(await read_all(cluster, broker, topic))
+
+        await cluster.until(whole, f"all is read through broker {broker.id}", 30)
+
+
+def starts_of(cluster: LiveCluster, broker: int) -> int:
+    """How often the broker's log says that it opened its logs."""
+    return len(re.findall(r"logs opened", cluster.log(f"broker-{broker}")))
+
+
+async def healed(cluster: LiveCluster, broker: int, topic: str, file: Path, starts: int) -> None:
+    """Reported, never served, repaired from a peer, and no more than one restart."""
+    await cluster.wait_healthy(topic, deadline_s=30)
+    await cluster.wait_same_on_disk(topic, 1)
+    said = cluster.log(f"broker-{broker}")
+    assert f"file={file}" in said, "it names the file"
+    restarts = starts_of(cluster, broker) - starts
+    log.info("broker %d: %d restart(s), filled again", broker, restarts)
+    assert restarts == 1
+    assert list((cluster.data_dir / f"broker-{broker}").glob("**/*damaged*")), (
+        "kept for its operator"
+    )
+
+
+async def test_invariant_l22_rot_at_the_leader_is_never_served_and_repaired(
+    cluster: LiveCluster,
+) -> None:
+    topic = "rot-leader"
+    leader = await filled(cluster, topic)
+    starts = starts_of(cluster, leader)
+    file = flip_a_byte(cluster, leader, topic)
+    await read_through_everyone(cluster, topic)
+    assert await cluster.leader(topic, through=leader % 3 + 1) != leader, "another one leads"
+    await healed(cluster, leader, topic, file, starts)
+    assert (await cluster.produce(1, topic, "more")).status == 200
+
+
+async def test_invariant_l22_rot_at_a_follower_is_found_when_it_leads(
+    cluster: LiveCluster,
+) -> None:
+    topic = "rot-follower"
+    leader = await filled(cluster, topic)
+    follower = leader % 3 + 1
+    others = [broker.id for broker in cluster.brokers if broker.id != follower]
+    starts = starts_of(cluster, follower)
+    file = flip_a_byte(cluster, follower, topic)
+    await read_through_everyone(cluster, topic)
+    assert starts_of(cluster, follower) == starts, "nobody has read it yet"
+    url = f"{cluster.topics_url(1)}/{topic}/partitions/0"
+    moved = await cluster.ask("POST", f"{url}/reassignment", {"replicas": [follower, *others]})
+    assert moved.status == 202, moved
+    await cluster.ask("POST", f"{url}/leader:elect", {})
+
+    async def leads() -> bool:
+        return await cluster.leader(topic) == follower
+
+    await cluster.until(leads, "the rotten replica leads")
+    await read_through_everyone(cluster, topic)
+    await healed(cluster, follower, topic, file, starts)
+
+
+async def test_invariant_l20_readers_are_served_in_their_rack_and_rot_there_is_found(
+    cluster: LiveCluster,
+) -> None:
+    await put_into_racks(cluster)
+    topic = "racks"
+    leader = await filled(cluster, topic)
+    everyone = [str(broker.id) for broker in cluster.brokers]
+    for rack in RACKS.values():
+        assert await read_all(cluster, 1, topic, f"&rack={rack}") == {str(leader)}, "off"
+    cluster_url = cluster.topics_url(1).removesuffix("/topics")
+    on = await cluster.ask(
+        "PUT", f"{cluster_url}/broker-configs/replica.selector", {"value": "rack"}
+    )
+    assert on.status == 204, on
+
+    async def all_serve() -> bool:
+        served = [
+            await read_all(cluster, through, topic, f"&rack={rack}")
+            for through in RACKS
+            for rack in RACKS.values()
+        ]
+        return served == [{one} for one in everyone] * len(everyone)
+
+    await cluster.until(all_serve, "each rack is served by its own replica, asked through anyone")
+    assert await read_all(cluster, 1, topic, "&rack=elsewhere") == {str(leader)}
+    follower = leader % 3 + 1
+    starts = starts_of(cluster, follower)
+    file = flip_a_byte(cluster, follower, topic)
+
+    async def whole() -> bool:
+        return bool(await read_all(cluster, leader, topic, f"&rack={RACKS[follower]}"))
+
+    await cluster.until(whole, "a reader in the rack of the rotten replica reads all", 30)
+    await healed(cluster, follower, topic, file, starts)
