@@ -18,7 +18,7 @@ from tests.property.test_log_power_loss import StepFlusher
 from tests.support.logs import Life, records
 from tests.support.simulated_disk import SimulatedDisk
 
-SEEDS = 120
+SEEDS = 200
 STEPS = 60
 FOLDER = "/data/log/orders-0"
 END = 1 << 40
@@ -48,6 +48,7 @@ class World:
         self.config = LogConfig(segment_bytes=self.random.choice([700, 3_000, 1 << 30]))
         self.epoch, self.now_ms = 1, 1_000
         self.kinds: set[str] = set()
+        self.plain = False
         self.open()
 
     def open(self) -> None:
@@ -61,7 +62,8 @@ class World:
         self.log.high_watermark = 0
 
     def append(self) -> None:
-        count, pid = self.random.randint(1, 4), self.random.randint(-1, 3)
+        count = self.random.randint(1, 4)
+        pid = -1 if self.plain else self.random.randint(-1, 3)
         claim: dict[str, int] = {}
         if pid >= 0:
             before = known(self.log).get(pid)
@@ -96,6 +98,10 @@ class World:
 
     def commit(self) -> None:
         self.log.high_watermark = self.random.randint(0, self.log.log_end_offset)
+
+    def change(self) -> None:
+        """From now on nobody says who it is, or everybody does again."""
+        self.plain = not self.plain
 
     def begin(self) -> None:
         if not self.flusher.tokens:
@@ -135,13 +141,13 @@ class World:
         acts = [
             *[self.append] * 12, *[self.begin] * 3, *[self.work] * 2, *[self.report] * 3,
             self.truncate, self.commit, self.close, self.kill, self.cut_power, self.rot,
-            self.follow,
+            self.follow, *[self.change] * 2,
         ]  # fmt: skip
         for _ in range(STEPS):
             act = self.random.choice(acts)
             act()
             self.epoch = max(self.epoch, self.log.last_epoch)
-            if known(self.log):
+            if known(self.log) or self.plain:
                 self.kinds.add(act.__name__)
             assert known(self.log) == replayed(self.log), act.__name__
 
