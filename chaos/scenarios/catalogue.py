@@ -11,6 +11,7 @@ from chaos.scenarios.disk_full import DISK_FULL
 from chaos.scenarios.disk_hangs import DISK_HANGS
 from chaos.scenarios.followers_cut import FOLLOWERS_CUT
 from chaos.scenarios.leader_cut import LEADER_CUT
+from chaos.scenarios.never_twice import NEVER_TWICE
 from chaos.scenarios.one_way_controller import ONE_WAY_CONTROLLER
 from chaos.scenarios.pause_kill import PART_KILL, PAUSE_KILL
 from chaos.scenarios.power_cut import POWER_CUT
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Scenario] = {
         REPLIES_LOST,
         ONE_WAY_CONTROLLER,
         COORDINATOR_CUT,
+        NEVER_TWICE,
         STORM,
         DISK_FULL,
         DISK_HANGS,

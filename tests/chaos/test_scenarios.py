@@ -60,6 +60,7 @@ OWN_CHECKS = {
         "few elections: active controller deaf",
         "few elections: active controller mute",
     ],
+    "never-twice": ["sent once, there once"],
     "disk-full": ["the fault is told to writers"],
     "disk-hangs": ["writes go on while the disk hangs"],
     "disk-breaks": ["the node ends as documented"],

@@ -1,0 +1,64 @@
+"""Values that are sent once, through brokers that don't lead; their replies are lost, leaders die.
+
+What a broker forwarded and got no answer for it sends again, under the number that it gave it: so
+most of what is asked here ends acknowledged, and nothing is there twice (rules F1, K). The losses
+are shorter than a writer's patience: what stays open longer is told as unknown, as in replies-lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from chaos.checkers.once import check_once
+from chaos.net.links import NO_FAULTS, Plane, answers_lost
+from chaos.scenarios.machines import epochs
+from chaos.scenarios.stage import Scenario
+
+if TYPE_CHECKING:
+    from chaos.checkers.verdict import Verdict
+    from chaos.history import Reading
+    from chaos.scenarios.stage import Stage
+
+LOST_S = 0.35
+"""Shorter than the silence after which a stream is made anew (rule R9)."""
+FLOWS_S = 0.9
+KILL_EVERY = 3
+UNKNOWN_MAX = 0.1
+"""Of all attempts. A writer waits 1 s; a leader that was killed is replaced later than that now and
+then, and clients' own connections to it are lost with it."""
+
+
+async def _break(stage: Stage) -> None:
+    links = [link for link in stage.network.links if link.plane is Plane.PEER]
+    faults = answers_lost(links)
+    ends_ms = stage.clock.monotonic_ms() + stage.duration_s * 1000
+    async with stage.broken(
+        "replies lost, leaders killed", "every broker", faults, [epochs(stage)]
+    ):
+        rounds = 0
+        while True:
+            await asyncio.sleep(LOST_S)
+            rounds += 1
+            if rounds % KILL_EVERY == 1:
+                leader = stage.watch.of(stage.random.randrange(stage.partitions)).leader
+                if leader is not None and stage.cluster.read().node(leader).pid is not None:
+                    stage.kill(leader)  # its last replies are being lost right now
+            await stage.network.shape(NO_FAULTS)
+            await asyncio.sleep(FLOWS_S)
+            if stage.clock.monotonic_ms() >= ends_ms:
+                return
+            await stage.network.shape(faults)
+
+
+def _own_checks(stage: Stage, reading: Reading) -> list[Verdict]:
+    return [check_once(stage.history, reading, UNKNOWN_MAX)]
+
+
+NEVER_TWICE = Scenario(
+    name="never-twice",
+    summary="values sent once through brokers that don't lead; replies lost, leaders killed",
+    break_it=_break,
+    own_checks=_own_checks,
+)
+"""Its floor holds while it lasts, too: everything unknown would prove nothing."""
