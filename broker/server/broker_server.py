@@ -67,17 +67,7 @@ class BrokerServer:
         self._settled = asyncio.Event()
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
         disk = WatchedDisk()
-        self.logs = LogManager(
-            config.data_dir,
-            disk=disk,
-            on_failed=lambda error: faults.fatal("log directory failed", error),
-            max_open_segments=config.limits.max_open_segments,
-            flush_interval_ms=config.timeouts.log_flush_interval_ms,
-            producers=ProducerLimits(
-                config.timeouts.producer_id_expiration_ms,
-                config.limits.max_producers_per_partition,
-            ),
-        )
+        self.logs = self._make_logs(disk)
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
@@ -127,6 +117,20 @@ class BrokerServer:
         )
         self.peer_services = PeerRequests(
             local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine, near
+        )
+
+    def _make_logs(self, disk: WatchedDisk) -> LogManager:
+        config, faults = self._config, self._faults
+        return LogManager(
+            config.data_dir,
+            disk=disk,
+            on_failed=lambda error: faults.fatal("log directory failed", error),
+            max_open_segments=config.limits.max_open_segments,
+            flush_interval_ms=config.timeouts.log_flush_interval_ms,
+            producers=ProducerLimits(
+                config.timeouts.producer_id_expiration_ms,
+                config.limits.max_producers_per_partition,
+            ),
         )
 
     def _unclean_partitions(self) -> PartitionSet:
