@@ -89,15 +89,7 @@ class BrokerServer:
             ).is_silent,
         )
         local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
-        self._coordinator = GroupCoordinator(
-            config.broker_id,
-            clock,
-            self._lifecycle,
-            self.manager.led_epoch,
-            lambda where, epoch: ReplicaShardLog(local, where, epoch),
-            poll_wait_ms_max=config.limits.max_fetch_wait_ms,
-            rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
-        )
+        self._coordinator = self._make_coordinator(local, clock)
         self.apis = RoutedBrokerApis(
             config,
             local,
@@ -131,6 +123,18 @@ class BrokerServer:
                 config.timeouts.producer_id_expiration_ms,
                 config.limits.max_producers_per_partition,
             ),
+        )
+
+    def _make_coordinator(self, local: LocalPartitions, clock: Clock) -> GroupCoordinator:
+        config = self._config
+        return GroupCoordinator(
+            config.broker_id,
+            clock,
+            self._lifecycle,
+            self.manager.led_epoch,
+            lambda where, epoch: ReplicaShardLog(local, where, epoch),
+            poll_wait_ms_max=config.limits.max_fetch_wait_ms,
+            rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
         )
 
     def _unclean_partitions(self) -> PartitionSet:

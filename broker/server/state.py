@@ -42,8 +42,9 @@ NAMED_MAX = 1_000
 """Offline and unclean partitions named in one answer; their counts are whole."""
 CHAINS_KEPT = 64
 """Logs whose sums stay in memory, the ones asked for last: 0.1 KB for 1,024 offsets of each."""
-CHAIN_ATTEMPTS = 3
-"""Files may be cut or replaced while they are walked: then it is done again, so often."""
+CHAIN_ATTEMPTS = 20
+"""Files may be cut, cleaned or let go while they are walked: then it is done again, so often."""
+CHAIN_PAUSE_S = 0.05
 
 Facts = dict[str, Any]
 Place = tuple[TopicName, PartitionId]
@@ -185,6 +186,7 @@ class WhiteBox:
                         "to": found.end,
                         "value": found.value,
                     }
+                await asyncio.sleep(CHAIN_PAUSE_S)
         text = f"{topic}-{partition} changed each time it was walked"
         raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, text)
 
@@ -197,6 +199,8 @@ class WhiteBox:
         if not log.log_start_offset <= end <= log.log_end_offset:
             text = f"the log holds offsets from {log.log_start_offset} to {log.log_end_offset}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"no chain up to {end}: {text}")
+        if log.stored is not None and log.stored.pending is not None:
+            return None  # a file does not lie under its name yet
         before = _files_of(log)
         generation, places = before
         chain = self._chain_of(where, generation)
@@ -210,7 +214,7 @@ class WhiteBox:
                 return None
             text = f"the log can't be read: {error}"
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, text) from error
-        return found if log.generation == generation else None
+        return None if _changed(before, _files_of(log)) else found
 
     def _chain_of(self, where: TopicIdPartition, generation: int) -> HashChain:
         kept = self._chains.pop(where, None)
@@ -265,6 +269,8 @@ def replica_facts(replica: Replica, now_ms: int) -> Facts:
         "last_epoch": log.last_epoch,
         "epochs": log.epoch_entries,
         "generation": log.generation,
+        "cleaned_to": 0 if log.stored is None else log.stored.cleaned.cleaned_to,
+        "producers": 0 if log.producers is None else len(log.producers),
         "recovery_point": log.recovery_point,
         "segments": len(log.segments),
         "min_isr": partition.settings.min_isr,
