@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topic": ("http_api.cli.topic:topic", "Create, alter, list, describe, delete topics."),
     "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
+    "bench": ("http_api.cli.bench:bench", "Measure how fast a cluster writes and reads."),
     "group": ("http_api.cli.group:group", "List and describe consumer groups, move offsets."),
     "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster, judge its health."),
     "quorum": ("http_api.cli.quorum:quorum", "Look at the controllers."),

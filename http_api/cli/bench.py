@@ -1,0 +1,288 @@
+"""``quorumlog bench``: how fast a cluster writes and reads, as a client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from http_api.cli.options import client_of, format_option, print_json, says_errors, url_option
+from http_api.client import admin
+from http_api.client.calls import ClientError
+from http_api.client.load_run import Counts, LoadRun, Work
+from http_api.client.load_work import Budget, ReadOn, WriteBatches
+from http_api.client.transport import Client
+
+DURATION_S = 10.0
+FILL_RECORDS = 500_000
+FILL_BATCH = 500
+PERCENTILES = ((0.5, "p50_ms"), (0.95, "p95_ms"), (0.99, "p99_ms"), (0.999, "p99_9_ms"))
+
+topic_option = click.option(
+    "-t", "--topic", help="Use this topic and keep it. Without one: a new one, removed at the end."
+)
+partitions_option = click.option(
+    "-p",
+    "--partitions",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of the new topic.",
+)
+size_option = click.option(
+    "-s", "--size", type=click.IntRange(3), default=100, show_default=True, help="Bytes of a value."
+)
+connections_option = click.option(
+    "-c",
+    "--connections",
+    type=click.IntRange(1, 1_000),
+    default=8,
+    show_default=True,
+    help="Each has one request under way, and belongs to one partition.",
+)
+duration_option = click.option(
+    "-d",
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"Seconds to go on. Without it and without --records: {DURATION_S:g}.",
+)
+records_option = click.option(
+    "-n", "--records", type=click.IntRange(1), help="Stop after so many records."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A topic to work on, and how to find its leaders."""
+
+    client: Client
+    cluster_id: str
+    topic: str
+    partitions: int
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    """The client is for one thread at a time."""
+
+    async def leader_of(self, partition: int) -> str:
+        """The url of the partition's leader; any broker's where nobody leads just now."""
+        try:
+            return await asyncio.to_thread(self._leader_of, partition)
+        except ClientError as error:
+            raise ConnectionError(str(error)) from error
+
+    def _leader_of(self, partition: int) -> str:
+        with self.one_at_a_time:
+            call = admin.partition(self.cluster_id, self.topic, partition)
+            leader = self.client.run(call).leader
+            brokers = self.client.run(admin.brokers(self.cluster_id))
+        urls = {broker.broker_id: broker.url for broker in brokers}
+        if not urls:
+            msg = "no broker is alive"
+            raise ConnectionError(msg)
+        return urls.get(-1 if leader is None else leader, next(iter(urls.values())))
+
+
+@click.group()
+def bench() -> None:
+    """Measure how fast a cluster writes and reads, as a client sees it.
+
+    Values are random text. What is printed each second goes to standard error, the summary to
+    standard output. The figures include this client, which on a small machine takes a good part
+    of the processor; `make bench` tells what the servers alone cost.
+    """
+
+
+@bench.command()
+@topic_option
+@partitions_option
+@records_option
+@size_option
+@click.option(
+    "-b", "--batch", type=click.IntRange(1), default=100, show_default=True,
+    help="Records of a request.",
+)  # fmt: skip
+@connections_option
+@click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
+@click.option(
+    "--throughput", type=click.FloatRange(min=0), default=0.0,
+    help="At most so many records a second.  [default: as many as it takes]",
+)  # fmt: skip
+@duration_option
+@url_option
+@format_option
+@says_errors
+def produce(  # noqa: PLR0913, PLR0917 one argument an option
+    topic: str | None,
+    partitions: int,
+    records: int | None,
+    size: int,
+    batch: int,
+    connections: int,
+    acks: str,
+    throughput: float,
+    duration_s: float | None,
+    url: str,
+    form: str,
+) -> int:
+    """Write records, straight to the leaders, each connection one request after the other."""
+    with client_of(url) as client, _bench(client, topic, partitions) as found:
+        budget = Budget(records)
+        works = _writes(found, connections, batch, size, acks, budget)
+        seconds = _duration(duration_s, records)
+        run = _run(found, works, seconds, throughput, form)
+    asked = {"batch": batch, "size": size, "acks": acks}
+    return _print("produce", found, run, connections, asked, form)
+
+
+@bench.command()
+@topic_option
+@partitions_option
+@click.option(
+    "-n", "--records", type=click.IntRange(1), default=FILL_RECORDS, show_default=True,
+    help="Written to a new topic before it is read.",
+)  # fmt: skip
+@size_option
+@click.option(
+    "--max-bytes", type=click.IntRange(1_000), default=1 << 20, show_default=True,
+    help="Of one answer.",
+)  # fmt: skip
+@connections_option
+@duration_option
+@url_option
+@format_option
+@says_errors
+def fetch(  # noqa: PLR0913, PLR0917 one argument an option
+    topic: str | None,
+    partitions: int,
+    records: int,
+    size: int,
+    max_bytes: int,
+    connections: int,
+    duration_s: float | None,
+    url: str,
+    form: str,
+) -> int:
+    """Read partitions from their start on, each connection for itself, as stored lines.
+
+    Each reads its partition to the end once; with --duration again and again until time is up.
+    """
+    with client_of(url) as client, _bench(client, topic, partitions) as found:
+        if topic is None:
+            budget = Budget(records)
+            fill = _writes(found, max(4, found.partitions), FILL_BATCH, size, "all", budget)
+            filled = _run(found, fill, 0.0, 0.0, "quiet").counts
+            if filled.errors:
+                msg = f"the topic could not be filled: {filled.reasons[0]}"
+                raise click.ClickException(msg)
+        again = duration_s is not None
+        works = [
+            ReadOn(found.topic, number % found.partitions, max_bytes, again=again)
+            for number in range(connections)
+        ]
+        run = _run(found, works, duration_s or 0.0, 0.0, form)
+    return _print("fetch", found, run, connections, {"max_bytes": max_bytes}, form)
+
+
+def _duration(duration_s: float | None, records: int | None) -> float:
+    if duration_s is None:
+        return DURATION_S if records is None else 0.0
+    return duration_s
+
+
+@contextmanager
+def _bench(client: Client, topic: str | None, partitions: int) -> Iterator[Bench]:
+    """The topic to work on: the one that was named, else a new one that is gone afterwards."""
+    cluster_id = client.run(admin.cluster()).cluster_id
+    if topic is not None:
+        found = client.run(admin.topic(cluster_id, topic))
+        yield Bench(client, cluster_id, topic, found.partitions_count)
+        return
+    name = f"bench-{secrets.token_hex(4)}"
+    client.run(admin.create_topic(cluster_id, name, partitions=partitions))
+    try:
+        yield Bench(client, cluster_id, name, partitions)
+    finally:
+        client.run(admin.delete_topic(cluster_id, name))
+
+
+def _writes(
+    found: Bench, connections: int, batch: int, size: int, acks: str, budget: Budget
+) -> list[WriteBatches]:
+    chance = random.Random()
+    return [
+        WriteBatches(found.topic, number % found.partitions, batch, size, acks, budget, chance)
+        for number in range(connections)
+    ]
+
+
+def _run(
+    found: Bench, works: Sequence[Work], duration_s: float, per_s: float, form: str
+) -> LoadRun:
+    run = LoadRun(works, found.leader_of, duration_s=duration_s, records_per_s=per_s)
+    progress: Callable[[float, Counts], None] | None = None if form == "quiet" else _progress
+    asyncio.run(run.run(progress))
+    return run
+
+
+def _progress(now_s: float, recent: Counts) -> None:
+    times = recent.latencies
+    click.echo(
+        f"{now_s:5.0f} s  {recent.records:>9,} records  {recent.bytes / 1e6:8.1f} MB  "
+        f"mean {times.mean_s * 1e3:.2f} ms  p99 {times.percentile(0.99) * 1e3:.2f} ms"
+        + (f"  {recent.errors} errors" if recent.errors else ""),
+        err=True,
+    )
+
+
+def _print(
+    kind: str, found: Bench, run: LoadRun, connections: int, asked: dict[str, Any], form: str
+) -> int:
+    counts, elapsed_s = run.counts, max(run.elapsed_s, 1e-6)
+    times = counts.latencies
+    summary: dict[str, Any] = {
+        "kind": kind,
+        "topic": found.topic,
+        "partitions": found.partitions,
+        "connections": connections,
+        **asked,
+        "seconds": round(run.elapsed_s, 3),
+        "requests": counts.requests,
+        "records": counts.records,
+        "records_per_s": round(counts.records / elapsed_s, 1),
+        "mb_per_s": round(counts.bytes / 1e6 / elapsed_s, 3),
+        "errors": counts.errors,
+        "reasons": counts.reasons,
+        "latency": {
+            "mean_ms": round(times.mean_s * 1e3, 3),
+            **{name: round(times.percentile(share) * 1e3, 3) for share, name in PERCENTILES},
+            "longest_ms": round(times.longest_s * 1e3, 3),
+        },
+    }
+    if form == "json":
+        print_json(summary)
+    else:
+        _print_text(summary)
+    return 1 if counts.errors or not counts.records else 0
+
+
+def _print_text(summary: dict[str, Any]) -> None:
+    latency = summary["latency"]
+    click.echo(
+        f"{summary['kind']} {summary['records']:,} records in {summary['seconds']:.1f} s: "
+        f"{summary['records_per_s']:,.0f} records/s, {summary['mb_per_s']:,.1f} MB/s"
+    )
+    click.echo(
+        f"latency of a request: p50 {latency['p50_ms']:.2f}, p95 {latency['p95_ms']:.2f}, "
+        f"p99 {latency['p99_ms']:.2f}, p99.9 {latency['p99_9_ms']:.2f}, "
+        f"longest {latency['longest_ms']:.2f} ms over {summary['requests']:,} requests"
+    )
+    click.echo(f"errors {summary['errors']}")
+    for reason in summary["reasons"]:
+        click.echo(f"quorumlog: {reason}", err=True)
