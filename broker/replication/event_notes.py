@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from broker.replication.events import EventKind, EventSink, role_name
+from broker.replication.events import EventJournal, EventKind, EventSink, role_name
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from broker.replication.partition import Partition, Role
     from broker.replication.partition_state import Proposal
     from broker.replication.replica import Replica
-    from raft_metadata.common.ids import BrokerId
+    from raft_metadata.common.ids import BrokerId, TopicIdPartition
 
 ROLE_LINES_PER_IMAGE = 20
 """Changes of roles logged one by one; of a greater number of them, how many there are."""
@@ -140,3 +140,24 @@ def note_start(events: EventSink, broker_id: BrokerId, logs: LogManager) -> None
     )  # fmt: skip
     for partition, reason in logs.unclean.items():
         events.note(EventKind.UNCLEAN, partition, -1, reason=reason)
+
+
+def note_log_start(events: EventSink, replica: Replica) -> None:
+    """Records at the start were let go; it is durable."""
+    log = replica.log
+    events.note(
+        EventKind.LOG_START, replica.partition.id, replica.partition.role.epoch,
+        role=role_name(replica.partition.role), new=log.log_start_offset,
+        log_end=log.log_end_offset, high_watermark=replica.partition.high_watermark,
+    )  # fmt: skip
+
+
+def note_lost(events: EventJournal, name: str, error: object) -> None:
+    """Durable bytes of an open log are gone. Written at once: this process is about to end."""
+    events.note(EventKind.LOG_FAILED, None, -1, log=name, reason=str(error))
+    events.close()
+
+
+def note_repaired(events: EventSink, partition: TopicIdPartition, damage: object) -> None:
+    """A damaged log was set aside; an empty one is filled from the leader."""
+    events.note(EventKind.REPAIRED, partition, -1, reason=str(damage))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.replication.early_opens import EarlyOpens
 from broker.replication.event_file import EventFile
-from broker.replication.event_notes import RoleNotes, Standing
+from broker.replication.event_notes import RoleNotes, Standing, note_lost, note_repaired
 from broker.replication.events import EventJournal
 from broker.replication.follower_frames import take_frame
 from broker.replication.frames import (
@@ -252,9 +252,12 @@ class ReplicaManager:
             return None
         number = PartitionId(key.partition)
         view = self._views.of(self.image, topic.topic_id, topic.partitions[number])
+        damage = self._logs.offline.get(TopicIdPartition(topic.topic_id, number))
         log = self._keeper.open(self.image, topic, number, view.log_config)
         if log is None:
             return None
+        if damage is not None:
+            note_repaired(self.events, self._logs.key_of(log), damage)
         partition = Partition(
             self._logs.key_of(log),
             self._config.broker_id,
@@ -472,6 +475,7 @@ class ReplicaManager:
             self._drop(replica, topic_lives=True)
         for name, error in self._logs.lost:
             # Reported unclean at the registration of the next life; the other replicas serve.
+            note_lost(self.events, name, error)
             self._faults.fatal(f"log {name} failed", error)
 
     def _propose(self, replica: Replica, *, lag_max_ms: int | None) -> None:
