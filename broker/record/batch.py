@@ -27,7 +27,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +59,9 @@ NO_SEQUENCE = -1
 
 _VALUE_FORMAT_SHIFT = 2
 _FORMAT_MASK = 0b11
+_LENGTH, _CRC, _BASE_OFFSET, _COUNT, _DELTA, _LEADER_EPOCH = 1, 4, 5, 6, 7, 8
+"""Places in a `BatchHeader`: by number a field costs a third of what it costs by name."""
+_new_tuple = tuple.__new__
 _TRANSACTIONAL = 1 << 4
 _CONTROL = 1 << 5
 
@@ -316,6 +319,22 @@ def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         at += header.size
 
 
+def _quickly_verified(view: memoryview, at: int, end: int) -> BatchHeader | None:
+    """The header here, if all `verify` looks at is right; else that has to say what is wrong.
+
+    Half the time: a follower does this for every batch, and many hold one record.
+    """
+    if end - at < HEADER_SIZE:
+        return None
+    fields = _WHOLE.unpack_from(view, at)
+    stop = at + HEADER_SIZE + fields[_LENGTH]
+    if fields[0] != MAGIC or stop > end or crc32(view[at + _REST_AT : stop]) != fields[_CRC]:
+        return None
+    if not (0 < fields[_COUNT] <= fields[_DELTA] + 1 and fields[_LENGTH]):
+        return None
+    return _new_tuple(BatchHeader, fields)
+
+
 def verify_run(buffer: Buffer, next_offset: int, epoch: int) -> list[BatchHeader]:
     """Check a run of batches that is to follow a log with this end and last epoch.
 
@@ -324,22 +343,27 @@ def verify_run(buffer: Buffer, next_offset: int, epoch: int) -> list[BatchHeader
         ValueError: they are, but leave a gap, or their leader epoch goes back.
     """
     headers = []
-    at = 0
-    while at < len(buffer):
-        try:
-            header = verify(buffer, at)
-        except BatchError as error:
-            msg = f"{error} at offset {next_offset}"
-            raise BatchError(msg) from None
-        if header.base_offset != next_offset or header.leader_epoch < epoch:
-            msg = (
-                f"batch at offset {header.base_offset} of epoch {header.leader_epoch} does not "
-                f"follow offset {next_offset} of epoch {epoch}"
-            )
-            raise ValueError(msg)
-        headers.append(header)
-        next_offset, epoch = header.next_offset, header.leader_epoch
-        at += header.size
+    at, end = 0, len(buffer)
+    with memoryview(buffer) as view:
+        while at < end:
+            header = _quickly_verified(view, at, end)
+            if header is None:
+                try:
+                    header = verify(buffer, at)
+                except BatchError as error:
+                    msg = f"{error} at offset {next_offset}"
+                    raise BatchError(msg) from None
+            fields: tuple[Any, ...] = header
+            base, delta, of_epoch = fields[_BASE_OFFSET], fields[_DELTA], fields[_LEADER_EPOCH]
+            if base != next_offset or of_epoch < epoch:
+                msg = (
+                    f"batch at offset {base} of epoch {of_epoch} does not "
+                    f"follow offset {next_offset} of epoch {epoch}"
+                )
+                raise ValueError(msg)
+            headers.append(header)
+            next_offset, epoch = base + delta + 1, of_epoch
+            at += HEADER_SIZE + fields[_LENGTH]
     return headers
 
 

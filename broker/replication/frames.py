@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
@@ -114,6 +115,7 @@ class Push(NamedTuple):
 Frame = Open | Valid | Diverging | Refused | Ack | Push
 
 
+@lru_cache(maxsize=4_096)
 def topic_id_bytes(topic_id: TopicId) -> bytes:
     """The 16 bytes of a 22-character id."""
     return base64.urlsafe_b64decode(topic_id + "==")

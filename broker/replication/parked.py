@@ -29,6 +29,8 @@ class EpochView(Protocol):
 
     @property
     def durable_end(self) -> int: ...
+    @property
+    def last_epoch(self) -> int: ...
 
     def epoch_at(self, offset: int) -> int: ...
 
@@ -109,6 +111,9 @@ class ParkedProduces:
 
 
 def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark: int) -> None:
+    head = queue[0]
+    if head.offset >= max(reached, high_watermark) and log.last_epoch <= head.epoch:
+        return  # what nearly every call finds: nothing has reached it, and no newer epoch is here
     newest = log.epoch_at(high_watermark - 1) if high_watermark else -1
     while queue:
         parked = queue[0]

@@ -163,7 +163,8 @@ class ReplicaManager:
         """A leader append was written whole: push it, count it (rule R2). The log has it synced."""
         for session in replica.sessions.values():
             session.offer(base_offset, next_offset, raw)
-        replica.partition.advance()
+        if not replica.partition.settings.by_durable:  # else nothing counts yet (rule R1)
+            replica.partition.advance()
 
     # metadata
 
