@@ -20,7 +20,6 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.producer_state import BATCHES_REMEMBERED
 from broker.record.batch import (
     HEADER_SIZE,
     NO_PRODUCER_EPOCH,
@@ -34,6 +33,7 @@ from broker.record.lines import HAS_MSGSPEC
 from broker.record.plain_lines import fields_of
 from broker.record.render import offset_of_line
 from broker.record.values import NULL, bytes_view
+from raft_metadata.common.producer_claims import BATCHES_REMEMBERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -25,31 +25,24 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.producer_claims import (
+    BATCHES_REMEMBERED,
+    SEQUENCES,
+    Claim,
+    next_sequence,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from broker.record.batch import BatchHeader
 
-BATCHES_REMEMBERED = 5
-"""Kafka's ``ProducerStateEntry.NUM_BATCHES_TO_RETAIN``: as many requests may be in flight."""
-SEQUENCES = 1 << 31
-"""Sequences run from 0 to 2^31 - 1 and begin again."""
-EPOCH_MAX = (1 << 15) - 1
 EXPIRATION_MS = 86_400_000
 PRODUCERS_MAX = 10_000
 """Of one partition, unless configured: 5 MB of memory and of snapshot."""
 UNDO_MAX = 256
 """Batches that a truncation can take back without reading the log. What is in flight to followers
 is less; a truncation below the high watermark (an unclean election) reads the log again."""
-
-
-class Claim(NamedTuple):
-    """What a produce says of itself: this producer, in this epoch, from this sequence on."""
-
-    producer_id: int
-    epoch: int
-    sequence: int
 
 
 class Remembered(NamedTuple):
@@ -81,11 +74,6 @@ class _Undo(NamedTuple):
     producer_id: int
     before: Producer | None
     newest_ms: int
-
-
-def next_sequence(sequence: int, count: int = 1) -> int:
-    """The sequence ``count`` behind this one."""
-    return (sequence + count) % SEQUENCES
 
 
 class ProducerStates:

@@ -20,7 +20,6 @@ from broker.record.values import partition_for_key
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
 from broker.server.direct_requests import DirectRequests
-from broker.server.forward_channel import REROUTED
 from broker.server.forwarded_produces import ForwardedProduces, Placed
 from broker.server.group_requests import GroupRequests
 from broker.server.live_configs import LiveConfigs
@@ -54,6 +53,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.common.write_channel import REROUTED
 from raft_metadata.image.config_layers import broker_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 

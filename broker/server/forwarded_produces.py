@@ -1,4 +1,4 @@
-"""Produces for partitions led elsewhere: the shell around `ForwardChannel` (rule F1).
+"""Produces for partitions led elsewhere: the shell around `WriteChannel` (rule F1).
 
 One channel per partition and strength: what is acknowledged with less than acks=all can be lost by
 a new leader, and would leave a gap in the sequence of what can't.
@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from broker.record.batch import RecordFormat
 from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
 from broker.server import forwarding
-from broker.server.forward_channel import Crossing, ForwardChannel, Waiting
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.write_channel import Crossing, Waiting, WriteChannel
 from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class _Way:
 
     def __init__(self, partition: TopicIdPartition, producer_id: int) -> None:
         self.partition = partition
-        self.channel = ForwardChannel(producer_id)
+        self.channel = WriteChannel(producer_id)
         self.pause: asyncio.TimerHandle | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.expiry_ms = 0
@@ -175,8 +176,8 @@ class ForwardedProduces:
 
         self._waiting += 1
         self._waiting_bytes += len(text)
-        formats = (request.key_format, request.value_format)
-        way.channel.add(Waiting(text, count, *formats, request.acks, deadline_ms, done))
+        kind = (request.key_format, request.value_format, request.acks)
+        way.channel.add(Waiting(text, count, kind, deadline_ms, done))
         if way.expiry is None or deadline_ms < way.expiry_ms:
             self._expire_at(way, deadline_ms)
 
@@ -288,13 +289,13 @@ class ForwardedProduces:
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
         timeout_ms = max(1, min(left_ms, share_ms))
         body = b"".join((b'{"records":[', crossing.text, b"]}"))
-        first = crossing.first
+        key_format, value_format, acks = crossing.first.kind
         append = Append(
             partition=partition,
             records=(),
-            key_format=first.key_format,
-            value_format=first.value_format,
-            acks=first.acks,
+            key_format=RecordFormat(key_format),
+            value_format=RecordFormat(value_format),
+            acks=acks,
             timeout_ms=timeout_ms,
             claim=crossing.claim,
             may_begin=may_begin,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from broker.coordinator import group_wire
-from broker.log.producer_state import Claim
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
@@ -29,6 +28,7 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
 )
+from raft_metadata.common.producer_claims import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,17 +15,19 @@ from broker.server.requests import (
     FetchResult,
     OffsetsResult,
 )
+from broker.server.slices import Slices
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.log.producer_state import Claim, Remembered
+    from broker.log.producer_state import Remembered
     from broker.record.batch import RecordFormat
     from broker.record.lines import ProduceRecord
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
+    from raft_metadata.common.producer_claims import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class LocalPartitions:
         self._clock = clock
         self._is_proven = is_proven
         self._parked_produces = 0
+        self._answers = Slices()
         self._parked_fetches = 0
 
     def leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
@@ -144,7 +147,8 @@ class LocalPartitions:
     ) -> None:
         def resolved(fate: Fate) -> None:
             self._parked_produces -= 1
-            done(places[0], None if fate is Fate.OK else self._no_success(replica, fate))
+            error = None if fate is Fate.OK else self._no_success(replica, fate)
+            self._answers.call(done, places[0], error)
 
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
         self._parked_produces += 1

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
-    from broker.log.producer_state import Claim
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.lines import ProduceRecord
     from broker.server.metadata_requests import MetadataApis
+    from raft_metadata.common.producer_claims import Claim
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
     from raft_metadata.records.admin import A as AdminAnswer
     from raft_metadata.records.admin import AdminCommand

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from broker.log.producer_state import EPOCH_MAX, SEQUENCES, Claim
 from http_api.contract.errors import RestCode, RestError, shown
+from raft_metadata.common.producer_claims import EPOCH_MAX, SEQUENCES, Claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

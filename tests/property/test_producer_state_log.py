@@ -12,8 +12,9 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
-from broker.log.producer_state import Claim, Producer, ProducerStates, next_sequence
+from broker.log.producer_state import Producer, ProducerStates
 from broker.record.batch import RecordFormat, walk
+from raft_metadata.common.producer_claims import Claim, next_sequence
 from tests.property.test_log_power_loss import StepFlusher
 from tests.support.logs import Life, records
 from tests.support.simulated_disk import SimulatedDisk

@@ -1,6 +1,6 @@
 """A forwarding broker, three replicas that elect each other, and a network that loses answers.
 
-Drives the product's own `ForwardChannel` and `ProducerStates`. What a client is told must be true
+Drives the product's own `WriteChannel` and `ProducerStates`. What a client is told must be true
 in the committed log: *ok* is there once, *not written* never, *unknown* at most once (rule F1).
 """
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.log.producer_state import Claim, ProducerStates
-from broker.record.batch import RecordFormat
-from broker.server.forward_channel import Crossing, ForwardChannel, Waiting
+from broker.log.producer_state import ProducerStates
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.write_channel import Crossing, Waiting, WriteChannel
 
 SEEDS = 600
 STEPS = 160
@@ -78,7 +78,7 @@ class World:
         self.rebuilt = rebuilt
         self.replicas = [Replica() for _ in range(3)]
         self.leader, self.epoch, self.committed = 0, 0, 0
-        self.channel = ForwardChannel(7)
+        self.channel = WriteChannel(7)
         self.network: list[list[Frame]] = [[]]
         """Per connection, in order: the last one is in use, the others are zombies."""
         self.target = 0
@@ -107,8 +107,7 @@ class World:
                 if error is None:
                     self.offsets[value] = base
 
-            json = RecordFormat.JSON
-            self.channel.add(Waiting(value, 1, json, json, -1, deadline, done))
+            self.channel.add(Waiting(value, 1, (), deadline, done))
 
     offsets: dict[bytes, int]
 

@@ -1,10 +1,10 @@
-"""Produces on their way to a leader elsewhere, in order and none twice. Pure: decisions only.
+"""Produces on their way to a leader, in order and none twice (rule F1). Pure: decisions only.
 
-A broker forwards under a producer id of its own (rule F1): each request that crosses to the leader
-is one batch with an epoch and a sequence, so that one whose answer was lost is sent again, to the
-same leader or to the next, and is there once. What gathers while requests are under way is sent as
-one. At most five are under way, because a log remembers five; after any failure only the first of
-them is sent until it has its answer, so that a new leader gets them in order.
+Each request that crosses to the leader is one batch with a producer's epoch and a sequence, so that
+one whose answer was lost is sent again, to the same leader or to the next, and is there once. What
+gathers while requests are under way is sent as one. At most five are under way, because a log
+remembers five; after any failure only the first of them is sent until it has its answer, so that a
+new leader gets them in order. A broker forwards with it, and the SDK's producer writes with it.
 
 The numbers are kept by two rules. A request that may be written (*doubtful*) keeps its number, and
 is told *unknown* if its time ends first. One that surely is not written leaves a gap (*broken*):
@@ -18,14 +18,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.log.producer_state import EPOCH_MAX, Claim, next_sequence
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.producer_claims import (
+    BATCHES_REMEMBERED,
+    EPOCH_MAX,
+    Claim,
+    next_sequence,
+)
 
 if TYPE_CHECKING:
-    from broker.record.batch import RecordFormat
+    pass
 
-IN_FLIGHT_MAX = 5
-"""`broker.log.producer_state.BATCHES_REMEMBERED`: an older one would not be known again."""
+IN_FLIGHT_MAX = BATCHES_REMEMBERED
+"""An older one would not be known again."""
 TOGETHER_BYTES_MAX = 1_048_576
 """Requests that are sent as one: as large as a batch is good to be."""
 TOGETHER_RECORDS_MAX = 10_000
@@ -56,24 +61,21 @@ _OUT_OF_STEP = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVA
 class Waiting:
     """One produce of a client: its records as JSON text, and who is told what became of them."""
 
-    __slots__ = ("acks", "count", "deadline_ms", "done", "key_format", "text", "value_format")
+    __slots__ = ("count", "deadline_ms", "done", "kind", "text")
 
     def __init__(
         self,
         text: bytes,
         count: int,
-        key_format: RecordFormat,
-        value_format: RecordFormat,
-        acks: int,
+        kind: tuple[int, ...],
         deadline_ms: int,
         done: Done,
     ) -> None:
         self.text = text
         """The elements of a produce body's ``records``, without the brackets."""
         self.count = count
-        self.key_format = key_format
-        self.value_format = value_format
-        self.acks = acks
+        self.kind = kind
+        """What one batch, and one request, holds only one of: formats and acks."""
         self.deadline_ms = deadline_ms
         self.done: Done | None = done
         """None: it was called."""
@@ -82,14 +84,6 @@ class Waiting:
         done, self.done = self.done, None
         if done is not None:
             done(base_offset, error)
-
-    def goes_with(self, other: Waiting) -> bool:
-        """Whether one batch can hold both."""
-        return (
-            self.acks == other.acks
-            and self.key_format == other.key_format
-            and self.value_format == other.value_format
-        )
 
 
 class Crossing:
@@ -133,7 +127,7 @@ class Crossing:
         return any(member.done is None for member in self.members)
 
 
-class ForwardChannel:
+class WriteChannel:
     """One broker's way to one partition, for produces of one strength (acks=all, or less).
 
     The shell asks `due` until it has nothing, sends, says `succeeded` or `failed` for each, and
@@ -141,12 +135,22 @@ class ForwardChannel:
     """
 
     __slots__ = (
-        "_broken", "_careful", "_epoch", "_flight", "_numbered", "_producer_id", "_queue",
-        "_sequence", "spare_id",
+        "_broken",
+        "_careful",
+        "_epoch",
+        "_flight",
+        "_numbered",
+        "_producer_id",
+        "_queue",
+        "_sequence",
+        "_together",
+        "spare_id",
     )  # fmt: skip
 
-    def __init__(self, producer_id: int) -> None:
+    def __init__(self, producer_id: int, *, together: bool = True) -> None:
+        """``together`` False: each produce is a request of its own, refused alone."""
         self._producer_id = producer_id
+        self._together = together
         self._epoch = 0
         self._sequence = 0
         self._numbered = 0
@@ -209,7 +213,7 @@ class ForwardChannel:
     def _number(self) -> Crossing:
         members = [self._queue.popleft()]
         size, count = len(members[0].text), members[0].count
-        while self._queue and self._queue[0].goes_with(members[0]):
+        while self._queue and self._together and self._queue[0].kind == members[0].kind:
             size += 1 + len(self._queue[0].text)
             count += self._queue[0].count
             if size > TOGETHER_BYTES_MAX or count > TOGETHER_RECORDS_MAX:
