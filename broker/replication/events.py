@@ -42,7 +42,7 @@ HIGH_WATERMARKS_AT_ONCE = 32
 
 
 class EventKind(StrEnum):
-    """What an event tells. The facts of each kind: docs/operating/events.md."""
+    """What an event tells. The facts of each kind: docs/operating/inside.md."""
 
     STARTED = "started"
     ROLE_CHANGED = "role_changed"
