@@ -34,6 +34,8 @@ class BrokerDefaults:
     message_timestamp_type: str = default_word("message.timestamp.type")
     segment_bytes: int = default_number("segment.bytes")
     segment_ms: int = default_number("segment.ms")
+    retention_ms: int = default_number("retention.ms")
+    retention_bytes: int = default_number("retention.bytes")
     cleanup_policy: str = default_word("cleanup.policy")
     min_cleanable_dirty_ratio: float = default_ratio("min.cleanable.dirty.ratio")
     delete_retention_ms: int = default_number("delete.retention.ms")
@@ -101,6 +103,10 @@ class BrokerTimeouts:
     """After this long without a batch a log forgets a producer: it may begin with any sequence."""
     log_flush_interval_ms: int = default_number("log.flush.interval.ms")
     """How often a ``flush=os`` log is synced in the background."""
+    log_retention_check_interval_ms: int = default_number("log.retention.check.interval.ms")
+    log_segment_delete_delay_ms: int = default_number("log.segment.delete.delay.ms")
+    clock_difference_max_ms: int = default_number("clock.difference.max.ms")
+    """Farther from the active controller's clock, nothing is deleted for its age (rule R10)."""
     log_cleaner_backoff_ms: int = default_number("log.cleaner.backoff.ms")
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from broker.log.compaction import CompactionConfig
     from broker.log.disk import Disk
     from broker.log.flusher import Flushable, Flusher
+    from broker.log.retention import RetentionConfig
     from broker.log.segment import OpenFiles
 
 PARTITION_FILE = "partition.json"
@@ -27,6 +28,8 @@ class LogConfig:
     segment_ms: int = 604_800_000
     flush_before_ack: bool = True
     """``flush=ack``: every append asks for a sync. ``flush=os``: only the background one does."""
+    retention: RetentionConfig | None = None
+    """How long the log's beginning is kept; None where ``cleanup.policy`` deletes nothing."""
     append_time: bool = False
     """``message.timestamp.type`` is append: producers' own times are dropped."""
     compaction: CompactionConfig | None = None

@@ -138,25 +138,27 @@ def read_raw(
 
 
 def offset_for_timestamp(
-    files: OpenFiles, segments: list[Segment], timestamp_ms: int
+    files: OpenFiles, segments: list[Segment], from_offset: int, timestamp_ms: int
 ) -> int | None:
-    """The first offset whose record has this timestamp or a later one; None if all are older.
+    """The first offset from one on whose record has this timestamp or a later one; else None.
 
     Raises:
         CorruptionError: names file and offset.
     """
     for segment in segments:
-        if segment.max_timestamp < timestamp_ms:
+        if segment.max_timestamp < timestamp_ms or segment.next_offset <= from_offset:
             continue
         fd = files.use(segment)
         start = segment.index(files.disk, fd).position_for_time(timestamp_ms)
         for position, header in segment.headers(files.disk, fd, start):
-            if header.max_timestamp < timestamp_ms:
+            if header.max_timestamp < timestamp_ms or header.next_offset <= from_offset:
                 continue
             lines = segment.batch(files.disk, fd, position, header)[HEADER_SIZE:]
             for line in lines.split(b"\n")[:-1]:
                 if timestamp_of_line(line, header) >= timestamp_ms:
-                    return offset_of_line(line, 0)
+                    offset = offset_of_line(line, 0)
+                    if offset >= from_offset:
+                        return offset
     return None
 
 

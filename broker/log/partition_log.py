@@ -16,7 +16,6 @@ from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo
 from broker.log.log_producers import LogProducers
 from broker.log.log_segments import LogSegments, WriteError
-from broker.log.producer_state import Claim
 from broker.log.readable_log import ReadableLog
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
@@ -34,6 +33,7 @@ from raft_metadata.common.errors import (
     KafkaError,
     Outcome,
 )
+from raft_metadata.common.producer_claims import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -335,6 +335,11 @@ class PartitionLog(ReadableLog):
         self._shared.flusher.request(self)
         return True
 
+    @property
+    def is_start_moving(self) -> bool:
+        """Whether a new log start waits to be durable."""
+        return self._start_wanted > self.log_start_offset and self.failed is None
+
     def _start_is_durable(self, token: FlushToken) -> bool:
         """The data is synced; whether the log start is too, or the disk was full."""
         if token.checkpoints_failed:
@@ -453,17 +458,6 @@ class PartitionLog(ReadableLog):
         elif self.durable_end < self.log_end_offset:
             self._written()
         self.request_flush()
-
-    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch <= the given one that has records here, and the offset behind them.
-
-        (-1, log start) where there is none (KIP-320's OffsetForLeaderEpoch).
-        """
-        return self._epochs.end_offset_for(epoch, self.log_start_offset, self.log_end_offset)
-
-    def epoch_at(self, offset: int) -> int:
-        """The leader epoch of the record at this offset, -1 where there is none (rule R5)."""
-        return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
 
     def start_epoch(self, epoch: int) -> None:
         """This replica leads from here on in this epoch.

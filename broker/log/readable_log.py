@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
 from broker.log.disk import OUT_OF_DESCRIPTORS
+from broker.log.page_cache import ColdRange, cold_range
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogDirectory
     from broker.log.segment import OpenFiles, Segment
     from broker.record.batch import BatchSlice
@@ -29,6 +31,7 @@ class ReadableLog(ABC):
     log_start_offset: int
     log_end_offset: int
     _shared: LogDirectory
+    _epochs: LeaderEpochCache
 
     if TYPE_CHECKING:
 
@@ -54,6 +57,10 @@ class ReadableLog(ABC):
             return []
         return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
 
+    def cold_range(self, from_offset: int, max_bytes: int) -> ColdRange | None:
+        """What such a read would wait for, to be warmed first: see `page_cache`."""
+        return self._reading(cold_range, from_offset, max_bytes)
+
     def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
         """Whole batches, for a follower that catches up: see `log_reader.read_raw`.
 
@@ -71,7 +78,7 @@ class ReadableLog(ABC):
         Raises:
             CorruptionError: a batch is damaged; the log has failed.
         """
-        return self._reading(log_reader.offset_for_timestamp, timestamp_ms)
+        return self._reading(log_reader.offset_for_timestamp, self.log_start_offset, timestamp_ms)
 
     def _reading(
         self,
@@ -87,6 +94,19 @@ class ReadableLog(ABC):
                 self._storage_error(error, Outcome.NOT_WRITTEN)
             self._fail(error)
             raise
+
+    # epochs
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch <= the given one that has records here, and the offset behind them.
+
+        (-1, log start) where there is none (KIP-320's OffsetForLeaderEpoch).
+        """
+        return self._epochs.end_offset_for(epoch, self.log_start_offset, self.log_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of the record at this offset, -1 where there is none (rule R5)."""
+        return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
 
     # errors
 

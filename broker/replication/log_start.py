@@ -8,17 +8,24 @@ high watermark, log start and epochs move together (invariant L8; KAFKA-9491, KA
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from broker.replication.frames import Diverging, Open, Push
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
-    from broker.replication.partition import Partition
     from broker.replication.replica_log import ReplicaLog
-    from raft_metadata.common.ids import LeaderEpoch
+    from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 
 _log = logging.getLogger("broker.replication")
+
+
+class Followed(Protocol):
+    """What is asked of a `Partition` here."""
+
+    id: TopicIdPartition
+    log: ReplicaLog
+    high_watermark: int
 
 
 def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging | None:
@@ -52,7 +59,7 @@ def cut_point(log: ReplicaLog, message: Diverging) -> int:
     return min(message.end, log.end_of_epoch(message.at_epoch)[1])
 
 
-def cut(partition: Partition, message: Diverging, end: int) -> None:
+def cut(partition: Followed, message: Diverging, end: int) -> None:
     """Remove what the leader does not have."""
     log = partition.log
     _log.info(
@@ -67,7 +74,7 @@ def cut(partition: Partition, message: Diverging, end: int) -> None:
     partition.high_watermark = max(partition.high_watermark, log.log_start_offset)
 
 
-def follow_valid(partition: Partition, leader_start: int) -> None:
+def follow_valid(partition: Followed, leader_start: int) -> None:
     """The leader's log begins there: a log that ends at or below that holds nothing any more."""
     log = partition.log
     if leader_start <= log.log_start_offset:
@@ -80,7 +87,7 @@ def follow_valid(partition: Partition, leader_start: int) -> None:
         partition.high_watermark = max(partition.high_watermark, leader_start)
 
 
-def skips_to(partition: Partition, message: Push) -> bool:
+def skips_to(partition: Followed, message: Push) -> bool:
     """Whether what lies between this log's end and the push was deleted; then it is skipped."""
     if not partition.log.log_end_offset < message.from_offset <= message.log_start:
         return False
@@ -88,7 +95,7 @@ def skips_to(partition: Partition, message: Push) -> bool:
     return True
 
 
-def follow_push(partition: Partition, leader_start: int) -> None:
+def follow_push(partition: Followed, leader_start: int) -> None:
     """The leader's log start moved, to where this log reaches: it moves here too."""
     if leader_start <= partition.log.log_end_offset:
         try:
@@ -97,7 +104,7 @@ def follow_push(partition: Partition, leader_start: int) -> None:
             _log.warning("log start not followed error=%s", error)
 
 
-def _start_over(partition: Partition, offset: int) -> None:
+def _start_over(partition: Followed, offset: int) -> None:
     log = partition.log
     _log.info(
         "starts over at the leader's log start topic_id=%s partition=%d log_end=%d start=%d",

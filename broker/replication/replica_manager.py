@@ -11,9 +11,9 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
+from broker.replication import event_notes
 from broker.replication.early_opens import EarlyOpens
 from broker.replication.event_file import EventFile
-from broker.replication.event_notes import RoleNotes, Standing, note_lost, note_repaired
 from broker.replication.events import EventJournal
 from broker.replication.follower_frames import take_frame
 from broker.replication.frames import (
@@ -112,7 +112,7 @@ class ReplicaManager:
         self._early = EarlyOpens(config.broker_id)
         file = EventFile(str(config.data_dir))
         self.events = EventJournal(file, clock, incarnation_id, self._topic_name)
-        self._notes = RoleNotes(self.events)
+        self._notes = event_notes.RoleNotes(self.events)
         self._isr = IsrKeeper(
             config.broker_id, controllers, clock, lambda: self.image.feature_level, self.events
         )
@@ -223,7 +223,7 @@ class ReplicaManager:
             self._leaving.discard(replica)
             replica.count_again()
         partition = replica.partition
-        before = Standing(partition)
+        before = event_notes.Standing(partition)
         partition.apply_image(
             registration, self.image.brokers, self.broker_epoch, self._clock.monotonic_ms()
         )
@@ -258,7 +258,7 @@ class ReplicaManager:
         if log is None:
             return None
         if damage is not None:
-            note_repaired(self.events, self._logs.key_of(log), damage)
+            event_notes.note_repaired(self.events, self._logs.key_of(log), damage)
         partition = Partition(
             self._logs.key_of(log),
             self._config.broker_id,
@@ -337,6 +337,13 @@ class ReplicaManager:
         self._keeper.set_aside(replica.partition.id, topic_lives=topic_lives)
 
     # ends and high watermarks
+
+    def log_start_moved(self, partition: TopicIdPartition) -> None:
+        """Its followers are told with the next tick."""
+        replica = self.replica(partition)
+        if replica is not None:
+            event_notes.note_log_start(self.events, replica)
+            self._dirty.add(replica)
 
     def durable_end_moved(self, replica: Replica) -> None:
         """A sync of its log is over: acknowledge it, or count it."""
@@ -476,7 +483,7 @@ class ReplicaManager:
             self._drop(replica, topic_lives=True)
         for name, error in self._logs.lost:
             # Reported unclean at the registration of the next life; the other replicas serve.
-            note_lost(self.events, name, error)
+            event_notes.note_lost(self.events, name, error)
             self._faults.fatal(f"log {name} failed", error)
 
     def _propose(self, replica: Replica, *, lag_max_ms: int | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
+from broker.log.retention import RetentionConfig
 from broker.replication.partition_state import Settings
 from raft_metadata.common.configs.table import (
     CLEANUP_POLICY,
@@ -16,6 +17,8 @@ from raft_metadata.common.configs.table import (
     MESSAGE_TIMESTAMP_TYPE,
     MIN_CLEANABLE_DIRTY_RATIO,
     MIN_COMPACTION_LAG_MS,
+    RETENTION_BYTES,
+    RETENTION_MS,
     SEGMENT_BYTES,
     SEGMENT_MS,
 )
@@ -70,9 +73,17 @@ class TopicViews:
             segment_ms=segment_ms,
             compaction=compaction,
             flush_before_ack=by_durable,
+            retention=_retention(layers),
             append_time=layers.word(MESSAGE_TIMESTAMP_TYPE) == "append",
         )
         return TopicView(Settings(layers.min_isr(factor), by_durable), log_config)
+
+
+def _retention(layers: ConfigLayers) -> RetentionConfig | None:
+    """What of the topic is kept; None where its policy does not say delete."""
+    if "delete" not in layers.word(CLEANUP_POLICY).split(","):
+        return None
+    return RetentionConfig(layers.number(RETENTION_MS), layers.number(RETENTION_BYTES))
 
 
 def _compaction(layers: ConfigLayers) -> CompactionConfig | None:

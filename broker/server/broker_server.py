@@ -17,6 +17,7 @@ from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.cleaning import make_cleaner
 from broker.replication.event_notes import note_start
+from broker.replication.log_starts import LogStarts
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
@@ -71,6 +72,7 @@ class BrokerServer:
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
+        self.log_starts = LogStarts(config, self.manager, self.logs, clock, self._is_clock_trusted)
         self.cleaner = make_cleaner(config, self.logs, self.manager, clock)
         self._page_cached = PageCacheTopics(config, self.logs)
         self._loader = MetadataLoader(config, controllers, clock, self._follow, self._publish)
@@ -119,6 +121,7 @@ class BrokerServer:
             on_failed=lambda error: faults.fatal("log directory failed", error),
             max_open_segments=config.limits.max_open_segments,
             flush_interval_ms=config.timeouts.log_flush_interval_ms,
+            remove_delay_ms=config.timeouts.log_segment_delete_delay_ms,
             producers=ProducerLimits(
                 config.timeouts.producer_id_expiration_ms,
                 config.limits.max_producers_per_partition,
@@ -136,6 +139,9 @@ class BrokerServer:
             poll_wait_ms_max=config.limits.max_fetch_wait_ms,
             rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
         )
+
+    def _is_clock_trusted(self) -> bool:
+        return self._lifecycle.controller_clock.is_trusted()
 
     def _unclean_partitions(self) -> PartitionSet:
         return unclean_partitions(
@@ -186,6 +192,7 @@ class BrokerServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.logs.run(), name="log-manager")
             tasks.create_task(self.manager.run(), name="replica-manager")
+            tasks.create_task(self.log_starts.run(), name="log-starts")
             tasks.create_task(self.cleaner.run(), name="log-cleaner")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")

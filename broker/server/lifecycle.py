@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from broker.server.controller_clock import ControllerClock
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
 from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer, RegisterBroker
@@ -53,6 +54,7 @@ class Lifecycle:
         self.broker_epoch: BrokerEpoch | None = None
         """As answered by the controller; roles go by what the image says."""
         self.may_stop = asyncio.Event()
+        self.controller_clock = ControllerClock(clock, config.timeouts.clock_difference_max_ms)
         self.shutdown_blocked_by = ""
         self._clock = clock
         self._proven_ms: int | None = None
@@ -206,6 +208,7 @@ class Lifecycle:
         if answer.is_active:
             if self._proves(answer):
                 self._proven_ms = max(sent_ms, self._proven_ms or sent_ms)
+            self.controller_clock.heard(answer.wall_ms, sent_ms)
             self._loader.note_committed(answer.committed_offset)
             self.shutdown_blocked_by = answer.shutdown_blocked_by
             if answer.should_shut_down and self._want_shutdown:

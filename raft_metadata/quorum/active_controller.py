@@ -435,8 +435,8 @@ class ActiveController(MetadataPublisher):
         if self.is_active:
             self._wake.set()
         # Voters that heard a leader help nobody else for an election time-out: that is the lease.
-        has_lease = self._quorum.leader_contact_age_ms == 0
-        return replace(answer, majority_answers=has_lease and not self._is_given_up(command))
+        proves = self._quorum.leader_contact_age_ms == 0 and not self._is_given_up(command)
+        return replace(answer, majority_answers=proves, wall_ms=self._clock.wall_ms())
 
     def _is_given_up(self, command: BrokerHeartbeat) -> bool:
         """Whether a batch in flight fences this broker (rule G3).

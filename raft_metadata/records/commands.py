@@ -83,6 +83,8 @@ class HeartbeatAnswer:
     majority_answers: bool = True
     """False from an active controller that has not heard from a majority just now: another one may
     have been elected and have fenced the broker (rule G3)."""
+    wall_ms: int = 0
+    """This controller's wall clock, for brokers to compare theirs with (rule R10); 0: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

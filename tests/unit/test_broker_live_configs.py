@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.log.log_directory import LogConfig
+from broker.log.retention import RetentionConfig
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState, Settings
@@ -113,13 +114,22 @@ def test_every_topic_config_is_in_force_once_it_is_known_and_gone_once_reset(
         "message.timestamp.type": "append",
         "segment.bytes": "4096",
         "segment.ms": "60000",
+        "retention.ms": "3600000",
+        "retention.bytes": "100000",
     }
     for name, value in changed.items():
         host.learn(of_topic(name, value))
     assert host.settings == Settings(2, False)
     assert host.log_config == LogConfig(
-        segment_bytes=4096, segment_ms=60_000, flush_before_ack=False, append_time=True
+        segment_bytes=4096,
+        segment_ms=60_000,
+        flush_before_ack=False,
+        append_time=True,
+        retention=RetentionConfig(3_600_000, 100_000),
     )
+    host.learn(of_topic("cleanup.policy", "compact"))
+    assert host.log_config.retention is None
+    host.learn(of_topic("cleanup.policy", None))
     for name in changed:
         host.learn(of_topic(name, None))
     assert host.settings == Settings(1, True)

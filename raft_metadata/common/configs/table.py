@@ -28,6 +28,8 @@ FLUSH = "flush"
 MESSAGE_TIMESTAMP_TYPE = "message.timestamp.type"
 SEGMENT_BYTES = "segment.bytes"
 SEGMENT_MS = "segment.ms"
+RETENTION_MS = "retention.ms"
+RETENTION_BYTES = "retention.bytes"
 CLEANUP_POLICY = "cleanup.policy"
 MIN_CLEANABLE_DIRTY_RATIO = "min.cleanable.dirty.ratio"
 DELETE_RETENTION_MS = "delete.retention.ms"
@@ -110,6 +112,24 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         minimum=1,
         maximum=_INT64_MAX,
         meaning="a segment is rolled when its first batch is this old, in milliseconds",
+    ),
+    NumberConfig(
+        name=RETENTION_MS,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=604_800_000,
+        minimum=-1,
+        maximum=_INT64_MAX,
+        meaning="a segment goes once all of it was appended this long ago; -1: never for its age",
+    ),
+    NumberConfig(
+        name=RETENTION_BYTES,
+        section=Section.DEFAULTS,
+        scopes=_TOPIC,
+        default=-1,
+        minimum=-1,
+        maximum=_INT64_MAX,
+        meaning="a partition's oldest segments go while the others hold this much; -1: no limit",
     ),
     WordConfig(
         name=CLEANUP_POLICY,
@@ -306,6 +326,9 @@ _TIMEOUTS = _at_start(
         ("group.rebalance.timeout.ms", 30_000, 100, MAX_MS, "a silent member may keep partitions"),
         ("producer.id.expiration.ms", 86_400_000, 1, MAX_MS, "a silent producer is remembered"),
         ("log.flush.interval.ms", 1_000, 10, MAX_MS, "background sync of flush=os logs"),
+        ("log.retention.check.interval.ms", 300_000, 10, MAX_MS, "how often old segments go"),
+        ("log.segment.delete.delay.ms", 60_000, 0, MAX_MS, "files of what is gone stay this long"),
+        ("clock.difference.max.ms", 60_000, 1, MAX_MS, "off the controller's clock: no retention"),
         ("log.cleaner.backoff.ms", 15_000, 1, MAX_MS, "between two looks at which logs are dirty"),
         ("election.timeout.ms", 500, 50, 60_000, "shortest Raft election time-out; longest: twice"),
         ("raft.heartbeat.ms", 100, 5, 10_000, "Raft heartbeats of the active controller"),

@@ -1,0 +1,181 @@
+"""Moves log starts: retention of the logs led here, and what operators ask to be deleted.
+
+The leader alone decides (rule R10), never past the high watermark (invariant L24); its followers
+hear of it with the next push. A start is durable before it shows. Everything goes in bounded
+slices: ten thousand partitions neither hold the loop nor, with their small files, the flusher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from broker.log import retention
+from broker.replication.partition_state import LeaderState
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import TopicIdPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.config import BrokerConfig
+    from broker.log.log_manager import LogManager
+    from broker.log.partition_log import PartitionLog
+    from broker.replication.replica import Replica
+    from broker.replication.replica_manager import ReplicaManager
+    from raft_metadata.common.clock import Clock
+
+LOGS_PER_TURN = 200
+"""Looked at before the loop gets its turn: about 1 ms."""
+STARTS_AT_ONCE = 4
+"""Log starts made durable with one round of the flusher: each is a file replaced, 1 to 4 ms that
+every produce meanwhile waits for."""
+DURABLE_WAIT_MS = 5_000
+"""How long a slice of retention waits for its log starts: a full disk holds them for longer."""
+_log = logging.getLogger("broker.log")
+
+
+class LogStarts:
+    """Owned by the `BrokerServer`, on its loop; `run` is its one task."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        manager: ReplicaManager,
+        logs: LogManager,
+        clock: Clock,
+        is_clock_trusted: Callable[[], bool],
+    ) -> None:
+        """``is_clock_trusted``: this broker's wall clock is near the active controller's."""
+        self._manager = manager
+        self._logs = logs
+        self._clock = clock
+        self._is_clock_trusted = is_clock_trusted
+        self._check_interval_ms = config.timeouts.log_retention_check_interval_ms
+        self._waiting: dict[PartitionLog, asyncio.Event] = {}
+        self.paused = False
+        """Retention by time waits for the clock: told to operators."""
+        logs.on_log_start = self._moved
+
+    # what operators ask
+
+    async def delete_records(
+        self, partition: TopicIdPartition, before_offset: int, timeout_ms: int
+    ) -> int:
+        """Forget the records below an offset (-1: the high watermark); the new log start.
+
+        It is durable here on return; followers take it over with what they are pushed next.
+
+        Raises:
+            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_OUT_OF_RANGE, naming both ends;
+                KAFKA_STORAGE_ERROR; REQUEST_TIMED_OUT, it may still come.
+        """
+        replica = self._manager.replica(partition)
+        if replica is None or not isinstance(replica.partition.role, LeaderState):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        log, high_watermark = replica.log, replica.partition.high_watermark
+        offset = high_watermark if before_offset == -1 else before_offset
+        if not 0 <= offset <= high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"can't delete up to offset {before_offset}: log start offset "
+                f"{log.log_start_offset}, high watermark {high_watermark}",
+            )
+        if offset > log.log_start_offset:
+            if offset == log.log_end_offset:
+                log.roll()  # so that the files of what is deleted can go
+            log.advance_log_start(offset)
+            if not await self._durable([log], timeout_ms):
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    "the new log start is not on the disk yet",
+                    outcome=Outcome.UNKNOWN,
+                )
+        return log.log_start_offset
+
+    # retention
+
+    async def run(self) -> None:
+        """Look at every log, again and again, with the interval in between; endless."""
+        while True:
+            await asyncio.sleep(self._check_interval_ms / 1000)
+            await self.look_at_all()
+
+    async def look_at_all(self) -> None:
+        """One round over all logs of this broker."""
+        trusted = self._is_clock_trusted()
+        if self.paused is trusted:
+            self.paused = not trusted
+            if not trusted:
+                _log.warning("retention paused: the clock is not near the active controller's")
+        moving: list[PartitionLog] = []
+        for number, replica in enumerate(list(self._manager.replicas())):
+            if number % LOGS_PER_TURN == LOGS_PER_TURN - 1:
+                await asyncio.sleep(0)
+            try:
+                if self._look_at(replica):
+                    moving.append(replica.log)
+            except (KafkaError, ValueError, OSError) as error:
+                _log.warning("retention waits log=%s error=%s", replica.log.name, error)
+            if len(moving) == STARTS_AT_ONCE:
+                await self._durable(moving, DURABLE_WAIT_MS)
+                moving = []
+                if self.paused is self._is_clock_trusted():
+                    return  # the clock was set meanwhile; the next round judges anew
+        if moving:
+            await self._durable(moving, DURABLE_WAIT_MS)
+
+    def _look_at(self, replica: Replica) -> bool:
+        """Roll what is old, drop what may go; whether the log start is on its way."""
+        log = replica.log
+        segments = log.segments
+        if not segments or log.failed is not None:
+            return False
+        active = segments[-1]
+        now_ms = self._clock.wall_ms()
+        config = log.config.retention
+        by_time = not self.paused
+        if by_time and active.size and now_ms - active.first_append_ms > log.config.segment_ms:
+            log.roll()
+        role = replica.partition.role
+        if config is None or not isinstance(role, LeaderState):
+            return False
+        if not by_time:
+            config = config._replace(retention_ms=retention.UNLIMITED)
+        found = retention.decide(
+            log.segments, log.log_start_offset, replica.partition.high_watermark, config, now_ms
+        )
+        if found is None:
+            return False
+        if found.roll_first:
+            log.roll()
+        _log.info(
+            "log start moves log=%s from=%d to=%d of=%d reason=%s",
+            log.name, log.log_start_offset, found.log_start, log.log_end_offset, found.why,
+        )  # fmt: skip
+        return log.advance_log_start(found.log_start)
+
+    # durability
+
+    def _moved(self, log: PartitionLog) -> None:
+        """A log start is durable: whoever waits goes on, followers are told with the next tick."""
+        waiter = self._waiting.pop(log, None)
+        if waiter is not None:
+            waiter.set()
+        self._manager.log_start_moved(TopicIdPartition(log.topic_id, log.partition))
+
+    async def _durable(self, logs: list[PartitionLog], timeout_ms: int) -> bool:
+        """Wait until these log starts show; whether they do in time."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                for log in logs:
+                    while log.is_start_moving:
+                        await self._waiting.setdefault(log, asyncio.Event()).wait()
+        except TimeoutError:
+            return False
+        finally:
+            for log in logs:
+                if not log.is_start_moving:
+                    self._waiting.pop(log, None)
+        return True
