@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+NEVER_MS = 1 << 62
+
 
 class Fate(Enum):
     """How a parked produce ended."""
@@ -55,18 +57,21 @@ class ParkedProduces:
     offset in the same epoch, or a newer epoch, whose commitment decides the head first.
     """
 
-    __slots__ = ("_for_all", "_for_leader")
+    __slots__ = ("_for_all", "_for_leader", "_soonest_ms")
 
     def __init__(self) -> None:
         # Made when first needed: an empty deque takes 0.6 KB, and most partitions are idle.
         self._for_all: deque[Parked] | None = None
         self._for_leader: deque[Parked] | None = None
+        self._soonest_ms = NEVER_MS
+        """No deadline is before this time: what waits is not looked through with every tick."""
 
     def __len__(self) -> int:
         return len(self._for_all or ()) + len(self._for_leader or ())
 
     def add(self, parked: Parked) -> None:
         """Park a produce; its ``done`` will be called exactly once."""
+        self._soonest_ms = min(self._soonest_ms, parked.deadline_ms)
         if parked.all_replicas:
             if self._for_all is None:
                 self._for_all = deque()
@@ -85,17 +90,22 @@ class ParkedProduces:
 
     def expire(self, now_ms: int) -> None:
         """Whatever is past its deadline is unknown."""
+        if now_ms < self._soonest_ms:
+            return
+        late: list[Parked] = []
         for queue in self._queues():
-            late = [parked for parked in queue if parked.deadline_ms <= now_ms]
-            if late:
-                kept = [parked for parked in queue if parked.deadline_ms > now_ms]
-                queue.clear()
-                queue.extend(kept)
-                for parked in late:
-                    parked.done(Fate.UNKNOWN)
+            late += [parked for parked in queue if parked.deadline_ms <= now_ms]
+            kept = [parked for parked in queue if parked.deadline_ms > now_ms]
+            queue.clear()
+            queue.extend(kept)
+        left = (parked.deadline_ms for queue in self._queues() for parked in queue)
+        self._soonest_ms = min(left, default=NEVER_MS)
+        for parked in late:
+            parked.done(Fate.UNKNOWN)
 
     def hasten(self, deadline_ms: int) -> None:
         """Wait no longer than until then: what is certain now shows soon, or perhaps never."""
+        self._soonest_ms = min(self._soonest_ms, deadline_ms)
         for queue in self._queues():
             for parked in queue:
                 parked.deadline_ms = min(parked.deadline_ms, deadline_ms)

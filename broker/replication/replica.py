@@ -65,8 +65,8 @@ class Replica:
         """To the leader, as follower."""
         self.sessions: dict[BrokerId, FollowerSession] = {}
         """Followers that are pushed to, as leader."""
-        self.fetch_waiters: list[asyncio.Future[None]] | None = None
-        """None rather than an empty list: most of ten thousand partitions are idle."""
+        self.fetch_waiters: dict[asyncio.Future[None], None] | None = None
+        """In order of arrival; None, not an empty one: most of ten thousand partitions are idle."""
 
     def listen(self) -> None:
         """Tell the host of the ends of this replica from now on."""
@@ -95,18 +95,18 @@ class Replica:
         """Let parked fetches look again, a slice per loop turn."""
         waiters, self.fetch_waiters = self.fetch_waiters, None
         if waiters:
-            _wake(waiters)
+            _wake(list(waiters))
 
     def wait(self, waiter: asyncio.Future[None]) -> None:
         """Wake this fetch when the high watermark or the role has changed."""
         if self.fetch_waiters is None:
-            self.fetch_waiters = []
-        self.fetch_waiters.append(waiter)
+            self.fetch_waiters = {}
+        self.fetch_waiters[waiter] = None
 
     def wait_no_more(self, waiter: asyncio.Future[None]) -> None:
         """Whoever waited left."""
-        if self.fetch_waiters and waiter in self.fetch_waiters:
-            self.fetch_waiters.remove(waiter)
+        if self.fetch_waiters:
+            self.fetch_waiters.pop(waiter, None)
 
 
 def _wake(waiters: list[asyncio.Future[None]]) -> None:
