@@ -14,6 +14,8 @@ from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _FILE_MODE = 0o644
+_one_byte = bytearray(1)
+"""What `Disk.is_cached` reads into; nobody looks at it."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Too many open files here, or on the whole machine: says nothing about the disk."""
@@ -44,6 +46,17 @@ class Disk:
     def read(self, fd: int, length: int, position: int) -> bytes:
         """Up to ``length`` bytes; fewer at the end of the file only (below 2 GiB)."""
         return os.pread(fd, length, position)
+
+    def is_cached(self, fd: int, position: int, length: int) -> bool:
+        """Whether a read of this range, whose ends are looked at, would not wait for the disk."""
+        try:
+            for at in (position, position + length - 1):
+                os.preadv(fd, [_one_byte], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except (OSError, AttributeError):  # this file system, or system, can't tell: no harm done
+            return True
+        return True
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all of it. On an OSError any part may have been written (rule R2)."""

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from broker.log.page_cache import ReadCounts
+
 LOCK_FILE = "lock"
 QUARANTINE = ".deleted"
 HIGH_WATERMARK_INTERVAL_MS = 5_000
@@ -222,6 +224,11 @@ class LogManager:
     def open_segments(self) -> int:
         """Files that are open now."""
         return len(self._files)
+
+    @property
+    def read_counts(self) -> ReadCounts:
+        """How much of what fetches asked for was in the page cache."""
+        return self._files.reads
 
     # partitions
 

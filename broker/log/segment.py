@@ -12,6 +12,7 @@ from broker.log.offset_index import (
     decode_index,
     encode_index,
 )
+from broker.log.page_cache import ReadCounts
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -239,6 +240,7 @@ class OpenFiles:
 
     def __init__(self, disk: Disk, limit: int) -> None:
         self.disk = disk
+        self.reads = ReadCounts()
         self._limit = limit
         self._open: OrderedDict[Segment, None] = OrderedDict()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.log.page_cache import warm
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition_state import LeaderState
 from broker.server.requests import (
@@ -209,6 +210,8 @@ class LocalPartitions:
         high_watermark = partition.high_watermark
         if not log.log_start_offset <= offset < high_watermark:
             return None
+        if log.cold_range(offset, max_bytes) is not None:
+            return None  # waited for elsewhere
         slices = log.read(offset, max_bytes, high_watermark)
         if not slices:
             return None
@@ -230,6 +233,7 @@ class LocalPartitions:
             found = replica.log.offset_for_timestamp(request.timestamp_ms or 0)
             offset = replica.partition.high_watermark if found is None else found
         first_epoch = role.epoch
+        is_warm = False
         while True:
             partition, log = replica.partition, replica.log
             if offset > log.log_end_offset and not self._is_proven():
@@ -244,6 +248,12 @@ class LocalPartitions:
                 )
             slices = []
             if offset < partition.high_watermark:
+                cold = None if is_warm else log.cold_range(offset, request.max_bytes)
+                if cold is not None:
+                    is_warm = True  # asked once: who is evicted again meanwhile is read here
+                    await warm(cold)
+                    replica, role = self._still_leading(request.partition, first_epoch)
+                    continue
                 slices = log.read(offset, request.max_bytes, partition.high_watermark)
                 if not slices:
                     offset = partition.high_watermark  # rule R7: no record is left in between
@@ -258,9 +268,15 @@ class LocalPartitions:
                     leader_epoch=role.epoch,
                 )
             await self._wait_for_records(replica, remaining_ms)
-            replica, role = self.leading(request.partition)
-            if role.epoch != first_epoch:
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+            replica, role = self._still_leading(request.partition, first_epoch)
+
+    def _still_leading(
+        self, partition: TopicIdPartition, epoch: LeaderEpoch
+    ) -> tuple[Replica, LeaderState]:
+        replica, role = self.leading(partition)
+        if role.epoch != epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+        return replica, role
 
     async def _wait_for_records(self, replica: Replica, remaining_ms: int) -> None:
         if self._parked_fetches >= self._config.limits.max_parked_fetches:

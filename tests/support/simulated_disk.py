@@ -168,6 +168,10 @@ class SimulatedDisk(Disk):
         return bytes(self._inode(fd).cache[position : position + length])
 
     @override
+    def is_cached(self, fd: int, position: int, length: int) -> bool:
+        return True
+
+    @override
     def write(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
         self._call("write", self.descriptors[fd][0])
         whole = bytes(data)
