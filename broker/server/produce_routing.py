@@ -20,7 +20,7 @@ from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from broker.server.broker_apis import RoutedBrokerApis
+    from broker.server.group_requests import Router
     from broker.server.requests import ProduceRequest
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, PartitionId
@@ -48,7 +48,7 @@ class ProduceRouting:
         self,
         broker_id: BrokerId,
         local: LocalPartitions,
-        routing: RoutedBrokerApis,
+        routing: Router,
         forwarded: ForwardedProduces,
         clock: Clock,
     ) -> None:

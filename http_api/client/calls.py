@@ -13,8 +13,10 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
+from http_api.contract.idempotence import claim_headers
 from http_api.contract.media_types import JSON
 from raft_metadata.common.errors import Outcome
+from raft_metadata.common.producer_claims import Claim
 
 T = TypeVar("T")
 
@@ -79,6 +81,8 @@ class Request:
     """Statuses of 400 and more whose answers `Call.parse` reads itself."""
     repeatable: bool | None = None
     """Said twice is as good as said once. None: a GET is, nothing else."""
+    claim: Claim | None = None
+    """Under which producer id, epoch and sequence it writes."""
 
     @property
     def may_repeat(self) -> bool:
@@ -90,6 +94,8 @@ class Request:
         headers = {"Accept": self.accept}
         if self.body is not None:
             headers["Content-Type"] = self.content_type
+        if self.claim is not None:
+            headers |= claim_headers(self.claim)
         return headers
 
 

@@ -1,0 +1,165 @@
+"""The SDK's producer against a log in memory whose answers are lost: each value there once."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any, TypeVar, cast
+
+import orjson
+import pytest
+from typing_extensions import override
+
+from broker.log.producer_state import ProducerStates
+from http_api.client.async_client import AsyncClient
+from http_api.client.calls import Answer, ApiError, Call, OutcomeUnknownError, error_of
+from http_api.client.idempotent import AsyncProducer, Producer
+from http_api.client.producer import NewRecord, json_text
+from http_api.client.transport import Client
+from http_api.contract.errors import REST_STATUS, failure_envelope
+from http_api.contract.idempotence import claim_of
+from raft_metadata.common.errors import KafkaError, Outcome
+
+T = TypeVar("T")
+
+
+class Broker:
+    """Three partitions; loses requests, answers, and refuses, as it is told."""
+
+    def __init__(self, seed: int, trouble: float) -> None:
+        self.random = Random(seed)
+        self.trouble = trouble
+        self.logs: list[list[object]] = [[], [], []]
+        self.states = [ProducerStates() for _ in self.logs]
+        self.requests = self.under_way = self.most_under_way = 0
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
+        if path == "/v3/clusters":
+            return Answer(status=200, body=b'{"data":[{"cluster_id":"c"}]}')
+        if path == "/v3/clusters/c/producer-ids":
+            return Answer(status=200, body=b'{"producer_id":7}')
+        if path == "/topics/t/partitions":
+            return Answer(status=200, body=b"[1,2,3]")
+        assert method == "POST"
+        number = int(path.partition("?")[0].rpartition("/")[2])
+        self.requests += 1
+        if self.random.random() < self.trouble:
+            raise OutcomeUnknownError  # never came
+        claim = claim_of(headers)
+        assert claim is not None
+        values = [row["value"] for row in orjson.loads(body or b"")["records"]]
+        log = self.logs[number]
+        if self.random.random() < self.trouble:
+            row = {"partition": None, "offset": None, "error_code": 50003, "error": "few"}
+            row |= {"retriable": True, "outcome": "not_written"}
+            return Answer(status=503, body=orjson.dumps({"offsets": [row] * len(values)}))
+        try:
+            found = self.states[number].check(claim, len(values), 0)
+        except KafkaError as error:
+            status, code = REST_STATUS[error.code]
+            text = failure_envelope(code, error.message, retriable=False, outcome=error.outcome)
+            return Answer(status=status, body=text)
+        base = len(log) if found is None else found.first_offset
+        if found is None:
+            log += values
+            self.states[number].note(claim, base, len(log) - 1, 0, 0)
+        if self.random.random() < self.trouble:
+            raise OutcomeUnknownError  # done, and nobody hears of it
+        rows = [
+            {"partition": number, "offset": base + at, "error_code": None, "error": None}
+            for at in range(len(values))
+        ]
+        return Answer(status=200, body=orjson.dumps({"offsets": rows}))
+
+    def settle(self, call: Call[T]) -> T:
+        request = call.request
+        answer = self.answer(request.method, request.path, request.headers, request.body)
+        if answer.status >= 400 and answer.status not in request.also_parsed:
+            raise error_of(answer)
+        return call.parse(answer)
+
+    def run(self, call: Call[T], **_: Any) -> T:
+        return self.settle(call)
+
+
+class AsyncBroker(Broker):
+    @override
+    async def run(self, call: Call[T], **_: Any) -> T:  # type: ignore[override]
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await asyncio.sleep(self.random.choice([0, 0.001, 0.004]))  # another connection each
+            return self.settle(call)
+        finally:
+            self.under_way -= 1
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("http_api.client.idempotent.PAUSE_S", 0.0)
+
+
+def values(log: list[object], key: int) -> list[object]:
+    return [value for value in log if isinstance(value, list) and value[0] == key]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_invariant_t1_many_sends_at_once_are_there_once_and_in_order(seed: int) -> None:
+    broker = AsyncBroker(seed, 0.15 if seed else 0.0)
+    async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
+        sends = [
+            producer.send([NewRecord(json_text([key, number]), json_text(f"key-{key}"))])
+            for number in range(30)
+            for key in range(4)
+        ]
+        told = [outcome for [outcome] in await asyncio.gather(*sends)]
+    assert all(outcome.is_written for outcome in told)
+    for key in range(4):
+        [log] = [log for log in broker.logs if values(log, key)]
+        assert values(log, key) == [[key, number] for number in range(30)]
+    for number, outcome in enumerate(told):
+        assert outcome.partition is not None
+        assert outcome.offset is not None
+        assert broker.logs[outcome.partition][outcome.offset] == [number % 4, number // 4]
+    if not seed:
+        assert broker.most_under_way > 3, "several are under way"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_invariant_t1_the_blocking_producer_repeats_until_it_is_known(seed: int) -> None:
+    broker = Broker(seed, 0.3)
+    producer = Producer(cast("Client", broker), "t")
+    for number in range(40):
+        outcomes = producer.send([NewRecord(json_text([0, number]), partition=1)] * 2)
+        assert [outcome.offset for outcome in outcomes] == [2 * number, 2 * number + 1]
+    assert broker.logs[1] == [[0, number // 2] for number in range(80)]
+    assert broker.requests > 40
+
+
+def test_what_stays_unknown_does_not_stop_what_comes_behind() -> None:
+    broker = Broker(1, 1.0)
+    producer = Producer(cast("Client", broker), "t")
+    [unknown] = producer.send([NewRecord(b"1", partition=0)], retry_s=0.05)
+    assert (unknown.is_written, unknown.outcome) == (False, Outcome.UNKNOWN)
+    broker.trouble = 0.0
+    [after] = producer.send([NewRecord(b"2", partition=0)], retry_s=0.5)
+    assert after.is_written
+    assert broker.logs[0] == [2], "the next epoch begins with 0, the old sequence is given up"
+
+
+def test_what_is_refused_for_good_is_not_sent_again() -> None:
+    broker = Broker(1, 0.0)
+
+    def refuse(*_: object) -> Answer:
+        broker.requests += 1
+        raise ApiError(413, 413, "a record is larger than 5 bytes", {})
+
+    producer = Producer(cast("Client", broker), "t")
+    producer.send([NewRecord(b"1", partition=0)])
+    broker.answer, usual = refuse, broker.answer  # type: ignore[assignment, method-assign]
+    before = broker.requests
+    [refused] = producer.send([NewRecord(b"2", partition=0)])
+    assert (refused.is_written, refused.outcome) == (False, Outcome.NOT_WRITTEN)
+    assert broker.requests == before + 1
+    broker.answer = usual  # type: ignore[method-assign]
+    assert producer.send([NewRecord(b"3", partition=0)])[0].offset == 1
