@@ -254,10 +254,11 @@ def _pass_end(segments: list[SegmentFacts], planned: Plan) -> int:
     return planned.end
 
 
-def run_here(steps: Iterator[Callable[[], None]]) -> None:
-    """Run a pass on this thread, to its end."""
-    for work in steps:
-        work()
+def run_here(steps: Generator[Callable[[], None]]) -> None:
+    """Run a pass on this thread, to its end. For tools and tests."""
+    with contextlib.closing(steps):
+        for work in steps:
+            work()
 
 
 class _Rate:

@@ -226,11 +226,11 @@ class Rewrite:
 
     def discard(self) -> None:
         """Nobody takes it."""
-        if self.fd != CLOSED:
+        fd, self.fd = self.fd, CLOSED
+        if fd != CLOSED:
             with contextlib.suppress(OSError):
-                self._disk.close(self.fd)
+                self._disk.close(fd)
                 self._disk.unlink(self.path)
-            self.fd = CLOSED
 
 
 @contextlib.contextmanager

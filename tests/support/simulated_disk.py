@@ -2,7 +2,8 @@
 
 The power-loss stand-in (rules, K): it works at 4 KiB pages, remembers what was synced across
 restarts of the process, and treats directory entries like data. It is unkind on purpose: of the
-unsynced pages and names any subset survives, in any order. A failed sync loses its pages and
+unsynced pages and names any subset survives, in any order; but a rename happened or did not, as
+every journaling file system promises. A failed sync loses its pages and
 leaves the cache looking clean, as Linux does.
 """
 
@@ -75,6 +76,8 @@ class SimulatedDisk(Disk):
         self.room: int | None = None
         self.before: Callable[[str, str], None] | None = None
         self.calls: list[tuple[str, str]] = []
+        self.renames: list[tuple[str, str]] = []
+        """Of files, since their directory was synced."""
 
     # faults
 
@@ -88,11 +91,15 @@ class SimulatedDisk(Disk):
     def cut_power(self, rng: Random) -> None:
         self.kill()
         names: dict[str, Inode | None] = {}
+        coins: dict[str, bool] = {}
+        for source, target in self.renames:
+            coins[source] = coins[target] = coins.get(source, coins.get(target, rng.random() < 0.5))
+        self.renames.clear()
         for path in sorted({*self.live, *self.synced}):
             versions = [names_of[path] for names_of in (self.live, self.synced) if path in names_of]
             if len(versions) == 2 and versions[0] is versions[1]:
                 names[path] = versions[0]
-            elif rng.random() < 0.5:
+            elif coins[path] if path in coins else rng.random() < 0.5:
                 if path in self.live:
                     names[path] = self.live[path]
             elif path in self.synced:
@@ -156,6 +163,8 @@ class SimulatedDisk(Disk):
 
     @override
     def close(self, fd: int) -> None:
+        if fd not in self.descriptors:  # of a process that was killed
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         path, _ = self.descriptors.pop(fd)
         self.locked.discard(path)
 
@@ -207,6 +216,7 @@ class SimulatedDisk(Disk):
     @override
     def sync_directory(self, path: str) -> None:
         self._call("sync_directory", path)
+        self.renames = [pair for pair in self.renames if pair[1].rpartition("/")[0] != path]
         inside = [name for name in {*self.live, *self.synced} if name.rpartition("/")[0] == path]
         for name in inside:
             if name in self.live:
@@ -221,6 +231,7 @@ class SimulatedDisk(Disk):
             if inode:
                 inode.sync()
         self.synced = dict(self.live)
+        self.renames.clear()
 
     @override
     def read_file(self, path: str) -> bytes | None:
@@ -249,6 +260,8 @@ class SimulatedDisk(Disk):
             for name in [name for name in names if name.startswith(source + "/")]:
                 names[target + name[len(source) :]] = names.pop(name)
         self.live[target] = self.live.pop(source)
+        if self.live[target] is not None:
+            self.renames.append((source, target))
 
     @override
     def unlink(self, path: str) -> None:
