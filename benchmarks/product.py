@@ -35,14 +35,19 @@ class Product:
         """cluster.json as it is now."""
         return self.cluster.read()
 
-    async def create_topic(self, name: str, *, partitions: int = 1, flush: str = "ack") -> None:
-        """RF 3, min in-sync replicas 2, with the given flush policy."""
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, flush: str = "ack", replicas: int = 3
+    ) -> None:
+        """By default RF 3, min in-sync replicas 2; with the given flush policy."""
+        configs = [{"name": "flush", "value": flush}]
+        if replicas < 2:
+            configs.append({"name": "min.insync.replicas", "value": "1"})
         now = self.now()
         body = {
             "topic_name": name,
             "partitions_count": partitions,
-            "replication_factor": 3,
-            "configs": [{"name": "flush", "value": flush}],
+            "replication_factor": replicas,
+            "configs": configs,
         }
         await self.http.post_json(f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics", body)
 
@@ -70,6 +75,18 @@ class Product:
         """The partition's leader."""
         described = await self.describe(topic, partition)
         return self.now().node(int(described["leader"]["related"].rsplit("/", 1)[1]))
+
+    async def led_by(self, broker: Node, topic: str) -> list[int]:
+        """Numbers of the topic's partitions that this broker leads."""
+        now = self.now()
+        path = f"/v3/clusters/{now.cluster_id}/topics/{topic}/partitions"
+        listed = await self.http.get_json(now.brokers[0].url + path, 30.0)
+        return [
+            row["partition_id"]
+            for row in listed["data"]
+            if row["leader"] is not None
+            and int(row["leader"]["related"].rsplit("/", 1)[1]) == broker.id
+        ]
 
     async def wait_healthy(self, topic: str) -> None:
         """Until every node runs, every broker is ready and the partition's ISR is whole again."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
-from benchmarks import failover, fetch, idle, produce, spark
+from benchmarks import failover, fetch, growth, idle, produce, spark
 from benchmarks.product import product
 from benchmarks.report import Row, machine, missed, table
 from chaos.cluster import ClusterError
@@ -36,7 +36,9 @@ NOT_MEASURED = (
     SubprocessError,
 )
 """What a cluster that misbehaves looks like from here."""
-SECTIONS = ("idle", "produce", "latency", "spread", "fetch", "consumer", "failover", "spark")
+SECTIONS = (
+    "idle", "produce", "latency", "spread", "fetch", "consumer", "growth", "failover", "spark",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Options:
     rounds: int
     trials: int
     idle_s: float
+    scale: float
     quick: bool
 
 
@@ -85,6 +88,8 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
             if "fetch" not in options.sections:
                 await fetch.fill(cluster)
             return await fetch.consumer(cluster, options.seconds)
+        case "growth":
+            return await growth.measure(cluster, options.seconds, options.rounds, options.scale)
         case "failover":
             return await failover.measure(cluster, options.trials)
         case "spark":
@@ -103,6 +108,9 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--seconds", type=float, help="per cell and round")
     parser.add_argument("--rounds", type=int, help="of product and floor in turn, for the median")
     parser.add_argument("--trials", type=int, help="of each fault")
+    parser.add_argument(
+        "--scale", type=float, help="of the section growth; 1: 4 GB and 5,000 partitions"
+    )
     said = parser.parse_args(arguments)
     return Options(
         sections=tuple(said.only or SECTIONS),
@@ -110,6 +118,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         rounds=said.rounds or (1 if said.quick else 3),
         trials=said.trials or (2 if said.quick else 10),
         idle_s=5.0 if said.quick else 60.0,
+        scale=said.scale or (0.05 if said.quick else 1.0),
         quick=said.quick,
     )
 
