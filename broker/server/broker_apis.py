@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from broker.server.follower_reads import FollowerReads
     from broker.server.lifecycle import Lifecycle
     from broker.server.metadata_loader import MetadataLoader
+    from broker.server.record_deletion import RecordDeletion
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import (
         MetadataImage,
@@ -106,6 +107,7 @@ class RoutedBrokerApis:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self.near: FollowerReads | None = None
+        self.deletion: RecordDeletion | None = None
         """Who serves readers that name their rack; None: leaders do."""
         self._config = config
         self._local = local
@@ -462,6 +464,11 @@ class RoutedBrokerApis:
             return forwarding.decode_offsets(answer)
 
         return await self._routed_read(place, attempt, deadline_ms)
+
+    async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
+        """See `BrokerApis`."""
+        assert self.deletion is not None, "the broker set it before it listened"
+        return await self.deletion.delete(await self._existing(topic, partition), before)
 
     async def _routed_read(
         self,

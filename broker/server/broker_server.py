@@ -28,6 +28,7 @@ from broker.server.lifecycle import PROGRESS_MS, Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.page_cache_topics import PageCacheTopics
+from broker.server.record_deletion import RecordDeletion
 from broker.server.state import WhiteBox
 from broker.server.unclean import (
     check_log_directory,
@@ -106,12 +107,14 @@ class BrokerServer:
         self._coordinator.attach(OwnDoor(self.apis))
         near = FollowerReads(config, self.manager, peers, clock, self._lifecycle.is_proven)
         self.apis.near = near
+        self.apis.deletion = RecordDeletion(config.broker_id, self.apis, self.log_starts, clock)
         self.white_box = WhiteBox(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
         self.peer_services = PeerRequests(
             local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine, near
         )
+        self.peer_services.log_starts = self.log_starts
 
     def _make_logs(self, disk: WatchedDisk) -> LogManager:
         config, faults = self._config, self._faults

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.replication.leader_stream import LeaderStream
+    from broker.replication.log_starts import LogStarts
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.follower_reads import FollowerReads
     from broker.server.local_partitions import LocalPartitions
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
 PROGRESS, OWN_FACTS = 7, 8
 FETCH_NEAR = 11
+DELETE_RECORDS = 13
 """As FETCH, of a replica that follows (KIP-392)."""
 APPEND_CLAIMED = 10
 _LENGTH = struct.Struct("<I")
@@ -132,6 +134,17 @@ def encode_fetch(request: Read) -> bytes:
 def encode_offsets(partition: TopicIdPartition) -> bytes:
     """An OFFSETS body."""
     return _join(_place(partition))
+
+
+def encode_delete_records(partition: TopicIdPartition, before_offset: int) -> bytes:
+    """A DELETE_RECORDS body."""
+    return _join({**_place(partition), "before_offset": before_offset})
+
+
+def decode_log_start(body: bytes) -> int:
+    """The answer to DELETE_RECORDS."""
+    head, _ = _split(body)
+    return int(head["log_start_offset"])
 
 
 def encode_await_metadata(offset: MetadataOffset) -> bytes:
@@ -236,6 +249,7 @@ class PeerRequests:
     ) -> None:
         self._own_facts = own_facts
         self._near = near
+        self.log_starts: LogStarts | None = None
         self._coordinator = coordinator
         self._local = local
         self._manager = manager
@@ -246,7 +260,7 @@ class PeerRequests:
         head, payload = _split(body)
         try:
             match kind:
-                case 1:  # APPEND
+                case 1 | 10:  # APPEND, APPEND_CLAIMED
                     return await self._append(head, payload)
                 case 2 | 11:  # FETCH, FETCH_NEAR
                     return await self._fetch(head, near=kind == FETCH_NEAR)
@@ -272,8 +286,8 @@ class PeerRequests:
                     return self._progress(head)
                 case 8:  # OWN_FACTS
                     return self._facts()
-                case 10:  # APPEND_CLAIMED
-                    return await self._append(head, payload)
+                case 13:  # DELETE_RECORDS
+                    return await self._delete_records(head, timeout_ms)
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         except KeyError as error:
@@ -281,6 +295,13 @@ class PeerRequests:
             raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
         except TimeoutError as error:
             raise KafkaError(ErrorCode.METADATA_BEHIND) from error
+
+    async def _delete_records(self, head: dict[str, Any], timeout_ms: int) -> bytes:
+        assert self.log_starts is not None, "the broker set it before it listened"
+        start = await self.log_starts.delete_records(
+            _partition(head), head["before_offset"], timeout_ms
+        )
+        return _join({"log_start_offset": start})
 
     async def _append(self, head: dict[str, Any], payload: bytes) -> bytes:
         base_offset = await self._local.append(

@@ -207,6 +207,13 @@ class BrokerApis(Protocol):
         """Both ends of a partition, from its leader (withheld as rule R8 says)."""
         ...
 
+    async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
+        """Delete what lies below an offset (-1: the high watermark); the log start then.
+
+        OFFSET_OUT_OF_RANGE names both ends. Durable at the leader; followers take it over.
+        """
+        ...
+
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         """Answers once every partition has a ready leader and this image holds the topic."""
         ...

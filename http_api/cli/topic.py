@@ -1,4 +1,4 @@
-"""``quorumlog topic create | alter | list | describe | delete``."""
+"""``quorumlog topic create | alter | list | describe | delete | trim``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from http_api.cli.options import (
     says_errors,
     url_option,
 )
-from http_api.client import admin
+from http_api.client import admin, admin_partitions
 from http_api.client.transport import Client
 
 
 @click.group()
 def topic() -> None:
-    """Create, alter, list, describe, delete topics."""
+    """Create, alter, list, describe, delete topics, and trim their partitions."""
 
 
 @topic.command()
@@ -217,3 +217,26 @@ def delete(names: tuple[str, ...], url: str, form: str) -> int:
             return {"name": name}
 
         return each(names, remove, form, lambda row: f"deleted {row['name']}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partition", type=click.IntRange(min=0), required=True, help="Which partition.")
+@click.option(
+    "--before",
+    type=click.IntRange(min=-1),
+    required=True,
+    help="The first offset to keep; -1 deletes all that is committed.",
+)
+@url_option
+@format_option
+@says_errors
+def trim(name: str, partition: int, before: int, url: str, form: str) -> None:
+    """Delete the beginning of a partition: every record below an offset. There is no way back."""
+    with client_of(url) as client:
+        cluster_id = client.run(admin.cluster()).cluster_id
+        start = client.run(admin_partitions.delete_records(cluster_id, name, partition, before))
+    if form == "json":
+        print_json({"topic": name, "partition": partition, "log_start_offset": start})
+    else:
+        click.echo(f"{name} partition {partition} begins at offset {start}")

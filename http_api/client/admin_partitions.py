@@ -130,6 +130,14 @@ def elect_leaders(
     return Call(_elect(path, election), parse)
 
 
+def delete_records(cluster_id: str, topic: str, partition: int, before_offset: int) -> Call[int]:
+    """Delete what lies below an offset (-1: all that is committed); where the partition begins."""
+    path = v3_path(cluster_id, "topics", topic, "partitions", f"{partition}:delete-records")
+    body = orjson.dumps({"before_offset": before_offset})
+    request = Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)
+    return Call(request, lambda answer: int(answer.json()["log_start_offset"]))
+
+
 def _elect(path: str, election: str) -> Request:
     body = orjson.dumps({"election": election})
     return Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)

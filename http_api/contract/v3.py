@@ -206,3 +206,16 @@ def partition_offsets(
         "earliest_offset": earliest,
         "latest_offset": latest,
     }
+
+
+def log_start(links: Links, topic_name: str, partition_id: int, offset: int) -> JsonObject:
+    """Where a partition begins, now that records were deleted."""
+    path = ("topics", topic_name, "partitions", partition_id)
+    return {
+        "kind": "KafkaPartitionLogStart",
+        "metadata": links.metadata(f"topic={topic_name}/partition={partition_id}", *path),
+        "cluster_id": links.cluster_id,
+        "topic_name": topic_name,
+        "partition_id": partition_id,
+        "log_start_offset": offset,
+    }

@@ -424,6 +424,16 @@ class FakeBrokerApis:
         log = self.logs[topic, partition]
         return OffsetsResult(beginning_offset=log.start, end_offset=log.end)
 
+    async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
+        log = self.logs[topic, partition]
+        offset = log.end if before == -1 else before
+        if not 0 <= offset <= log.end:
+            text = f"can't delete up to offset {offset}: log start offset {log.start}, "
+            text += f"high watermark {log.end}"
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+        log.start = max(log.start, offset)
+        return log.start
+
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         self.requests.append(command)
         if self.create_error is not None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
+from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
+from http_api.server.body_fields import check_fields, wrong_kind
 from http_api.server.context import json_reply
 from http_api.server.parameters import bad_parameter, broker_id, partition_id, topic_name
 from http_api.server.routes.v3.cluster_path import ClusterPath
@@ -31,12 +33,14 @@ class PartitionRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
         self._path = ClusterPath(context)
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
 
     def add_to(self, router: Router) -> None:
         partitions = "/v3/clusters/{cluster}/topics/{topic}/partitions"
         router.add("GET", partitions, self.list_partitions, JSON)
         router.add("GET", partitions + "/{partition}", self.describe, JSON)
         router.add("GET", partitions + "/{partition}/offset", self.offset, JSON)
+        router.add("POST", partitions + "/{partition}:delete-records", self.delete_records, JSON)
         router.add("GET", partitions + "/{partition}/replicas", self.list_replicas, JSON)
         router.add("GET", partitions + "/{partition}/replicas/{broker}", self.replica, JSON)
 
@@ -98,6 +102,20 @@ class PartitionRoutes:
             ),
             JSON,
         )
+
+    async def delete_records(
+        self, request: web.Request, cluster: str, topic: str, partition: str
+    ) -> web.Response:
+        """Delete the records below an offset; -1: all that are committed."""
+        links = self._path.enter(request, cluster)
+        fields = await read_json_object(request, self._body_bytes_max)
+        check_fields(fields, ("before_offset",))
+        before = fields.get("before_offset")
+        if not isinstance(before, int) or isinstance(before, bool) or before < -1:
+            raise wrong_kind("before_offset", before, "an offset, or -1 for the high watermark")
+        name, facts = await self._find(topic, partition)
+        start = await self._apis.delete_records(name, partition_id(partition), before)
+        return json_reply(v3.log_start(links, name, facts.partition_id, start), JSON)
 
     async def _find(self, topic: str, partition: str) -> tuple[TopicName, v3.PartitionFacts]:
         name, number = topic_name(topic), partition_id(partition)
