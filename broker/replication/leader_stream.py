@@ -173,7 +173,8 @@ class PushSession:
     def _count(self, size: int, *, in_sync: bool) -> None:
         host, flow, window = self.stream.host, self.stream.flow, self.window
         if window is None:
-            window = self.window = PushWindow(host.now_ms())
+            window = self.window = PushWindow(host.now_ms(), in_sync=in_sync)
+            flow.opened(window)
         window.pushed(self.next, size)
         if window.counted:
             flow.pushed(size)
@@ -432,6 +433,7 @@ class LeaderStream(asyncio.Protocol):
             return
         self.flow.released(window, released, now_ms)
         if not window.unproven:
+            self.flow.emptied(window, now_ms)
             session.window = None
         if session in self._full:
             del self._full[session]

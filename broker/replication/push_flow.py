@@ -13,8 +13,12 @@ from collections import deque
 
 TARGET_MS = 100
 """How long those in sync may wait behind those that catch up: connection, append and sync."""
-MIN_WINDOW_BYTES = 1_048_576
+MIN_WINDOW_BYTES = 131_072
 """So much may always be on its way to a follower that catches up: it must make progress."""
+MAX_TRIP_MS = 500
+"""A way and a sync that take longer than this are waiting, not distance."""
+TRIP_MEMORY_MS = 10_000
+"""The shortest round trip of this time, or of the last such time, is what one takes at least."""
 MARK_BYTES = 262_144
 """Grain of the count: a session's bytes are remembered in pieces of about this size."""
 STUCK_MS = 10_000
@@ -25,12 +29,17 @@ trouble: it goes on counting for itself, but takes no room from the others."""
 class PushWindow:
     """The unproven bytes of one session. Made with its first push, dropped when all is proven."""
 
-    __slots__ = ("_marks", "_tail_bytes", "counted", "moved_ms", "sent_end", "unproven")
+    __slots__ = (
+        "_marks", "_tail_bytes", "counted", "in_sync", "made_ms", "moved_ms", "sent_end",
+        "unproven",
+    )  # fmt: skip
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, *, in_sync: bool = True) -> None:
         self.unproven = 0
         self.sent_end = 0
-        self.moved_ms = now_ms
+        self.in_sync = in_sync
+        """Whether the follower was, when it was pushed to first."""
+        self.made_ms = self.moved_ms = now_ms
         """When something was proven last, or first sent."""
         self.counted = True
         """Whether the connection counts these bytes."""
@@ -65,7 +74,10 @@ class PushWindow:
 class ConnectionFlow:
     """The unproven bytes of one connection, and how much more it takes."""
 
-    __slots__ = ("_proven", "_since_ms", "catch_up_bytes", "limit", "proven_ms", "unproven")
+    __slots__ = (
+        "_proven", "_since_ms", "_trip_before_ms", "_trip_ms", "_trips_since_ms",
+        "catch_up_bytes", "catching_up", "limit", "proven_ms", "unproven",
+    )  # fmt: skip
 
     def __init__(self, limit: int, now_ms: int) -> None:
         self.limit = limit
@@ -73,17 +85,32 @@ class ConnectionFlow:
         self.unproven = 0
         self.catch_up_bytes = MIN_WINDOW_BYTES
         """Whoever catches up is pushed to while less than this is unproven."""
+        self.catching_up = 0
+        """Sessions with something unproven whose followers were not in sync."""
         self.proven_ms = now_ms
         self._proven = 0
         self._since_ms = now_ms
+        self._trip_ms: int | None = None
+        self._trip_before_ms = 0
+        self._trips_since_ms = now_ms
 
     def has_room(self, *, in_sync: bool) -> bool:
-        """Whether some session may be sent more; with nothing unproven, always."""
-        return self.unproven < (self.limit if in_sync else self.catch_up_bytes)
+        """Whether some session may be sent more. Of those that catch up one may always be."""
+        if in_sync:
+            return self.unproven < self.limit
+        return self.unproven < self.catch_up_bytes or not self.catching_up
 
     def is_full(self, window: PushWindow | None) -> bool:
         """Whether this session has all that one session may have unproven."""
         return window is not None and window.unproven >= self.limit // 2
+
+    def opened(self, window: PushWindow) -> None:
+        """A session has something unproven."""
+        self.catching_up += not window.in_sync
+
+    def _leave(self, window: PushWindow) -> None:
+        if window.counted:
+            self.catching_up -= not window.in_sync
 
     def pushed(self, size: int) -> None:
         """Bytes of a session that counts."""
@@ -96,8 +123,15 @@ class ConnectionFlow:
         if window.counted:
             self.unproven -= size
 
+    def emptied(self, window: PushWindow, now_ms: int) -> None:
+        """All of a session was proven: how long a round trip took."""
+        self._leave(window)
+        trip_ms = min(now_ms - window.made_ms, MAX_TRIP_MS)
+        self._trip_ms = trip_ms if self._trip_ms is None else min(self._trip_ms, trip_ms)
+
     def drop(self, window: PushWindow) -> None:
-        """Its session is over: nobody will prove these."""
+        """Nobody will prove these, or not soon: its session is over, or stuck."""
+        self._leave(window)
         if window.counted:
             self.unproven -= window.unproven
             window.counted = False
@@ -111,8 +145,18 @@ class ConnectionFlow:
         passed_ms = now_ms - self._since_ms
         if passed_ms <= 0:
             return
-        window = self._proven * TARGET_MS // passed_ms
+        # What is on its way anyway, way and sync being idle, holds up nobody.
+        window = self._proven * (TARGET_MS + self._least_trip_ms(now_ms)) // passed_ms
         # Falls by half a tick at most: one late acknowledgement is no slow follower.
         window = max(window, self.catch_up_bytes // 2, MIN_WINDOW_BYTES)
         self.catch_up_bytes = min(window, self.limit // 2)
         self._proven, self._since_ms = 0, now_ms
+
+    def _least_trip_ms(self, now_ms: int) -> int:
+        least = self._trip_before_ms
+        if self._trip_ms is not None:
+            least = min(least, self._trip_ms) if least else self._trip_ms
+            if now_ms - self._trips_since_ms >= TRIP_MEMORY_MS:
+                self._trip_before_ms, self._trip_ms = self._trip_ms, None
+                self._trips_since_ms = now_ms
+        return least

@@ -83,7 +83,8 @@ def test_a_window_never_counts_less_than_is_unproven(steps: list[tuple[int, int]
 def test_who_catches_up_gets_what_the_follower_proves_in_a_tenth_of_a_second() -> None:
     """A way, or a disk, of 20 MB/s: no more than 2 MB are on their way at any time."""
     flow, rate, tick = ConnectionFlow(64 * MB, 0), 20 * MB, 50
-    window = PushWindow(0)
+    window = PushWindow(0, in_sync=False)
+    flow.opened(window)
     end = most = proven = 0
     for now_ms in range(tick, 5_000, tick):
         while may_push(flow, window, in_sync=False):
@@ -95,15 +96,57 @@ def test_who_catches_up_gets_what_the_follower_proves_in_a_tenth_of_a_second() -
         flow.released(window, window.proven(proven, now_ms), now_ms)
         flow.measure(now_ms)
     assert rate * 4 < end * 100_000, "the way is used"
-    assert most <= rate * TARGET_MS // 1000 + MB
+    assert most <= rate * (TARGET_MS + tick) // 1000 + MB
+
+
+def test_a_far_follower_or_a_slow_sync_is_no_queue() -> None:
+    """Everything takes 150 ms, and as much as is wanted goes at once: the window opens."""
+    flow, tick, trip = ConnectionFlow(64 * MB, 0), 50, 150
+    window: PushWindow | None = None
+    sent: list[tuple[int, int]] = []  # (offset, when)
+    end = total = 0
+    for now_ms in range(tick, 5_000, tick):
+        while flow.has_room(in_sync=False) and not flow.is_full(window):
+            end += 1
+            if window is None:
+                window = PushWindow(now_ms, in_sync=False)
+                flow.opened(window)
+            window.pushed(end, 100_000)
+            flow.pushed(100_000)
+            sent.append((end, now_ms))
+            total += 100_000
+        arrived = max((at for at, when in sent if when <= now_ms - trip), default=0)
+        if window is not None:
+            flow.released(window, window.proven(arrived, now_ms), now_ms)
+            if not window.unproven:
+                flow.emptied(window, now_ms)
+                window = None
+        flow.measure(now_ms)
+    assert total > 100 * MB
 
 
 def test_rule_r9_with_a_full_share_of_catch_up_those_in_sync_are_still_sent_to() -> None:
-    flow, window = ConnectionFlow(64 * MB, 0), PushWindow(0)
+    flow, window = ConnectionFlow(64 * MB, 0), PushWindow(0, in_sync=False)
+    flow.opened(window)
     window.pushed(1, MIN_WINDOW_BYTES)
     flow.pushed(MIN_WINDOW_BYTES)
     assert not may_push(flow, None, in_sync=False)
     assert may_push(flow, None, in_sync=True)
+
+
+def test_with_a_full_share_of_those_in_sync_one_that_catches_up_is_still_sent_to() -> None:
+    flow, busy, slow = ConnectionFlow(64 * MB, 0), PushWindow(0), PushWindow(0, in_sync=False)
+    flow.opened(busy)
+    busy.pushed(1, 32 * MB)
+    flow.pushed(32 * MB)
+    assert flow.has_room(in_sync=False), "it makes progress"
+    flow.opened(slow)
+    slow.pushed(1, MB)
+    flow.pushed(MB)
+    assert not flow.has_room(in_sync=False)
+    flow.released(slow, slow.proven(1, 10), 10)
+    flow.emptied(slow, 10)
+    assert flow.has_room(in_sync=False)
 
 
 def test_a_follower_whose_disk_hangs_holds_a_bounded_number_of_unsynced_bytes() -> None:
