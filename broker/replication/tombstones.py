@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from broker.replication.frames import START_OVER, Diverging, Open
 
 if TYPE_CHECKING:
-    from broker.replication.partition import Partition
+    from broker.replication.log_start import Followed
     from broker.replication.partition_state import LeaderState
     from broker.replication.replica_log import ReplicaLog
     from raft_metadata.common.ids import BrokerId
@@ -41,7 +41,7 @@ def asked_to_start_over(
     return Diverging(message.request, role.epoch, START_OVER, log.log_start_offset)
 
 
-def start_over(partition: Partition, message: Diverging) -> None:
+def start_over(partition: Followed, message: Diverging) -> None:
     """Be empty from the leader's log start on. The one time a high watermark goes back cleanly."""
     _log.info(
         "starts over topic_id=%s partition=%d from=%d to=%d leader_epoch=%d",

@@ -62,14 +62,12 @@ class BrokerServer:
         faults: FaultHandler,
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        self._config = config
-        self._faults = faults
+        self._config, self._faults = config, faults
         self._boot_id = ""
         self._cache_is_kept = self._boot_is_noted = False
         self._settled = asyncio.Event()
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
-        disk = WatchedDisk()
-        self.logs = self._make_logs(disk)
+        self.logs = self._make_logs(disk := WatchedDisk())
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
