@@ -10,6 +10,7 @@ import orjson
 
 from chaos.checkers.events import Chain, Event, Journals, event_of
 from chaos.cluster import quorumlog_command
+from chaos.http import CallError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from chaos.cluster import Node
     from chaos.http import Http
 
+NOT_FOUND = 404
 EVENT_FILES = ("events.1.ndjson", "events.ndjson")
 """In a broker's folder, the older one first."""
 VERIFY_DEADLINE_S = 60.0
@@ -51,7 +53,13 @@ async def read_chains(
     found = {}
     for partition in range(partitions):
         path = f"/broker/v1/state?topic={topic}&partition={partition}&chain=true"
-        rows = {node: (await http.get_json(node.url + path))["partitions"][0] for node in brokers}
+        rows = {}
+        for node in brokers:
+            try:
+                rows[node] = (await http.get_json(node.url + path))["partitions"][0]
+            except CallError as error:
+                if error.status != NOT_FOUND:  # that one has no replica of this partition
+                    raise
         start = max(row["chain"]["first"] for row in rows.values())
         end = min(row["high_watermark"] for row in rows.values())
         found[partition] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from chaos.checkers.once import check_once
 from chaos.checkers.reads import check_unknown_ran
 from chaos.net.links import Link, Plane, answers_lost
 from chaos.scenarios.stage import Scenario
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LOST_S = 1.5
 """Longer than a forwarded request's time-out, so that it ends without its answer."""
 FLOWS_S = 1.0
+UNKNOWN_MAX = 0.5
+"""Of all attempts: replies are lost for longer than a writer waits."""
 
 
 def forwarding_links(stage: Stage) -> list[Link]:
@@ -51,7 +54,10 @@ async def _break(stage: Stage) -> None:
 
 
 def _own_checks(stage: Stage, reading: Reading) -> list[Verdict]:
-    return [check_unknown_ran(stage.history, reading)]
+    return [
+        check_unknown_ran(stage.history, reading),
+        check_once(stage.history, reading, UNKNOWN_MAX),
+    ]
 
 
 REPLIES_LOST = Scenario(

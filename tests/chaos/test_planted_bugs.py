@@ -27,11 +27,12 @@ K: k of n runs is shown)."""
 CAUGHT_BY = {
     ("acknowledges_alone", "leader-cut"): "acknowledged records there, as sent, in place",
     ("never_resigns", "controller-cut"): "a cut-off controller stops ruling",
-    ("forwards_again", "replies-lost"): "no repeats but the client's own",
     ("commits_alone", "one-way-controller"): "controllers agree",
     ("acknowledges_alone", "followers-cut"): "acknowledged records there, as sent, in place",
     ("loads_nothing", "coordinator-cut"): "group: commits stay",
     ("cuts_nothing", "leader-cut"): "faults were felt",
+    ("forgets_producers", "never-twice"): "sent once, there once",
+    ("syncs_nothing", "power-cut"): "acknowledged records there, as sent, in place",
 }
 
 

@@ -94,11 +94,14 @@ async def test_a_follower_whose_disk_is_full_leaves_and_comes_back(cluster: Faul
 async def test_when_every_disk_is_full_nothing_is_taken_and_everything_is_read(
     cluster: FaultyCluster,
 ) -> None:
-    leader, _ = await placed(cluster, "full-all")
+    leader, followers = await placed(cluster, "full-all")
     names = [name(broker) for broker in sorted(ALL)]
     async with writing(cluster, "full-all", PARTITIONS) as writer:
         felt = {one: cluster.disks.felt(one) for one in names}
-        async with cluster.faulty(names, full(2000)):
+        async with (
+            cluster.faulty([name(leader)], full(2000)),
+            cluster.faulty([name(follower) for follower in followers], full(0)),
+        ):
             await refusals(cluster, writer, "No space left on device")
             for one in names:
                 await cluster.wait_felt(one, felt[one])
