@@ -417,7 +417,7 @@ class LeaderStream(asyncio.Protocol):
                 return self.host.push_bytes
         elif self._has_room_for_others():
             bucket = self.host.throttles.to_followers
-            most = min(self.host.push_bytes, self.flow.catch_up_bytes)
+            most = min(self.host.push_bytes, self.flow.quantum())
             return most if bucket is None else min(most, bucket.quantum())
         self.mark(session)
         return 0

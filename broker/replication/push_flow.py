@@ -15,7 +15,9 @@ TARGET_MS = 100
 """How long those in sync may wait behind those that catch up: connection, append and sync."""
 MIN_WINDOW_BYTES = 131_072
 """So much may always be on its way to a follower that catches up: it must make progress."""
-MAX_TRIP_MS = 500
+RATE_MEMORY_MS = 500
+"""Acknowledgements come in bursts, one for a sync: the rate is one over about this time."""
+MAX_TRIP_MS = 300
 """A way and a sync that take longer than this are waiting, not distance."""
 TRIP_MEMORY_MS = 10_000
 """The shortest round trip of this time, or of the last such time, is what one takes at least."""
@@ -75,7 +77,7 @@ class ConnectionFlow:
     """The unproven bytes of one connection, and how much more it takes."""
 
     __slots__ = (
-        "_proven", "_since_ms", "_trip_before_ms", "_trip_ms", "_trips_since_ms",
+        "_bytes_per_ms", "_proven", "_since_ms", "_trip_before_ms", "_trip_ms", "_trips_since_ms",
         "catch_up_bytes", "catching_up", "limit", "proven_ms", "unproven",
     )  # fmt: skip
 
@@ -89,6 +91,7 @@ class ConnectionFlow:
         """Sessions with something unproven whose followers were not in sync."""
         self.proven_ms = now_ms
         self._proven = 0
+        self._bytes_per_ms = 0.0
         self._since_ms = now_ms
         self._trip_ms: int | None = None
         self._trip_before_ms = 0
@@ -140,17 +143,21 @@ class ConnectionFlow:
         """Others prove, this one has not for `STUCK_MS`."""
         return window.counted and self.proven_ms - window.moved_ms > STUCK_MS
 
+    def quantum(self) -> int:
+        """How much to push at once to one that catches up: it proves only whole pieces."""
+        return max(self.catch_up_bytes // 4, MIN_WINDOW_BYTES // 2)
+
     def measure(self, now_ms: int) -> None:
         """With every tick: what the follower proves now decides how much may be on its way."""
         passed_ms = now_ms - self._since_ms
         if passed_ms <= 0:
             return
-        # What is on its way anyway, way and sync being idle, holds up nobody.
-        window = self._proven * (TARGET_MS + self._least_trip_ms(now_ms)) // passed_ms
-        # Falls by half a tick at most: one late acknowledgement is no slow follower.
-        window = max(window, self.catch_up_bytes // 2, MIN_WINDOW_BYTES)
-        self.catch_up_bytes = min(window, self.limit // 2)
+        share = min(passed_ms / RATE_MEMORY_MS, 1.0)
+        self._bytes_per_ms += (self._proven / passed_ms - self._bytes_per_ms) * share
         self._proven, self._since_ms = 0, now_ms
+        # What is on its way anyway, way and sync being idle, holds up nobody.
+        window = int(self._bytes_per_ms * (TARGET_MS + self._least_trip_ms(now_ms)))
+        self.catch_up_bytes = min(max(window, MIN_WINDOW_BYTES), self.limit // 2)
 
     def _least_trip_ms(self, now_ms: int) -> int:
         least = self._trip_before_ms

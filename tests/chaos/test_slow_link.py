@@ -17,7 +17,7 @@ from chaos.proxied import ProxiedCluster
 
 log = logging.getLogger("tests.chaos")
 KB_PER_S = 400
-FILLED_MB = 8
+FILLED_MB = 3
 BODY_RECORDS = 100
 LEADER, FRIEND, SLOW = 1, 2, 3
 
@@ -62,7 +62,7 @@ class Door:
 
 
 async def test_rule_r9_a_slow_link_slows_its_own_follower_only(tmp_path: Path) -> None:
-    """While 8 MB are filled over it, what is in sync over the same link goes on being so."""
+    """While 3 MB are filled over it, what is in sync over the same link goes on being so."""
     async with ProxiedCluster(tmp_path) as cluster, aiohttp.ClientSession() as session:
         await cluster.local.start()
         now = cluster.local.read()
