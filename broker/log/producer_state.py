@@ -148,14 +148,14 @@ class ProducerStates:
         if claim.epoch != producer.epoch:
             _check_newer_epoch(claim, producer)
             return None
+        expected = next_sequence(producer.last_sequence)
+        if claim.sequence == expected:
+            return None
         last = next_sequence(claim.sequence, count - 1)
         for batch in producer.batches:
             if batch.first_sequence == claim.sequence and batch.last_sequence == last:
                 return batch
-        expected = next_sequence(producer.last_sequence)
-        if claim.sequence != expected:
-            raise _not_next(claim, last, expected)
-        return None
+        raise _not_next(claim, last, expected)
 
     def applied(self, header: BatchHeader, committed_end: int = 0) -> None:
         """A batch with a producer id now stands at the end of the log.

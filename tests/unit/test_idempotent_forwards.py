@@ -1,0 +1,243 @@
+"""The shell around the channel: what it sends, to whom, and when it goes without numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+
+from broker.record.batch import RecordFormat
+from broker.record.lines import decode_records
+from broker.server import forwarding
+from broker.server.forwarded_produces import ForwardedProduces, Placed
+from broker.server.local_partitions import Append
+from broker.server.produce_routing import check_claimed, check_whole
+from broker.server.requests import ACKS_ALL, ACKS_LEADER, ProduceRequest
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
+from raft_metadata.common.producer_claims import Claim
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+from tests.unit.test_broker_local_partitions import HERE, ME, OTHER, image
+
+LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION, "the reply is lost")
+
+
+class Leader:
+    """Elsewhere: notes what it is sent, answers as it is told."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.texts: list[bytes] = []
+        self.answers: list[KafkaError | None] = []
+        self.end = 0
+        self.gate: asyncio.Event | None = None
+        self.local: list[Append] = []
+
+    async def forward(
+        self, _partition: object, _registration: object, kind: int, body: bytes, _timeout_ms: int
+    ) -> bytes:
+        head, text = forwarding._split(body)
+        assert kind == forwarding.APPEND_CLAIMED
+        self.sent.append(head)
+        self.texts.append(text)
+        if self.gate is not None:
+            await self.gate.wait()
+        error = self.answers.pop(0) if self.answers else None
+        if error is not None:
+            raise error
+        base, self.end = self.end, self.end + len(decode_records(text))
+        return forwarding._join({"base_offset": base})
+
+    async def append(self, request: Append) -> int:
+        self.local.append(request)
+        return 77
+
+    async def next(self) -> int:
+        return 40
+
+    @property
+    def claims(self) -> list[tuple[int, int]]:
+        return [tuple(head["claim"][1:]) for head in self.sent]
+
+
+class Shell:
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+        self.image: MetadataImage = dataclasses.replace(
+            image(1, (OTHER,), leader=OTHER), feature_level=3
+        )
+        self.forwards = ForwardedProduces(
+            ME, lambda: self.image, cast("Any", leader), cast("Any", leader), cast("Any", leader.forward),
+            SystemClock(),
+        )  # fmt: skip
+
+    async def append(self, count: int = 1, timeout_ms: int = 5_000, **more: Any) -> list[Placed]:
+        body = b'{"records":[' + b",".join([b'{"value":1}'] * count) + b"]}"
+        fields: dict[str, Any] = {"records": decode_records(body), "acks": ACKS_ALL} | more
+        json = RecordFormat.JSON
+        append = Append(
+            partition=HERE, key_format=json, value_format=json, timeout_ms=timeout_ms, **fields
+        )
+        assert await self.forwards.may_take(append.acks)
+        return await self.forwards.append(append, SystemClock().monotonic_ms() + timeout_ms)
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[Shell]:
+    made = Shell(Leader())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(made.forwards.run())
+        await asyncio.sleep(0)
+        yield made
+        running.cancel()
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 no event
+            await asyncio.sleep(0.001)
+
+
+async def test_rule_f1_a_lost_reply_is_asked_for_again_under_the_same_number(shell: Shell) -> None:
+    shell.leader.answers = [LOST, LOST]
+    assert await shell.append(2) == [Placed(2, 0)]
+    assert await shell.append(3) == [Placed(3, 2)]
+    assert shell.leader.claims == [(0, 0), (0, 0), (0, 0), (0, 2)]
+
+
+async def test_what_gathers_while_requests_are_under_way_is_sent_as_one(shell: Shell) -> None:
+    await shell.append()
+    shell.leader.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        writers = [tasks.create_task(shell.append()) for _ in range(12)]
+        await settled(lambda: len(shell.leader.sent) == 6)
+        shell.leader.gate.set()
+    bases = sorted(writer.result()[0].base_offset for writer in writers)
+    assert bases == list(range(1, 13))
+    assert shell.leader.claims == [(0, n) for n in range(7)]
+    assert len(decode_records(shell.leader.texts[-1])) == 7, "five under way, the others together"
+
+
+async def test_a_gap_is_closed_in_the_next_epoch(shell: Shell) -> None:
+    await shell.append()
+    refused = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, "1 in-sync replica")
+    shell.leader.answers = [refused]
+    [placed] = await shell.append()
+    assert placed.error is refused
+    assert await shell.append() == [Placed(1, 1)]
+    assert shell.leader.claims == [(0, 0), (0, 1), (1, 0)]
+
+
+async def test_the_next_leader_is_asked_and_this_broker_itself_if_it_leads(shell: Shell) -> None:
+    shell.leader.answers = [LOST] * 50
+    async with asyncio.TaskGroup() as tasks:
+        writer = tasks.create_task(shell.append())
+        await settled(lambda: len(shell.leader.sent) > 1)
+        shell.image = dataclasses.replace(image(2, (ME,)), feature_level=3)
+        shell.forwards.image_changed()
+    assert writer.result() == [Placed(1, 77)]
+    [local] = shell.leader.local
+    assert local.claim == Claim(40, 0, 0)
+    assert len(local.records) == 1
+
+
+async def test_at_the_deadline_it_is_unknown_and_where_nothing_was_sent_it_is_not_written(
+    shell: Shell,
+) -> None:
+    shell.leader.answers = [LOST] * 500
+    [placed] = await shell.append(timeout_ms=60)
+    assert placed.error is not None
+    assert placed.error.outcome is Outcome.UNKNOWN
+    shell.leader.answers = []
+    leaderless = dataclasses.replace(image(1, (OTHER,), leader=BrokerId(-1)), feature_level=3)
+    shell.image = leaderless
+    [placed] = await shell.append(timeout_ms=60)
+    assert placed.error is not None
+    assert placed.error.outcome is Outcome.NOT_WRITTEN
+    assert "no leader" in placed.error.message
+
+
+async def test_a_large_request_crosses_in_pieces_of_one_batch(shell: Shell) -> None:
+    value = b'{"value":"%b"}' % (b"x" * 400_000)
+    body = b'{"records":[' + b",".join([value] * 8) + b"]}"
+    placed = await shell.append(records=decode_records(body))
+    assert sum(each.records for each in placed) == 8
+    assert [each.base_offset for each in placed] == [0, 2, 4, 6]
+
+
+async def test_what_is_acknowledged_with_less_has_a_sequence_of_its_own(shell: Shell) -> None:
+    await shell.append()
+    await shell.append(acks=ACKS_LEADER)
+    await shell.append()
+    assert shell.leader.claims == [(0, 0), (0, 0), (0, 1)]
+
+
+async def test_when_the_broker_stops_whoever_waits_is_told() -> None:
+    shell = Shell(Leader())
+    shell.leader.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shell.forwards.run())
+        await asyncio.sleep(0)
+        writer = tasks.create_task(shell.append())
+        await settled(lambda: bool(shell.leader.sent))
+        running.cancel()
+    [placed] = writer.result()
+    assert placed.error is not None
+    assert placed.error.outcome is Outcome.UNKNOWN
+    assert not await shell.forwards.may_take(ACKS_ALL)
+
+
+async def test_an_older_cluster_and_a_missing_id_are_gone_without_numbers(shell: Shell) -> None:
+    """A broker that knows no producers would write a repeat twice: it is never sent one."""
+    shell.image = dataclasses.replace(shell.image, feature_level=2)
+    assert not await shell.forwards.may_take(ACKS_ALL)
+    shell.image = dataclasses.replace(shell.image, feature_level=3)
+
+    async def nothing() -> int:
+        raise KafkaError(ErrorCode.NOT_CONTROLLER)
+
+    shell.leader.next = nothing  # type: ignore[method-assign]
+    assert not await shell.forwards.may_take(ACKS_ALL)
+
+
+def request(*partitions: int | None, to: int | None = None) -> ProduceRequest:
+    rows = (
+        b'{"value":1}' if partition is None else b'{"value":1,"partition":%d}' % partition
+        for partition in partitions
+    )
+    return ProduceRequest(
+        topic=TopicName("t"),
+        records=decode_records(b'{"records":[' + b",".join(rows) + b"]}"),
+        key_format=RecordFormat.JSON,
+        value_format=RecordFormat.JSON,
+        partition=None if to is None else PartitionId(to),
+        claim=Claim(1, 0, 0),
+    )
+
+
+def test_a_sequence_is_of_one_partition_and_known_to_every_broker() -> None:
+    known = dataclasses.replace(image(1, (ME,)), feature_level=3)
+    [one] = known.topics.values()
+    registration: PartitionRegistration = one.partitions[0]
+    two = dataclasses.replace(one, partitions_count=2, partitions=(registration,) * 2)
+    for good in (request(None, to=1), request(1, 1)):
+        check_claimed(good, known, two)
+    check_claimed(request(None, None), known, one)
+    for bad in (request(None), request(0, 1), request(1, None)):
+        with pytest.raises(KafkaError, match="POST /topics/t/partitions/P") as refused:
+            check_claimed(bad, known, two)
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+    older = dataclasses.replace(known, feature_level=2)
+    with pytest.raises(KafkaError, match="quorumlog cluster upgrade") as old:
+        check_claimed(request(None), older, one)
+    assert old.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_a_record_that_is_too_large_refuses_the_whole_sequence() -> None:
+    with pytest.raises(KafkaError, match="all are refused") as refused:
+        check_whole(request(0, 0), {PartitionId(0): [1]}, 5)
+    assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
