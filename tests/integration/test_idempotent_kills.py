@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from http_api.client.async_client import AsyncClient
+from http_api.client.idempotent import AsyncProducer
+from http_api.client.producer import NewRecord
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 
@@ -107,6 +110,31 @@ async def test_invariant_t4_a_write_is_known_again_by_the_next_leader_and_after_
     assert (gap.status, gap.body["error_code"], gap.body["outcome"]) == (409, 40904, "not_written")
     behind = await write(cluster, 2, topic, (number, 0, 2), "c")
     assert [row["offset"] for row in behind.body["offsets"]] == [2], behind
+
+
+async def test_invariant_t1_the_sdk_s_producer_keeps_order_and_repeats_nothing_over_a_kill(
+    cluster: LiveCluster,
+) -> None:
+    topic = "sdk"
+    await cluster.create_topic(topic)
+    leader = await cluster.leader(topic)
+    async with (
+        AsyncClient([broker.url for broker in cluster.others(leader)]) as client,
+        AsyncProducer(client, topic) as producer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        sends, pid = [], 0
+        for number in range(400):
+            sends.append(tasks.create_task(producer.send([NewRecord(b"%d" % number)], retry_s=20)))
+            if number == 200:
+                pid = await cluster.kill(f"broker-{leader}")
+            await asyncio.sleep(0.002)
+    told = [send.result()[0] for send in sends]
+    assert [outcome.offset for outcome in told] == list(range(400)), "all there, once, in order"
+    await cluster.wait_restarted(f"broker-{leader}", pid)
+    await cluster.wait_healthy(topic)
+    rows = (await cluster.fetch(cluster.others(leader)[0].id, topic)).body
+    assert [row["value"] for row in rows] == list(range(400))
 
 
 async def test_invariant_t5_no_producer_id_is_given_twice_over_kills(cluster: LiveCluster) -> None:

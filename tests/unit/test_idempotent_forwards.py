@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -70,10 +70,10 @@ class Shell:
         self.image: MetadataImage = dataclasses.replace(
             image(1, (OTHER,), leader=OTHER), feature_level=3
         )
+        fake: Any = leader
         self.forwards = ForwardedProduces(
-            ME, lambda: self.image, cast("Any", leader), cast("Any", leader), cast("Any", leader.forward),
-            SystemClock(),
-        )  # fmt: skip
+            ME, lambda: self.image, fake, fake, fake.forward, SystemClock()
+        )
 
     async def append(self, count: int = 1, timeout_ms: int = 5_000, **more: Any) -> list[Placed]:
         body = b'{"records":[' + b",".join([b'{"value":1}'] * count) + b"]}"
