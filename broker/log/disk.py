@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,6 +21,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Too many open files here, or on the whole machine: says nothing about the disk."""
 """The disk is full, not broken: what failed is put back, and may work later."""
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """Bytes that fetches asked the log files of a broker for: see `page_cache`."""
+
+    cached_bytes: int = 0
+    cold_bytes: int = 0
 
 
 class Disk:

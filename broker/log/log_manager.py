@@ -23,7 +23,7 @@ from broker.log.directory_files import (
     encode_high_watermarks,
     text_of,
 )
-from broker.log.disk import DISK_FULL, Disk
+from broker.log.disk import DISK_FULL, Disk, ReadCounts
 from broker.log.flusher import Flushable, Flusher
 from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from broker.log.page_cache import ReadCounts
 
 LOCK_FILE = "lock"
 QUARANTINE = ".deleted"

@@ -11,23 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from broker.log.disk import Disk
+    from broker.log.disk import Disk, ReadCounts
     from broker.log.segment import OpenFiles, Segment
 
 STEP_BYTES = 1 << 20
 """Read at once on a thread, and forgotten: so much memory it takes."""
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """Bytes that fetches asked the log files of a broker for; one object a broker."""
-
-    cached_bytes: int = 0
-    cold_bytes: int = 0
 
 
 class ColdRange(NamedTuple):

@@ -12,7 +12,7 @@ from broker.log.offset_index import (
     decode_index,
     encode_index,
 )
-from broker.log.page_cache import ReadCounts
+from broker.log.disk import ReadCounts
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
