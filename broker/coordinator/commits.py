@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.coordinator.records import Entry, InstanceKey, OffsetKey, OffsetValue
+from broker.coordinator.records import Entry, InstanceKey, OffsetKey, OffsetValue, SeekKey
 from broker.coordinator.requests import CommitGroup, GroupOffset
 from broker.coordinator.state import Group, GroupsState, Instance, Session, Topics, is_present
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -198,4 +198,9 @@ def _record(
             metadata=one.metadata,
             instance=instance,
         )
+        reader = None if instance is None else group.instances.get(instance)
+        sought = reader is not None and TopicPartition(one.topic, one.partition) in reader.seeks
         state.apply(Entry(OffsetKey(group.name, one.topic, one.partition), value))
+        if instance is not None and sought:
+            # Said for itself: another commit may replace this one before the log is read again.
+            state.apply(Entry(SeekKey(group.name, instance, one.topic, one.partition), None))

@@ -26,11 +26,13 @@ from broker.coordinator.rebalance import (
 from broker.coordinator.records import (
     Entry,
     GroupKey,
+    GroupValue,
     InstanceKey,
     InstanceValue,
     MemberKey,
     SeekKey,
     SeekValue,
+    StartKey,
     by_topic,
 )
 from broker.coordinator.requests import (
@@ -40,7 +42,15 @@ from broker.coordinator.requests import (
     OffsetReset,
     Subscribe,
 )
-from broker.coordinator.state import Group, GroupsState, Instance, Position, Session, Topics
+from broker.coordinator.state import (
+    EVERY_GROUP,
+    Group,
+    GroupsState,
+    Instance,
+    Position,
+    Session,
+    Topics,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, TopicName, TopicPartition
 
@@ -117,7 +127,14 @@ def make_room(state: GroupsState, limits: GroupLimits) -> None:
         return
     over = [group for group in state.groups.values() if not group.exists]
     over.sort(key=lambda group: bool(group.starts))
-    for group in over[:GROUPS_FORGOTTEN_AT_ONCE]:
+    over = over[:GROUPS_FORGOTTEN_AT_ONCE]
+    forgotten = max(state.forgotten_epoch, *(group.epoch for group in over))
+    if forgotten > state.forgotten_epoch:
+        state.apply(Entry(EVERY_GROUP, GroupValue(forgotten)))
+    for group in over:
+        # Each fact for itself: of the group's end nothing may be left when the log is compacted.
+        for partition in sorted(group.starts):
+            state.apply(Entry(StartKey(group.name, *partition), None))
         state.apply(Entry(GroupKey(group.name), None))
 
 

@@ -41,6 +41,9 @@ class TopicFacts:
     partitions_count: int
 
 
+EVERY_GROUP = GroupKey(GroupId(""))
+"""Under this key stands `GroupsState.forgotten_epoch`: no group has an empty name."""
+
 Topics = Mapping[TopicName, TopicFacts]
 """Every topic of the image, internal ones too."""
 
@@ -115,6 +118,11 @@ class Group:
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
+    epoch_said: bool = False
+    """Whether a record says its epoch; else it began behind `GroupsState.forgotten_epoch`."""
+    orphans: dict[InstanceId, list[Entry]] = field(default_factory=dict)
+    """Read back before their instance: compaction keeps its newest record only, which may stand
+    behind those of its membership and seeks."""
 
     @property
     def exists(self) -> bool:
@@ -190,6 +198,9 @@ class GroupsState:
         key, value = entry
         if isinstance(key, ProbeKey):
             return
+        if key == EVERY_GROUP:
+            self._fold_forgotten(value)
+            return
         group = self.groups.get(key.group)
         if group is None:
             if value is None:
@@ -213,9 +224,16 @@ class GroupsState:
             case SeekKey():
                 self._fold_seek(group, key, value)
 
+    def _fold_forgotten(self, value: object) -> None:
+        if isinstance(value, GroupValue):
+            self.forgotten_epoch = max(self.forgotten_epoch, value.epoch)
+            for group in self.groups.values():
+                if not group.epoch_said:
+                    group.epoch = max(group.epoch, self.forgotten_epoch)
+
     def _fold_group(self, group: Group, value: object) -> None:
         if isinstance(value, GroupValue):
-            group.epoch = value.epoch
+            group.epoch, group.epoch_said = value.epoch, True
             return
         self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
         del self.groups[group.name]
@@ -223,6 +241,7 @@ class GroupsState:
     def _fold_instance(self, group: Group, key: InstanceKey, value: object) -> None:
         if not isinstance(value, InstanceValue):
             group.instances.pop(key.instance, None)
+            group.orphans.pop(key.instance, None)
             ended = self.sessions.pop(key, None)
             if ended is not None:
                 ended.ended = True
@@ -233,10 +252,14 @@ class GroupsState:
             self.sessions[key] = Session(self.judge_ms, auto_committed_ms=self.judge_ms)
         instance.value = value
         instance.manual = NOTHING if value.manual is None else partitions_of(value.manual)
+        for orphan in group.orphans.pop(key.instance, ()):
+            self.fold(orphan)
 
     def _fold_seek(self, group: Group, key: SeekKey, value: object) -> None:
         instance = group.instances.get(key.instance)
         if instance is None:
+            if isinstance(value, SeekValue):
+                group.orphans.setdefault(key.instance, []).append(Entry(key, value))
             return
         partition = TopicPartition(key.topic, key.partition)
         if isinstance(value, SeekValue):
@@ -265,6 +288,8 @@ class GroupsState:
 def _fold_member(group: Group, key: MemberKey, value: object) -> None:
     instance = group.instances.get(key.instance)
     if instance is None:
+        if isinstance(value, MemberValue):
+            group.orphans.setdefault(key.instance, []).append(Entry(key, value))
         return
     if not isinstance(value, MemberValue):
         instance.member, instance.owned, instance.target = None, NOTHING, NOTHING

@@ -27,6 +27,8 @@ class Groups(RuleBasedStateMachine):
         """Partition → how far any client was ever given records, without a gap."""
         self.sought: set[int] = set()
         self.committed: dict[int, int] = {}
+        self.compacted = 0
+        """Entries in front that are no history any more, but what compaction left of one."""
 
     @rule(name=NAMES, auto=st.booleans(), latest=st.booleans())
     def join(self, name: str, auto: bool, latest: bool) -> None:
@@ -91,11 +93,29 @@ class Groups(RuleBasedStateMachine):
     @rule(data=st.data())
     def only_part_of_the_log_survives(self, data: st.DataObject) -> None:
         """Any prefix is a state that could have been: nobody owns what another owns."""
-        length = data.draw(st.integers(0, len(self.world.log)))
+        length = data.draw(st.integers(self.compacted, len(self.world.log)))
         other = GroupWorld()
         other.log = self.world.log[:length]
         other.fail_over()
         _one_owner(other)
+
+    @rule(share=st.floats(0, 1), tombstones_go=st.booleans())
+    def compact(self, share: float, tombstones_go: bool) -> None:
+        """Invariant G9: what compaction keeps says the same."""
+        before, written = self.described(), self.world.log
+        self.compacted = max(int(share * len(written)), self.compacted)
+        clean = enumerate(written[: self.compacted])
+        newest = {(type(entry.key), entry.key): at for at, entry in clean}
+        kept = [
+            entry
+            for at, entry in enumerate(written[: self.compacted])
+            if newest[type(entry.key), entry.key] == at
+            and not (tombstones_go and entry.value is None)
+        ]
+        self.world.log = kept + written[self.compacted :]
+        self.compacted = len(kept)
+        self.world.fail_over()
+        assert self.described() == before
 
     def described(self) -> object:
         group = self.world.state.groups.get(G)
