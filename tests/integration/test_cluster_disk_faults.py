@@ -7,11 +7,12 @@ reads go on, and in the end nothing acknowledged is lost, changed or there twice
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from chaos.disks.shim import broken, full, slow
+from chaos.disks.shim import broken, clock_ahead, full, slow
 from tests.support.disk_faults import FaultyCluster, running_on_faulty_disks
 from tests.support.live_writer import LiveWriter, writing
 
@@ -19,8 +20,13 @@ ALL = {1, 2, 3}
 PARTITIONS = 1
 EXIT_STORAGE = 74
 HANG_S = 5.0
-LAG_MS = 1500
-"""Half of the default, so that the tests take half of their time."""
+SETTINGS = {
+    # Half of the default, so that the tests take half of their time.
+    "replica_lag_time_max_ms": 1500,
+    # Each second is ten chances to delete what is not old.
+    "log_retention_check_interval_ms": 100,
+    "log_segment_delete_delay_ms": 0,
+}
 GIVES_WAY_S = 8.0
 """A leader's disk counts as silent after half the lag time, its heartbeats end 1.2 s later, its
 session 1.2 s after them; the rest is a machine that runs other tests."""
@@ -29,15 +35,18 @@ ENOUGH_SLOW_SYNCS = 10
 GROWTH_MB = 60
 """What a broker may grow by while a disk hangs under load: its named limits, not the load."""
 FEW = 10
+YEAR_S = 365 * 86_400
+CHANCES_S = 0.6
+"""Six times retention looks."""
+VALUE = "x" * 900
+WRITTEN = 60
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyCluster]:
+    options = [word for pair in SETTINGS.items() for word in ("--set", "{}={}".format(*pair))]
     with running_on_faulty_disks(
-        tmp_path_factory.mktemp("disks"),
-        "--no-restart",
-        "--set",
-        f"replica_lag_time_max_ms={LAG_MS}",
+        tmp_path_factory.mktemp("disks"), "--no-restart", *options
     ) as cluster:
         yield cluster
 
@@ -178,3 +187,35 @@ async def test_a_disk_that_hangs_stops_nobody_for_long_and_fills_no_memory(
     assert max(grown.values()) < GROWTH_MB, grown
     await cluster.wait_same_on_disk(topic, PARTITIONS)
     await writer.judge(cluster)
+
+
+async def begins(cluster: FaultyCluster, broker: int) -> int:
+    url = f"{cluster.url(broker)}/topics/aging/partitions/0/offsets"
+    answer = await cluster.ask("GET", url)
+    assert answer.status == 200, answer
+    return int(answer.body["beginning_offset"])
+
+
+async def test_rule_r10_a_clock_that_jumps_by_a_year_deletes_nothing_one_that_all_share_does(
+    cluster: FaultyCluster,
+) -> None:
+    await cluster.create_topic("aging", retention_ms="3600000", segment_bytes="16384")
+    for number in range(WRITTEN):
+        answer = await cluster.produce(1, "aging", [number, VALUE])
+        assert answer.status == 200, answer
+    leader = await cluster.leader("aging")
+    brokers = [name(broker) for broker in sorted(ALL)]
+    controllers = [f"controller-{node.id}" for node in cluster.controllers]
+
+    async def old_ones_are_gone() -> bool:
+        return await begins(cluster, leader) > 0
+
+    for nodes, jump_s in ((brokers, YEAR_S), ([name(leader)], -YEAR_S), (controllers, YEAR_S)):
+        async with cluster.faulty(nodes, clock_ahead(jump_s)):
+            await asyncio.sleep(CHANCES_S)  # in which nothing may happen
+            for broker in ALL:
+                assert await begins(cluster, broker) == 0, (nodes, jump_s)
+    async with cluster.faulty([*brokers, *controllers], clock_ahead(2 * YEAR_S)):
+        # Years have passed for everybody: what retention is for, and a sign that it works here.
+        await cluster.until(old_ones_are_gone, "old segments are gone")
+    assert (await cluster.produce(1, "aging", "next")).body["offsets"][0]["offset"] == WRITTEN
