@@ -35,6 +35,11 @@ CAUGHT_BY = {
     ("syncs_nothing", "power-cut"): "acknowledged records there, as sent, in place",
 }
 
+ALSO_BY = {
+    ("acknowledges_alone", "followers-cut"): "leaders hold what is committed, by events",
+}
+"""What no client need have seen: the brokers' own journals tell it, read together."""
+
 
 def test_every_planted_bug_is_tried() -> None:
     folders = {path.parent.name for path in PLANTED.glob("*/sitecustomize.py")}
@@ -58,15 +63,16 @@ def run_with(bug: str, scenario: str, folder: Path) -> subprocess.CompletedProce
 def test_a_planted_bug_is_caught_by_the_named_check(
     bug: str, scenario: str, tmp_path: Path
 ) -> None:
+    named = {CAUGHT_BY[bug, scenario], ALSO_BY.get((bug, scenario), CAUGHT_BY[bug, scenario])}
     said = []
     for _ in range(RUNS_MAX):
         done = run_with(bug, scenario, tmp_path)
         assert done.returncode in (0, 1), done.stderr
         report = json.loads(done.stdout)
         said.append([name for name, passed in verdicts(report).items() if not passed])
-        if CAUGHT_BY[bug, scenario] in said[-1]:
+        if named <= set(said[-1]):
             break
     log.info("%s in %s: 1 of %d runs; red: %s", bug, scenario, len(said), said)
-    assert CAUGHT_BY[bug, scenario] in said[-1], said
+    assert named <= set(said[-1]), said
     kept = tmp_path / report["directory"]
     assert (kept / "history.ndjson").stat().st_size > 0
