@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.log_starts import LogStarts
     from broker.replication.replica_manager import ReplicaManager
-    from broker.server.follower_reads import FollowerReads
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
@@ -235,6 +234,12 @@ def _fetched(result: FetchResult) -> bytes:
     return _join(head, encode_slices(result.slices))
 
 
+class NearReads(Protocol):
+    """What a replica that follows here serves; ``follower_reads.FollowerReads``."""
+
+    async def serve(self, read: Read) -> FetchResult: ...
+
+
 class PeerRequests:
     """Answers other brokers (``broker.ports.PeerServices``). Never forwards."""
 
@@ -245,7 +250,7 @@ class PeerRequests:
         loader: MetadataLoader,
         coordinator: GroupCoordinator,
         own_facts: Callable[[], OwnFacts],
-        near: FollowerReads | None = None,
+        near: NearReads | None = None,
     ) -> None:
         self._own_facts = own_facts
         self._near = near

@@ -133,7 +133,7 @@ def read(offset: int | None, wait_ms: int = 0, timestamp_ms: int | None = None) 
     )
 
 
-async def test_rule_r8_invariant_l21_ends_are_withheld_until_the_epoch_start_is_committed(here: Here) -> None:
+async def test_rule_r8_invariant_l21_ends_are_withheld_up_to_the_epoch_start(here: Here) -> None:
     here.manager.on_metadata_update(image(1, (ME, OTHER)))
     assert await here.local.append(records(2, ACKS_LEADER)) == 0
     assert here.local.offsets(HERE).end_offset == 0
