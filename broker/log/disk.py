@@ -9,7 +9,9 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +20,26 @@ _FILE_MODE = 0o644
 _one_byte = bytearray(1)
 """What `Disk.is_cached` reads into; nobody looks at it."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, not broken: what failed is put back, and may work later."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Too many open files here, or on the whole machine: says nothing about the disk."""
-"""The disk is full, not broken: what failed is put back, and may work later."""
+PASSING = (*DISK_FULL, *OUT_OF_DESCRIPTORS)
+"""What is refused now may work later, without a restart (rule R2, invariant L26)."""
+
+
+_DESCRIPTORS_KEPT = 64
+"""For what opens now and then: small files, directories, the journal."""
+
+
+def descriptors_for_segments() -> int:
+    """How many segments may be open: three quarters of what this process may open at all.
+
+    The rest is for connections, which are refused when it is used up.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(soft - soft // 4 - _DESCRIPTORS_KEPT, soft // 4)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.checkpoints import write_atomically
-from broker.log.disk import DISK_FULL
+from broker.log.disk import OUT_OF_DESCRIPTORS, PASSING
 from raft_metadata.common.errors import StorageError
 
 if TYPE_CHECKING:
@@ -229,8 +229,13 @@ class Flusher:
             if files > self.sync_files_max:
                 self._disk.sync_filesystem(self._filesystem)
             else:
-                for token in tokens:
-                    self._sync_each(token)
+                try:
+                    for token in tokens:
+                        self._sync_each(token)
+                except OSError as error:
+                    if error.errno not in OUT_OF_DESCRIPTORS:
+                        raise
+                    self._disk.sync_filesystem(self._filesystem)  # needs no further descriptor
             for token in tokens:
                 self._write_checkpoints(token)
         except BaseException as error:  # noqa: BLE001 handed over, then reported (rule Q6)
@@ -243,9 +248,9 @@ class Flusher:
             for name, data in token.checkpoints:
                 write_atomically(self._disk, token.log.directory, name, data)
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            if error.errno not in PASSING:
                 raise
-            _log.warning("disk full, checkpoints wait log=%s error=%s", token.log.name, error)
+            _log.warning("checkpoints wait log=%s error=%s", token.log.name, error)
             token.checkpoints_failed = True
 
     def _sync_each(self, token: FlushToken) -> None:

@@ -23,7 +23,7 @@ from broker.log.directory_files import (
     encode_high_watermarks,
     text_of,
 )
-from broker.log.disk import DISK_FULL, Disk, ReadCounts
+from broker.log.disk import PASSING, Disk, ReadCounts, descriptors_for_segments
 from broker.log.flusher import Flushable, Flusher
 from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
@@ -83,7 +83,8 @@ class LogManager:
         self.root = str(data_dir / "log")
         self._disk = disk or Disk()
         self._on_failed = on_failed
-        self._files = OpenFiles(self._disk, max_open_segments)
+        self._files = OpenFiles(self._disk, min(max_open_segments, descriptors_for_segments()))
+        self._files.on_pressure = self._flush_for_descriptors
         self._flush_interval_ms = flush_interval_ms
         self._default_config = default_config or LogConfig()
         self._producers = producers or ProducerLimits()
@@ -182,10 +183,10 @@ class LogManager:
                 try:
                     await asyncio.to_thread(self._small.write_high_watermarks, data)
                 except OSError as error:
-                    if error.errno not in DISK_FULL:
+                    if error.errno not in PASSING:
                         raise
                     # One that is too low costs nothing: the next leader raises it again.
-                    _log.warning("disk full, high watermarks not written error=%s", error)
+                    _log.warning("high watermarks not written error=%s", error)
 
     def flush_dirty(self) -> None:
         """Ask for a sync of every log that nobody asked to sync since it was written."""
@@ -193,6 +194,11 @@ class LogManager:
         for log in list(dirty):
             log.request_flush()
         dirty.clear()
+
+    def _flush_for_descriptors(self) -> None:
+        """Files that are not synced keep theirs: sync them now, not with the next second."""
+        if self._shared is not None:
+            self.flush_dirty()
 
     def close(self, broker_epoch: BrokerEpoch | None) -> None:
         """Sync everything, then say so in ``clean-shutdown``, last (rule R11).
@@ -376,8 +382,7 @@ class LogManager:
             return
         log = PartitionLog(self._opened(), topic, key.partition, key.topic_id, self._default_config)
         log.restore(found)
-        if log.has_removable:
-            self.removals.note(log)
+        self.removals.note(log)
         self._logs[key] = log
         self._keys[name] = key
 

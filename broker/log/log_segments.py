@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from broker.log.checkpoints import place_file, write_atomically
 from broker.log.compaction import NEVER_CLEANED, CleanState
-from broker.log.disk import DISK_FULL
+from broker.log.disk import DISK_FULL, OUT_OF_DESCRIPTORS, PASSING
 from broker.log.log_directory import PARTITION_FILE, make_partition_directory
 from broker.log.producer_snapshot import remove_snapshots, snapshots_below
 from broker.log.recovery import REMOVED_SUFFIX, checkpoint_files, start_file
@@ -20,7 +20,7 @@ from broker.log.swap import write_state
 from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from broker.log.disk import Disk
     from broker.log.flusher import FlushToken
@@ -41,6 +41,17 @@ class WriteError(Exception):
         self.broken = broken
 
 
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Nothing has been changed yet: a full disk, or no free descriptor, is no reason to end."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in PASSING:
+            raise WriteError(error, Outcome.NOT_WRITTEN, broken=False) from error
+        raise
+
+
 class LogSegments:
     """The segments of one log, the last one being written. Made with the log's first byte.
 
@@ -48,9 +59,6 @@ class LogSegments:
     tail never comes back to prove what is not there (ADR 0003). Segments below
     ``recovery_point`` are synced, and their index files speak for them at the next start.
     """
-
-    UNKNOWN_POINT = 1 << 62
-    """As `recovery_point`: the file may say anything; the next truncation writes it anew."""
 
     __slots__ = (
         "_aside",
@@ -94,7 +102,13 @@ class LogSegments:
         Raises:
             OSError: it could not be made whole; to be tried again.
         """
-        make_partition_directory(shared.files.disk, directory, topic, partition, topic_id)
+        files = shared.files
+        try:
+            make_partition_directory(files.disk, directory, topic, partition, topic_id)
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not files.make_room():
+                raise
+            make_partition_directory(files.disk, directory, topic, partition, topic_id)
         created = cls(shared, directory)
         created._new_directory = True
         return created
@@ -119,7 +133,7 @@ class LogSegments:
     # writing
 
     def write(
-        self, raw: bytes | bytearray, end_offset: int, now_ms: int, config: LogConfig
+        self, raw: bytes | bytearray | memoryview, end_offset: int, now_ms: int, config: LogConfig
     ) -> Segment:
         """Write at the log's end, whole or not at all (rule R2); the caller notes it.
 
@@ -194,24 +208,32 @@ class LogSegments:
             token.directories = [self.directory]
         self._new_directory = self._new_segment = False
         log_start_offset = max(log_start_offset, token.log_start)
-        if self.segments and self.segments[-1].base_offset > self._sealed_to:
-            active_base = self.segments[-1].base_offset
-            self._seal(token, active_base)
+        active_base = self.segments[-1].base_offset if self.segments else 0
+        if active_base > self._sealed_to and self._seal(token, active_base):
             token.checkpoints += checkpoint_files(epochs, active_base, log_start_offset)
         elif token.log_start >= 0:
             token.checkpoints.append(start_file(self.recovery_point, log_start_offset))
 
-    def _seal(self, token: FlushToken, active_base: int) -> None:
-        """Segments were closed by a roll: once synced, they need no scan at the next start."""
+    def _seal(self, token: FlushToken, active_base: int) -> bool:
+        """Segments were closed by a roll: once synced, they need no scan at the next start.
+
+        False where they could not be opened just now: a later flush seals them.
+        """
         files = self._shared.files
-        for segment in self.segments[:-1]:
-            if segment.base_offset >= self._sealed_to:
-                name = segment.index_path.rpartition("/")[2]
-                data = segment.index_bytes(files.disk, files.use(segment))
-                token.checkpoints.append((name, data))
+        try:
+            for segment in self.segments[:-1]:
+                if segment.base_offset >= self._sealed_to:
+                    name = segment.index_path.rpartition("/")[2]
+                    data = segment.index_bytes(files.disk, files.use(segment))
+                    token.checkpoints.append((name, data))
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS:
+                raise
+            return False
         # From now on it may be on the disk, whatever becomes of the token: see `truncate`.
         self.recovery_point = active_base
         token.unsealed_from, self._sealed_to = self._sealed_to, active_base
+        return True
 
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
         """The sync of this token is over."""
@@ -245,8 +267,9 @@ class LogSegments:
         What is here stays on the disk until a flush has made the new start durable: a crash before
         that finds the old log, cut where the first new segment would leave a gap.
         """
-        self.settle()
-        self._forget_clean(start_offset, all_of_it=True)
+        with _refusing():
+            self.settle()
+            self._forget_clean(start_offset, all_of_it=True)
         files = self._shared.files
         remove_snapshots(files.disk, self.directory, above=-1)
         kept = [segment for segment in self.segments if segment.base_offset == start_offset]
@@ -265,10 +288,12 @@ class LogSegments:
         From the end backwards: a crash leaves a shorter log, or an empty one.
 
         Raises:
+            WriteError: the disk is full. What is in `segments` is still there.
             OSError, CorruptionError: it stopped on the way; the files are in doubt.
         """
-        self.settle()
-        self._forget_clean(start_offset, all_of_it=True)
+        with _refusing():
+            self.settle()
+            self._forget_clean(start_offset, all_of_it=True)
         files, disk = self._shared.files, self._shared.files.disk
         remove_snapshots(disk, self.directory, above=-1)
         if self.segments:
@@ -283,7 +308,8 @@ class LogSegments:
             disk.sync_directory(self.directory)
         self._aside = None
         name, data = start_file(start_offset, start_offset)
-        write_atomically(disk, self.directory, name, data)
+        with _refusing():
+            write_atomically(disk, self.directory, name, data)
         self.recovery_point = self._sealed_to = start_offset
 
     def remove_below(self, log_start_offset: int, most: int) -> list[str]:
@@ -388,14 +414,25 @@ class LogSegments:
 
     # cutting and closing
 
-    def truncate(self, end_offset: int, epochs: LeaderEpochCache, log_start_offset: int) -> int:
+    def truncate(
+        self,
+        end_offset: int,
+        epochs: LeaderEpochCache,
+        log_start_offset: int,
+        *,
+        start_anew: bool = False,
+    ) -> int:
         """Remove everything from this offset on, whole batches; the new end. Durable on return.
 
+        ``start_anew``: the file may name a log start that is not to be.
+
         Raises:
+            WriteError: the disk is full, nothing was removed.
             OSError, CorruptionError: it stopped on the way; the files are in doubt.
         """
-        self.settle()
-        self._forget_clean(end_offset, all_of_it=False)
+        with _refusing():
+            self.settle()
+            self._forget_clean(end_offset, all_of_it=False)
         files, disk = self._shared.files, self._shared.files.disk
         keep = max(
             number
@@ -403,18 +440,21 @@ class LogSegments:
             if segment.base_offset < end_offset or not number
         )
         last = self.segments[keep]
-        fd = files.use(last)
+        with _refusing():
+            fd = files.use(last)
         position, next_offset = 0, last.base_offset
         if end_offset >= last.next_offset:
             position, next_offset = last.size, last.next_offset
         elif end_offset > last.base_offset:
             position, header = last.find(disk, fd, end_offset)
             next_offset = header.base_offset
-        if last.base_offset < self.recovery_point:
+        if start_anew or last.base_offset < self.recovery_point:
             # These segments will be written to again: from now on a start must scan them.
-            for name, data in checkpoint_files(epochs, last.base_offset, log_start_offset):
-                write_atomically(disk, self.directory, name, data)
-            self.recovery_point = last.base_offset
+            point = min(last.base_offset, self.recovery_point)
+            with _refusing():
+                for name, data in checkpoint_files(epochs, point, log_start_offset):
+                    write_atomically(disk, self.directory, name, data)
+            self.recovery_point = point
         self._sealed_to = min(self._sealed_to, last.base_offset)
         remove_snapshots(disk, self.directory, above=next_offset)
         last.index(disk, fd)

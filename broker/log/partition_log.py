@@ -7,7 +7,7 @@ inside, so no caller ever sees half a change.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from typing_extensions import override
 
@@ -25,6 +25,7 @@ from broker.record.batch import (
     RecordFormat,
     stamp,
     verify_run,
+    writable,
 )
 from broker.record.lines import BATCH_BYTES_MAX, encode_batches
 from raft_metadata.common.errors import (
@@ -219,7 +220,7 @@ class PartitionLog(ReadableLog):
                 KAFKA_STORAGE_ERROR as in `append_as_leader`. The log is as before.
             ValueError: a gap, or an epoch that goes back: this stream is not for this log.
         """
-        raw = bytearray(batches)
+        raw = writable(batches)
         try:
             headers = verify_run(raw, self.log_end_offset, self.last_epoch)
         except BatchError as error:
@@ -241,7 +242,7 @@ class PartitionLog(ReadableLog):
         self.log_end_offset = headers[-1].next_offset
         self._written()
 
-    def _write(self, raw: bytes | bytearray, now_ms: int) -> Segment:
+    def _write(self, raw: bytes | bytearray | memoryview, now_ms: int) -> Segment:
         """Write at the end of the active segment, whole or not at all; the caller notes it."""
         if self.failed is not None:
             self._refuse()
@@ -373,23 +374,36 @@ class PartitionLog(ReadableLog):
             stored = self._stored or self._store()
         except OSError as error:
             self._storage_error(error, Outcome.NOT_WRITTEN)
-        if offset >= self.log_end_offset:
-            stored.put_aside(offset)
-            # Not before the flush: until then this log may come back with all it had.
-            self.durable_end = min(self.durable_end, max(offset - 1, 0))
-        else:
-            try:
+        try:
+            if offset >= self.log_end_offset:
+                stored.put_aside(offset)
+                # Not before the flush: until then this log may come back with all it had.
+                self.durable_end = min(self.durable_end, max(offset - 1, 0))
+            else:
                 stored.empty(offset, self._epochs, self.log_start_offset)
-            except (OSError, CorruptionError) as error:
-                self._fail(error)
-                self._storage_error(error, Outcome.UNKNOWN)
-            self.durable_end = max(offset - 1, 0) if stored.is_new else offset
+                self.durable_end = max(offset - 1, 0) if stored.is_new else offset
+        except WriteError as error:
+            if not stored.segments and offset < self.log_end_offset:
+                self.durable_end = min(self.durable_end, self.log_start_offset)
+                self._be_empty(self.log_start_offset)
+            self._not_cut(error)
+        except (OSError, CorruptionError) as error:
+            self._fail(error)
+            self._storage_error(error, Outcome.UNKNOWN)
+        self._be_empty(offset)
+        self.request_flush()
+
+    def _be_empty(self, offset: int) -> None:
         self.log_start_offset = self._start_wanted = self.log_end_offset = offset
         self.high_watermark = offset
         self.last_epoch = -1
         self._epochs = _NO_EPOCHS
         self._producers = None
+
+    def _not_cut(self, error: WriteError) -> NoReturn:
+        """The disk is full, and all is as before; but what is being synced has to be again."""
         self.request_flush()
+        self._storage_error(error.cause, error.outcome)
 
     def roll(self) -> None:
         """Write to a new segment from here on, unless the present one is empty.
@@ -404,17 +418,6 @@ class PartitionLog(ReadableLog):
         except OSError as error:
             self._storage_error(error, Outcome.NOT_WRITTEN)
 
-    def remove_segments(self, most: int) -> list[str]:
-        """Take up to so many segments below the log start out of use; the paths to be unlinked."""
-        if self._stored is None or self.failed is not None:
-            return []
-        return self._stored.remove_below(self.log_start_offset, most)
-
-    @property
-    def has_removable(self) -> bool:
-        """Whether whole segments lie below the log start."""
-        return self._stored is not None and self._stored.holds_below(self.log_start_offset)
-
     # truncation and epochs
 
     def truncate_to(self, end_offset: int) -> None:
@@ -426,7 +429,7 @@ class PartitionLog(ReadableLog):
         Below the log start, or inside the batch that holds it, nothing is left: `start_over`.
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR; the log has failed.
+            KafkaError: KAFKA_STORAGE_ERROR; the log has failed, unless the disk is full.
         """
         if end_offset >= self.log_end_offset:
             return
@@ -438,13 +441,17 @@ class PartitionLog(ReadableLog):
         self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
         self._shared.flusher.drain(self)
         assert self._stored is not None, "a log without files has nothing to cut"
-        if end_offset < self._start_wanted:  # which may be on the disk by now
-            self._start_wanted = self.log_start_offset
-            self._stored.recovery_point = self._stored.UNKNOWN_POINT
+        anew = end_offset < self._start_wanted  # which may be on the disk by now
         try:
-            end = self._stored.truncate(end_offset, self._epochs, self.log_start_offset)
+            end = self._stored.truncate(
+                end_offset, self._epochs, self.log_start_offset, start_anew=anew
+            )
+            if anew:
+                self._start_wanted = self.log_start_offset
             if self._producers is not None:
                 self._producers.truncated(self.directory, self.segments, end)
+        except WriteError as error:
+            self._not_cut(error)
         except (OSError, CorruptionError) as error:
             self._fail(error)
             self._storage_error(error, Outcome.UNKNOWN)

@@ -122,6 +122,8 @@ class ReadableLog(ABC):
             self._shared.on_failed(doubtful, error)
 
     def _storage_error(self, error: BaseException, outcome: Outcome) -> NoReturn:
+        if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+            self._shared.files.make_room()
         raise KafkaError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name}: {error}", outcome=outcome
         ) from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from broker.log.disk import OUT_OF_DESCRIPTORS, ReadCounts
 from broker.log.offset_index import (
     NO_TIMESTAMP,
     IndexFileHead,
@@ -12,7 +14,6 @@ from broker.log.offset_index import (
     decode_index,
     encode_index,
 )
-from broker.log.disk import ReadCounts
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -24,10 +25,14 @@ from broker.record.batch import (
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from broker.log.disk import Disk
 
+LOOKED_AT = 64
+"""Open files looked at for one that can be closed."""
+EVICTED_AT_ONCE = 16
+"""Closed when the process is out of descriptors: others need some too."""
 SCAN_BYTES = 1_048_576
 """Bytes read at once where a segment is walked through."""
 CLOSED = -1
@@ -241,6 +246,9 @@ class OpenFiles:
     def __init__(self, disk: Disk, limit: int) -> None:
         self.disk = disk
         self.reads = ReadCounts()
+        self.on_pressure: Callable[[], None] = lambda: None
+        """Called where the limit is reached and what is open is not synced."""
+        self._pressed = False
         self._limit = limit
         self._open: OrderedDict[Segment, None] = OrderedDict()
 
@@ -252,10 +260,16 @@ class OpenFiles:
         if segment.fd >= 0:
             self._open.move_to_end(segment)
             return segment.fd
-        segment.fd = self.disk.open(segment.log_path, create=True)
+        excess = len(self._open) - self._limit + 1
+        if excess > 0 and not self._evict(excess):
+            self._relieve()
+        try:
+            segment.fd = self.disk.open(segment.log_path, create=True)
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not self.make_room():
+                raise
+            segment.fd = self.disk.open(segment.log_path, create=True)
         self._open[segment] = None
-        if len(self._open) > self._limit:
-            self._evict()
         return segment.fd
 
     def adopt(self, segment: Segment, fd: int) -> None:
@@ -270,9 +284,34 @@ class OpenFiles:
             self.disk.close(segment.fd)
             segment.fd = CLOSED
 
-    def _evict(self) -> None:
-        newest = next(reversed(self._open))
-        for segment in self._open:
-            if not (segment.dirty or segment.flushing or segment is newest):
-                self.forget(segment)
-                return
+    def make_room(self) -> bool:
+        """The process is out of descriptors: close some, or see that some can be closed soon."""
+        if self._evict(EVICTED_AT_ONCE):
+            return True
+        self._relieve()
+        return False
+
+    def _evict(self, wanted: int) -> int:
+        """Close so many of the least recently used; how many there were among the next ones.
+
+        Those that can't be closed yet go behind the others: no look at the same ones again.
+        """
+        closed = 0
+        for segment in list(islice(self._open, LOOKED_AT)):
+            if segment.dirty or segment.flushing:
+                self._open.move_to_end(segment)
+                continue
+            self.forget(segment)
+            closed += 1
+            if closed == wanted:
+                break
+        return closed
+
+    def _relieve(self) -> None:
+        """Nearly all that is open waits for a sync."""
+        if not self._pressed:
+            self._pressed = True  # what is synced then may open files too
+            try:
+                self.on_pressure()
+            finally:
+                self._pressed = False

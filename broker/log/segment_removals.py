@@ -36,8 +36,9 @@ class SegmentRemovals:
         """(when it may go, path), the next one first."""
 
     def note(self, log: PartitionLog) -> None:
-        """This log has segments below its start."""
-        self._waiting[log] = None
+        """This log's start has moved, or is known: segments may lie below it."""
+        if log.stored is not None and log.stored.holds_below(log.log_start_offset):
+            self._waiting[log] = None
 
     def forget(self, log: PartitionLog) -> None:
         """This log is gone, its directory with it."""
@@ -47,14 +48,18 @@ class SegmentRemovals:
         """Take the next segments out of use."""
         left = SEGMENTS_AT_ONCE
         for log in list(self._waiting):
+            stored = log.stored
+            if stored is None or log.failed is not None:
+                del self._waiting[log]
+                continue
             try:
-                paths = log.remove_segments(left)
+                paths = stored.remove_below(log.log_start_offset, left)
             except OSError as error:
                 _log.warning("segments stay until the next start log=%s error=%s", log.name, error)
                 paths = []
             self._renamed.extend((self._now_ms + self._delay_ms, path) for path in paths)
             left -= max(len(paths) // 2, 1)
-            if not log.has_removable:
+            if not stored.holds_below(log.log_start_offset):
                 del self._waiting[log]
             if left <= 0:
                 return

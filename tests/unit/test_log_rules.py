@@ -527,10 +527,10 @@ def test_rule_q6_a_flush_that_can_not_begin_proves_nothing_later() -> None:
     life.manager._files.forget(second.segments[0])  # closed by the cache: it is clean
     real_open = disk.open
 
-    def no_descriptor(path: str, *, create: bool = False) -> int:
-        raise OSError(errno.EMFILE, f"too many open files: {path} {create}")
+    def broken(path: str, *, create: bool = False) -> int:
+        raise OSError(errno.EIO, f"can't be opened: {path} {create}")
 
-    disk.open = no_descriptor  # type: ignore[method-assign]
+    disk.open = broken  # type: ignore[method-assign]
     with pytest.raises(StorageError):
         life.flush()
     disk.open = real_open  # type: ignore[method-assign]
