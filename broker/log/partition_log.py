@@ -23,7 +23,7 @@ from broker.record.batch import (
     NO_SEQUENCE,
     BatchError,
     RecordFormat,
-    stamp,
+    stamp_run,
     verify_run,
     writable,
 )
@@ -227,10 +227,7 @@ class PartitionLog(ReadableLog):
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"log {self.name}: {error}") from None
         if not headers:
             return
-        at = 0
-        for header in headers:
-            stamp(raw, at, self.durable_end, header.crc)
-            at += header.size
+        stamp_run(raw, headers, self.durable_end)
         segment = self._write(raw, headers[0].append_timestamp)
         for header in headers:
             segment.note_header(header)
@@ -326,8 +323,7 @@ class PartitionLog(ReadableLog):
             ValueError: behind the log's end.
         """
         if offset > self.log_end_offset:
-            msg = f"log {self.name} ends at {self.log_end_offset}, it can't start at {offset}"
-            raise ValueError(msg)
+            raise ValueError(f"{self.name} ends at {self.log_end_offset}, can't start at {offset}")
         if self.failed is not None:
             self._refuse()
         if offset <= self._start_wanted:
