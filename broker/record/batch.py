@@ -303,6 +303,23 @@ def stamp(buffer: bytearray | memoryview, at: int, durable_end: int, crc: int) -
     _STAMP.pack_into(buffer, at + _STAMP_AT, durable_end, crc32(_I64.pack(durable_end), crc))
 
 
+def stamp_run(
+    buffer: bytearray | memoryview, headers: Sequence[BatchHeader], durable_end: int
+) -> None:
+    """`stamp` every batch of a run with these headers."""
+    at, end = 0, _I64.pack(durable_end)
+    for header in headers:
+        _STAMP.pack_into(buffer, at + _STAMP_AT, durable_end, crc32(end, header.crc))
+        at += HEADER_SIZE + header.length
+
+
+def writable(batches: Buffer) -> bytearray | memoryview:
+    """These bytes to be stamped: a view that a stream received into as it is, else a copy."""
+    if isinstance(batches, memoryview) and not batches.readonly:
+        return batches
+    return bytearray(batches)
+
+
 def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Each (position, header) of a run of whole batches; magic checked, crc not.
 
