@@ -83,6 +83,9 @@ class Row:
         return [self.what, self.product, self.floor, ratio, budget, mark, self.note]
 
 
+NO_FIGURE = "not measured"
+"""The figure of what could not be measured: then the exit status is 1."""
+
 HEAD = ["what", "product", "floor", "ratio", "budget", "", "note"]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import failover, fetch, growth, idle, produce, spark
 from benchmarks.product import product
-from benchmarks.report import Row, machine, missed, table
+from benchmarks.report import NO_FIGURE, Row, machine, missed, table
 from chaos.cluster import ClusterError
 from chaos.deadline import TooLateError
 from chaos.http import CallError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from benchmarks.product import Product
 
-NO_FIGURE = "not measured"
 NOT_MEASURED = (
     CallError,
     ClusterError,
