@@ -56,6 +56,19 @@ async def test_headers_say_where_to_go_on_and_whom_to_ask(door: Door) -> None:
     }
 
 
+@pytest.mark.parametrize("by_header", [False, True])
+async def test_who_served_a_reader_that_names_its_rack_is_told(door: Door, by_header: bool) -> None:
+    await fill(door)
+    query = "offset=1" if by_header else "offset=1&rack=r1"
+    headers = {"Quorumlog-Rack": "r1"} if by_header else {}
+    answer = await door.call("GET", f"{RECORDS}?{query}", headers=headers)
+    asked = door.apis.requests[-1]
+    assert isinstance(asked, FetchRequest)
+    assert asked.rack == "r1"
+    assert answer.headers["quorumlog-served-by"] == "1", "the leader, here"
+    assert answer.headers["quorumlog-served-by-url"] == "http://127.0.0.1:8082"
+
+
 async def test_binary_is_base64_of_the_bytes_view(door: Door) -> None:
     await fill(door)
     answer = await door.get(f"{RECORDS}?offset=0", BINARY_V2)
@@ -177,6 +190,8 @@ async def test_defaults_and_bounds_reach_the_broker(door: Door) -> None:
         ("offset=0&max_bytes=0", "max_bytes"),
         ("offset=0&max_bytes=67108865", "max_bytes"),
         ("offset=0&include=headers", "include"),
+        ("offset=0&rack=", "rack"),
+        (f"offset=0&rack={'r' * 256}", "rack"),
     ],
 )
 async def test_a_bad_parameter_is_40002(door: Door, query: str, named: str) -> None:

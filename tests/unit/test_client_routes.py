@@ -16,6 +16,7 @@ from http_api.client.calls import (
     UnreachableError,
     path_of,
 )
+from http_api.client.consumer import fetch
 from http_api.client.producer import NewRecord, ProduceExchange, RecordOutcome, parse_outcomes
 from http_api.client.routes import LAST_BACKOFF_S, Exchange, Routes
 from raft_metadata.common.errors import Outcome
@@ -45,6 +46,16 @@ def test_who_does_not_answer_is_asked_last() -> None:
     assert exchange.url == B
     assert exchange.answered(Answer(status=200), 0) is None
     assert routes.urls == (B, A)
+
+
+def test_who_serves_a_rack_is_remembered_beside_who_leads() -> None:
+    routes = Routes([A])
+    near = fetch("t", 0, 5, rack="r1").request
+    assert "rack=r1" in near.path
+    headers = {"quorumlog-leader-url": B, "quorumlog-served-by-url": C}
+    Exchange(routes, near, 0, 0).answered(Answer(status=200, headers=headers), 0)
+    assert routes.candidates(near)[0] == C
+    assert routes.candidates(FETCH) == [A], "who reads elsewhere, or writes, is not sent there"
 
 
 def test_nobody_ever_answered_is_said_at_once() -> None:
