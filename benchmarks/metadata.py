@@ -22,8 +22,8 @@ from benchmarks.metadata_log import MetadataLog, Seen
 from benchmarks.metadata_stalls import Stalls
 from benchmarks.processes import cpu_seconds, memory_mb
 from benchmarks.product import product, server_pids
-from benchmarks.report import Row, at_most, machine, missed, table
-from benchmarks.run import NO_FIGURE, NOT_MEASURED
+from benchmarks.report import NO_FIGURE, Row, at_most, machine, missed, table
+from benchmarks.run import NOT_MEASURED
 from chaos.history import Record
 from chaos.http import Stored
 from raft_metadata.common.clock import SystemClock
