@@ -29,8 +29,8 @@ test-slow: setup ## the slow tests too
 	@$(PYTHON) -m pytest -m "slow or not slow" $(ARGS)
 
 .PHONY: simulate
-simulate: .venv ## more seeds of the simulated controllers; ARGS="--seeds 100000", ARGS="--seed 7" replays one
-	@$(PYTHON) -m pytest -m $(if $(findstring --seed ,$(ARGS)),"not slow" -k one_seed,simulate) tests/simulation/test_metadata_simulation.py $(ARGS)
+simulate: .venv ## more seeds of the simulated controllers and of the simulated partition; ARGS="--seeds 100000", ARGS="--seed 7" replays one
+	@$(PYTHON) -m pytest -m $(if $(findstring --seed ,$(ARGS)),"not slow" -k one_seed,simulate) tests/simulation/test_metadata_simulation.py tests/simulation/test_replication_simulation.py $(ARGS)
 
 .PHONY: power-loss
 power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on real file systems, else the stand-in
