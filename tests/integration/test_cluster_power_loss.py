@@ -116,6 +116,27 @@ async def test_disks_that_lie_of_their_syncs_are_found_out(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("power", ["best", "stand-in"], indirect=True)
+async def test_rule_r6_a_flush_os_topic_survives_the_power_cut_of_any_one_broker(
+    cluster: LiveCluster, power: Power
+) -> None:
+    """Its promise is smaller: what one machine's page cache lost, the others' still hold.
+
+    The broker that lost it may not lead with less: it leaves, and is filled again.
+    """
+    chance = random.Random(3)
+    await cluster.create_topic(PAGED, PARTITIONS, flush="os")
+    async with writing(cluster, PAGED, PARTITIONS) as writer:
+        for name in chance.sample(BROKERS, len(BROKERS)):
+            print(f"cut {name}: {await power.cut(cluster, [name], chance)}")  # noqa: T201
+            cluster.start_node(name)
+            await cluster.wait_healthy(PAGED, PARTITIONS, RECOVERY_S)
+            await writer.more(MORE, RECOVERY_S)
+    await cluster.wait_same_on_disk(PAGED, PARTITIONS)
+    print(await writer.judge(cluster))  # noqa: T201
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("power", ["best", "stand-in"], indirect=True)
 async def test_nothing_acknowledged_is_lost_over_fifty_power_cuts(
