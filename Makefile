@@ -34,7 +34,7 @@ simulate: .venv ## more seeds of the simulated controllers and of the simulated 
 
 .PHONY: power-loss
 power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on real file systems, else the stand-in
-	@$(PYTHON) -m pytest -m slow -s tests/integration/test_cluster_power_loss.py -k "fifty and best or lie" $(ARGS)
+	@$(PYTHON) -m pytest -m slow -s tests/integration/test_cluster_power_loss.py -k "fifty and best or lie or flush_os" $(ARGS)
 
 .PHONY: check
 check: .venv ## format, style, types, imports: what tests/architecture checks too, with the tools' own output
