@@ -9,12 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from broker.log.checkpoints import encode_checkpoint
+from broker.log.compaction import CompactionConfig
 from broker.log.disk import Disk
 from broker.log.inspection import DAMAGE, NOTE, TORN, check_folder
 from broker.log.log_directory import LogConfig
 from broker.log.offset_index import OffsetIndex, decode_index, encode_index
 from broker.record.batch import HEADER_SIZE
 from http_api.cli.main import cli
+from tests.support.compaction_model import append_keyed, clean
 from tests.support.logs import Life, append
 
 SMALL = LogConfig(segment_bytes=20_000)
@@ -202,3 +204,29 @@ def test_chains_of_two_disks_are_equal_where_the_logs_are(tmp_path: Path) -> Non
     assert run("chain", one, "--from", 300, "--to", 900).stdout.endswith(
         "from 300 to 900, first 0\n"
     )
+
+
+def test_a_compacted_log_is_sound_and_its_chain_starts_behind_its_holes(tmp_path: Path) -> None:
+    config = LogConfig(
+        segment_bytes=2_000, compaction=CompactionConfig(delete_retention_ms=0, segment_bytes=2_000)
+    )
+    chains = []
+    for name in ("compacted", "whole"):
+        life = Life(Disk(), config, str(tmp_path / name))
+        log = life.log()
+        for number in range(200):
+            append_keyed(log, [(number % 7, number), (100 + number % 3, None)])
+            life.flush()
+        log.high_watermark = log.log_end_offset
+        if name == "compacted":
+            assert clean(log).cleaned_to > 0
+        life.close()
+        folder = tmp_path / name / "log" / "orders-0"
+        result = run("dump", folder, "--verify")
+        assert (result.return_value, result.exit_code) == (0, 0), result.output
+        chains.append(json.loads(run("chain", folder, "--format", "json").stdout))
+    cleaned, whole = chains
+    assert 0 < cleaned["first"] < cleaned["to"] == whole["to"] == 400
+    same = run("chain", tmp_path / "whole" / "log" / "orders-0", "--from", cleaned["first"])
+    assert same.stdout.split()[0] == cleaned["value"]
+    assert whole["value"] != cleaned["value"]
