@@ -5,6 +5,7 @@ Invariant T4, on the product's own log over a disk that loses unsynced pages and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
 from broker.log.producer_state import Producer, ProducerStates
-from broker.record.batch import RecordFormat, walk
+from broker.record.batch import BatchHeader, RecordFormat, walk
 from raft_metadata.common.producer_claims import Claim, next_sequence
 from tests.property.test_log_power_loss import StepFlusher
 from tests.support.logs import Life, records
@@ -25,14 +26,21 @@ FOLDER = "/data/log/orders-0"
 END = 1 << 40
 
 
-def replayed(log: PartitionLog) -> dict[int, Producer]:
-    states = ProducerStates()
+def batches_of(log: PartitionLog) -> list[BatchHeader]:
+    found = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         for _, header in walk(log.read_raw(offset, 1 << 20, END)):
-            if header.producer_id >= 0:
-                states.applied(header)
+            found.append(header)
             offset = header.next_offset
+    return found
+
+
+def replayed(headers: Iterable[BatchHeader]) -> dict[int, Producer]:
+    states = ProducerStates()
+    for header in headers:
+        if header.producer_id >= 0:
+            states.applied(header)
     return dict(states.items())
 
 
@@ -49,7 +57,10 @@ class World:
         self.config = LogConfig(segment_bytes=self.random.choice([700, 3_000, 1 << 30]))
         self.epoch, self.now_ms = 1, 1_000
         self.kinds: set[str] = set()
-        self.plain = False
+        self.keeps_little = self.random.choice([0, 0, 2])
+        self.plain = self.retains = False
+        self.history: list[BatchHeader] = []
+        """All batches of the log, also those that retention took."""
         self.open()
 
     def open(self) -> None:
@@ -87,6 +98,8 @@ class World:
         other = self.life.manager.get_or_create(
             self.log.topic, type(self.log.partition)(9), self.log.topic_id
         )
+        if self.retains:
+            return  # a replica that is filled now never saw what is gone
         other.truncate_to(0)
         while other.log_end_offset < self.log.log_end_offset:
             other.append_as_follower(self.log.read_raw(other.log_end_offset, 1 << 20, END))
@@ -95,7 +108,10 @@ class World:
     def truncate(self) -> None:
         self.epoch += 1
         back = self.random.choice([1, 3, 10, 10_000])
-        self.log.truncate_to(max(0, self.log.log_end_offset - self.random.randint(0, back)))
+        end = max(0, self.log.log_end_offset - self.random.randint(0, back))
+        self.log.truncate_to(end)
+        if self.log.producers is None and not batches_of(self.log):
+            self.history = []  # it starts over, and knows nobody
 
     def commit(self) -> None:
         self.log.high_watermark = self.random.randint(0, self.log.log_end_offset)
@@ -103,6 +119,17 @@ class World:
     def change(self) -> None:
         """From now on nobody says who it is, or everybody does again."""
         self.plain = not self.plain
+
+    def retain(self) -> None:
+        """The log start moves; a producer's last batch may be gone, what is known of it stays."""
+        self.retains = True
+        self.log.high_watermark = self.log.log_end_offset
+        self.log.advance_log_start(self.random.randint(0, self.log.log_end_offset))
+        self.flusher.report()
+        self.life.flush()
+        if self.log.stored is not None:
+            for path in self.log.stored.remove_below(self.log.log_start_offset, 10):
+                self.disk.unlink(path)
 
     def begin(self) -> None:
         if not self.flusher.tokens:
@@ -129,7 +156,9 @@ class World:
         self.open()
 
     def rot(self) -> None:
-        """A snapshot that is damaged is no longer believed."""
+        """A snapshot that is damaged is no longer believed: what is in the log is read there."""
+        if self.retains:
+            return
         for offset in snapshot_offsets(self.disk, FOLDER) if self.disk.exists(FOLDER) else ():
             if self.random.random() < 0.5:
                 fd = self.disk.open(f"{FOLDER}/{snapshot_name(offset)}")
@@ -142,7 +171,7 @@ class World:
         acts = [
             *[self.append] * 12, *[self.begin] * 3, *[self.work] * 2, *[self.report] * 3,
             self.truncate, self.commit, self.close, self.kill, self.cut_power, self.rot,
-            self.follow, *[self.change] * 2,
+            self.follow, *[self.change] * 2, *[self.retain] * self.keeps_little,
         ]  # fmt: skip
         for _ in range(STEPS):
             act = self.random.choice(acts)
@@ -150,7 +179,18 @@ class World:
             self.epoch = max(self.epoch, self.log.last_epoch)
             if known(self.log) or self.plain:
                 self.kinds.add(act.__name__)
-            assert known(self.log) == replayed(self.log), act.__name__
+            self.keep_history()
+            assert known(self.log) == replayed(self.history), act.__name__
+
+    def keep_history(self) -> None:
+        now = batches_of(self.log)
+        start = self.log.log_start_offset
+        if not now and start == 0:
+            self.history = []
+        before = [each for each in self.history if each.base_offset < start]
+        if before and before[-1].next_offset > start:
+            now = now[1:]  # the log begins inside this batch: it is read without its front
+        self.history = before + now
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -163,4 +203,4 @@ def test_invariant_t4_producers_are_the_replay_of_the_log(block: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         kinds |= world.kinds
-    assert {"truncate", "close", "kill", "cut_power", "rot", "follow"} <= kinds
+    assert {"truncate", "close", "kill", "cut_power", "rot", "follow", "retain"} <= kinds
