@@ -92,7 +92,7 @@ async def torture(
 @pytest.mark.parametrize(
     "power", ["best", pytest.param("stand-in", marks=pytest.mark.slow)], indirect=True
 )
-async def test_nothing_acknowledged_is_lost_when_power_fails_under_load(
+async def test_invariant_l23_nothing_acknowledged_is_lost_when_power_fails_under_load(
     cluster: LiveCluster, power: Power
 ) -> None:
     chance = random.Random(1)
