@@ -115,11 +115,8 @@ def check_folder(folder: Path, clean_end: int | None = None) -> Report:
     report = Report(str(folder))
     places = places_in(folder)
     report.segments, report.size = len(places), sum(place.size for place in places)
-    report.start = report.end = places[0].base_offset if places else 0
     check = _Check(report, places, clean_end or 0)
-    point = check.checkpoint(RECOVERY_POINT_FILE)
-    if isinstance(point, dict):
-        check.take_point(point)
+    check.take_point()
     _check_partition_file(check, folder)
     if not _check_replacement(check, folder):
         return report
@@ -140,6 +137,8 @@ class _Check:
         self.recovery_point = 0
         self.log_start = 0
         self.epochs = LeaderEpochCache()
+        self.written: LeaderEpochCache | None = None
+        """As the checkpoint says."""
 
     def say(
         self, level: str, file: str, text: str, position: int | None = None, at: int | None = None
@@ -157,25 +156,27 @@ class _Check:
             self.say(NOTE, path, f"{error}; a start makes it anew from the log")
             return None
 
-    def take_point(self, point: dict[str, int]) -> None:
-        """What the recovery point says: below it all was synced, unless the log was cut since."""
-        self.recovery_point = point.get("recovery_point", 0)
+    def take_point(self) -> None:
+        """Where the log begins, and up to where it was synced: as a start takes them."""
+        point, epochs = self.checkpoint(RECOVERY_POINT_FILE), self.checkpoint(LEADER_EPOCH_FILE)
+        self.log_start = self.places[0].base_offset if self.places else 0
+        if isinstance(point, dict):
+            self.log_start = point["log_start_offset"]
+            if isinstance(epochs, list):
+                self.recovery_point = point["recovery_point"]
+                self.written = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
         self.proven = max(self.proven, self.recovery_point)
-        self.log_start = point.get("log_start_offset", 0)
-        self.report.start = max(self.report.start, self.log_start)
-        if not self.places:
-            self.report.end = self.log_start
+        while len(self.places) > 1 and self.places[1].base_offset <= self.log_start:
+            gone = self.places.pop(0)
+            self.say(NOTE, gone.path, "all of it is below the log start: a start removes it")
+        self.report.start = self.report.end = self.log_start
 
     def segments(self) -> None:
         """Walk all files; everything behind a torn place is left out."""
         first = self.places[0] if self.places else None
         if first is not None and first.base_offset > self.log_start:
             text = f"the log starts at {self.log_start}, its first segment at {first.base_offset}"
-            if self.proven > self.log_start or first.base_offset < self.proven:
-                self.say(DAMAGE, first.path, text, 0, self.log_start)
-            else:
-                self.say(TORN, first.path, f"{text}: a start cuts all of it", 0, self.log_start)
-                self.report.end = self.log_start
+            if not self._bad(first.path, 0, text, 0, 0):
                 return
         for number, place in enumerate(self.places):
             if number and place.base_offset != self.report.end:
@@ -185,6 +186,11 @@ class _Check:
             self.report.end = place.base_offset
             if not self._segment(number, place):
                 return
+        if self.report.end < self.log_start:
+            text = f"it ends below the log start {self.log_start}: a start removes all of it"
+            self.say(TORN, self.places[-1].path, text, at=self.report.end)
+            self.report.end = self.log_start
+            self.report.good.clear()
         if self.report.end < self.proven and not self.report.is_damaged:
             where = self.places[-1].path if self.places else self.report.folder
             text = f"the log ends too early: it was durable up to {self.proven}"
@@ -248,7 +254,7 @@ class _Check:
             for _, header in _good_batches(place, start if place is self.places[number] else 0):
                 if header.base_offset >= end:
                     proof = max(proof, header.durable_end)
-        if proof > end:
+        if proof > max(end, self.log_start):
             self.say(DAMAGE, path, f"{why}; it was durable up to {proof}", position, end)
             return True
         left = sum(place.size for place in self.places[number:]) - position
@@ -344,18 +350,18 @@ def _check_replacement(check: _Check, folder: Path) -> bool:
 
 def _check_epochs(check: _Check) -> None:
     """Below the recovery point the file speaks for batches that no start looks at."""
-    said = check.checkpoint(LEADER_EPOCH_FILE)
-    if not isinstance(said, list):
+    if check.written is None:
         return
-    path = f"{check.report.folder}/{LEADER_EPOCH_FILE}"
-    first = check.places[0].base_offset if check.places else 0
-    upto = min(check.recovery_point, check.report.end)
-    found = {epoch: start for epoch, start in check.epochs.entries if start < upto}
-    written = {int(epoch): int(start) for epoch, start in said}
-    for epoch, start in found.items():
-        there = written.get(epoch)
-        if there != start and not (there is not None and there < start == first):
-            text = f"epoch {epoch} begins at {start} in the log, the file says {there}"
+    start_at, upto = check.log_start, min(check.recovery_point, check.report.end)
+    found, written = (
+        [(epoch, start) for epoch, start in cache.from_start(start_at).entries if start < upto]
+        for cache in (check.epochs, check.written)
+    )
+    known = dict(written)
+    for epoch, start in found:
+        if known.get(epoch) != start:
+            path = f"{check.report.folder}/{LEADER_EPOCH_FILE}"
+            text = f"epoch {epoch} begins at {start} in the log, the file says {known.get(epoch)}"
             check.say(DAMAGE, path, text, at=start)
             return
 

@@ -230,3 +230,31 @@ def test_a_compacted_log_is_sound_and_its_chain_starts_behind_its_holes(tmp_path
     same = run("chain", tmp_path / "whole" / "log" / "orders-0", "--from", cleaned["first"])
     assert same.stdout.split()[0] == cleaned["value"]
     assert whole["value"] != cleaned["value"]
+
+
+def test_a_log_start_inside_a_segment_and_one_that_moved_over_segments_are_sound(
+    tmp_path: Path,
+) -> None:
+    life = Life(Disk(), SMALL, str(tmp_path))
+    log = life.log()
+    for number in range(60):
+        append(log, [f"{number}-{n}" for n in range(20)], epoch=1 + number // 10)
+        life.flush()
+    log.high_watermark = 1_200
+    log.advance_log_start(507)
+    life.flush()
+    folder = tmp_path / "log" / "orders-0"
+    assert not check_folder(folder).is_damaged, check_folder(folder).findings
+    life.close()
+    report = check_folder(folder)
+    assert (report.start, report.end) == (507, 1_200)
+    assert {finding.level for finding in report.findings} <= {NOTE}
+    assert run("dump", tmp_path, "--verify").return_value == 0
+    again = Life(Disk(), SMALL, str(tmp_path))
+    again.log().start_over(2_000)
+    again.flush()
+    append(again.log(), ["new"], epoch=9)
+    again.flush()
+    report = check_folder(folder)
+    assert (report.start, report.end, report.is_damaged) == (2_000, 2_001, False), report.findings
+    again.close()
