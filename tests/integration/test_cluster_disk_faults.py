@@ -72,7 +72,7 @@ async def refusals(cluster: FaultyCluster, writer: LiveWriter, text: str) -> Non
     await cluster.until(lambda: any(text in reason for reason in writer.refused()), text)
 
 
-async def test_invariant_l26_a_leader_whose_disk_is_full_refuses_writes_and_goes_on_when_space_returns(
+async def test_invariant_l26_a_full_leader_refuses_writes_and_goes_on_when_space_returns(
     cluster: FaultyCluster,
 ) -> None:
     leader, followers = await placed(cluster, "full-leader")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from chaos.deadline import TooLateError
-from chaos.disks.shim import lying
+from chaos.disks.shim import broken, lying
 from tests.support.live_cluster import LiveCluster
 from tests.support.live_writer import writing
 from tests.support.power_cut import Power, TapePower, cuts_by_kind, power_for, powered
@@ -113,6 +113,29 @@ async def test_disks_that_lie_of_their_syncs_are_found_out(
     with pytest.raises((AssertionError, TooLateError)) as found:
         await torture(cluster, power, random.Random(1), [BROKERS])
     print(found.value)  # noqa: T201
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("power", ["takes everything"], indirect=True)
+async def test_rule_q2_pages_that_a_failed_sync_dropped_are_never_believed(
+    cluster: LiveCluster, power: TapePower
+) -> None:
+    """As Linux does it: one sync fails, its pages look clean and are gone, the next succeeds."""
+    chance = random.Random(2)
+    await cluster.create_topic(TOPIC, PARTITIONS)
+    async with writing(cluster, TOPIC, PARTITIONS) as writer:
+        for _ in range(3):
+            name = f"broker-{await cluster.leader(TOPIC)}"
+            pid = cluster.pid(name)
+            power.shim.set(name, broken("sync", times=1, part="/log"))
+            await cluster.until(lambda pid=pid, name=name: cluster.pid(name) != pid, "it ended")
+            power.shim.set(name)
+            print(f"{name}: {power.drop_unsynced([name], chance)}")  # noqa: T201
+            cluster.start_node(name)
+            await cluster.wait_healthy(TOPIC, PARTITIONS, RECOVERY_S)
+            await writer.more(MORE, RECOVERY_S)
+    await cluster.wait_same_on_disk(TOPIC, PARTITIONS)
+    print(await writer.judge(cluster))  # noqa: T201
 
 
 @pytest.mark.slow

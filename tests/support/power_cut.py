@@ -143,6 +143,10 @@ class TapePower(Power):
         """The tape says it all."""
 
     def _bring_back(self, nodes: Sequence[str], random: Random) -> list[str]:
+        return self.drop_unsynced(nodes, random)
+
+    def drop_unsynced(self, nodes: Sequence[str], random: Random) -> list[str]:
+        """What no sync covers is gone from these disks, as after a cut. Their processes are dead."""
         told = []
         for name in nodes:
             keep = random.choice(self._keep)
