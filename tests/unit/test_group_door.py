@@ -128,6 +128,10 @@ def test_malformed_requests_are_refused(body: bytes) -> None:
 @dataclass
 class FakeLoader:
     image: MetadataImage
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.loaded.set()
 
     async def changed(self) -> None:
         return None
