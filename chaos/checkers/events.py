@@ -284,6 +284,8 @@ def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Ver
         if not rows:
             faults.append(f"broker {broker}: no partition was checked")
         for row in rows:
+            if "/.deleted/" in row["folder"]:
+                continue  # set aside as damaged, or deleted: nothing reads it any more
             batches += row["batches"]
             if row["is_damaged"]:
                 faults.append(f"broker {broker}: {row['folder']}: {row['findings']}")

@@ -9,6 +9,7 @@ from chaos.scenarios.coordinator_cut import COORDINATOR_CUT
 from chaos.scenarios.disk_breaks import DISK_BREAKS
 from chaos.scenarios.disk_full import DISK_FULL
 from chaos.scenarios.disk_hangs import DISK_HANGS
+from chaos.scenarios.disk_rots import DISK_ROTS
 from chaos.scenarios.followers_cut import FOLLOWERS_CUT
 from chaos.scenarios.leader_cut import LEADER_CUT
 from chaos.scenarios.never_twice import NEVER_TWICE
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
         DISK_FULL,
         DISK_HANGS,
         DISK_BREAKS,
+        DISK_ROTS,
         POWER_CUT,
         PAUSE_KILL,
         PART_KILL,

@@ -64,6 +64,7 @@ OWN_CHECKS = {
     "disk-full": ["the fault is told to writers"],
     "disk-hangs": ["writes go on while the disk hangs"],
     "disk-breaks": ["the node ends as documented"],
+    "disk-rots": ["whole again: disk-rots"],
     "power-cut": ["whole again: power-cut"],
     "pause-kill": ["whole again: pause-kill"],
     "part-kill": ["whole again: part-kill"],

@@ -146,7 +146,7 @@ class TapePower(Power):
         return self.drop_unsynced(nodes, random)
 
     def drop_unsynced(self, nodes: Sequence[str], random: Random) -> list[str]:
-        """What no sync covers is gone from these disks, as after a cut. Their processes are dead."""
+        """What no sync covers is gone from these disks. Their processes are dead."""
         told = []
         for name in nodes:
             keep = random.choice(self._keep)
