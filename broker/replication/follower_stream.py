@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.replication")
 
 INITIAL_BUFFER_BYTES = 1 << 20
+KEPT_BUFFER_BYTES = 8 << 20
+"""A larger one was made for a batch of unusual size, and is given back once that is taken."""
 MAX_PUSH_FRAME_BYTES = 64 << 20
 """Refused before it is read: a push holds one quantum, or one batch that is larger."""
 FRAMES_PER_TURN = 64
@@ -96,6 +98,9 @@ class FollowerStream(asyncio.BufferedProtocol):
         if used and rest:
             self._buffer[:rest] = self._buffer[used : self._filled]
         self._filled = rest
+        if not rest and len(self._buffer) > KEPT_BUFFER_BYTES:
+            self._buffer = bytearray(INITIAL_BUFFER_BYTES)
+            self._view = memoryview(self._buffer)
         if rest_now and self._transport is not None:
             self._resting = True
             self._transport.pause_reading()

@@ -129,6 +129,7 @@ class PushSession:
 
     def drop_window(self) -> None:
         """Nobody will prove any more what this session pushed."""
+        self.stream.waits_no_more(self)
         if self.window is not None:
             self.stream.flow.drop(self.window)
             self.window = None
@@ -421,6 +422,10 @@ class LeaderStream(asyncio.Protocol):
             return most if bucket is None else min(most, bucket.quantum())
         self.mark(session)
         return 0
+
+    def waits_no_more(self, session: PushSession) -> None:
+        """For an acknowledgement of its own: it is over."""
+        self._full.pop(session, None)
 
     def acknowledged(self, key: Key, number: int, end: int) -> None:
         """A follower proved to hold everything below ``end``; there may be room again."""
