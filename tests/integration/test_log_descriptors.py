@@ -101,6 +101,5 @@ def test_a_log_directory_has_more_partitions_than_it_may_open_files(tmp_path: Pa
 @pytest.mark.slow
 def test_20000_partitions_under_a_limit_of_4096_descriptors(tmp_path: Path) -> None:
     told = filled(tmp_path, 20_000, 4_096)
-    print(told)
     assert told["failures"] == 0
     assert told["most"] <= 4_096

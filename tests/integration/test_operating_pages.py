@@ -22,7 +22,15 @@ BIN = Path(sys.executable).parent
 FENCE = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_STEP = "end of step"
 PAGE_DEADLINE_S = 90
-IN_ORDER = ("zookeeper.md", "health.md", "inside.md", "durability.md", "retention.md", "upgrade.md", "quorum.md")
+IN_ORDER = (
+    "zookeeper.md",
+    "health.md",
+    "inside.md",
+    "durability.md",
+    "retention.md",
+    "upgrade.md",
+    "quorum.md",
+)
 """zookeeper.md makes the topic that the others look at; quorum.md breaks the most."""
 
 
