@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.compaction import (
+    PIECE_BYTES,
     CleanState,
     CompactionConfig,
     Plan,
@@ -268,9 +269,14 @@ class _Rate:
         self._bytes_per_ms = max(1.0, bytes_per_second / 1000)
         self._clock = clock
         self._free_ms = 0.0
+        self._size = 0
         self.stop = threading.Event()
 
     def __call__(self, size: int) -> None:
+        self._size += size
+        if size and self._size < PIECE_BYTES:
+            return
+        size, self._size = self._size, 0
         now_ms = self._clock.monotonic_ms()
         self._free_ms = max(self._free_ms, now_ms) + size / self._bytes_per_ms
         ahead_ms = self._free_ms - now_ms

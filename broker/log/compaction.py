@@ -38,10 +38,11 @@ from raft_metadata.common.producer_claims import BATCHES_REMEMBERED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-KEY_BYTES = 16
-"""Longer keys are told apart by a 128-bit digest (blake2b; Kafka's cleaner uses MD5)."""
-ENTRY_BYTES = 160
-"""What one key costs in a `KeyMap`: measured, with its share of the table."""
+KEY_BYTES = 64
+"""Longer keys are told apart by a 128-bit digest (blake2b; Kafka's cleaner uses MD5 for all)."""
+DIGEST_BYTES = 16
+ENTRY_BYTES = 220
+"""What one key costs in a `KeyMap` at most: a key, an offset, their share of the table."""
 PIECE_BYTES = 65_536
 """Lines decoded at once: a thread that cleans lets go of the interpreter after 0.3 ms."""
 DELTA_MAX = (1 << 31) - 1
@@ -75,15 +76,19 @@ class KeyMap:
         newest = self._newest
         for offset, key, _ in records:
             if key is not None:
-                newest[key if len(key) < KEY_BYTES else _digest(key)] = offset
+                newest[key if _is_short(len(key)) else _digest(key)] = offset
 
     def newest(self, key: bytes) -> int:
         """The newest offset of this key, -1 where the map has none."""
-        return self._newest.get(key if len(key) < KEY_BYTES else _digest(key), -1)
+        return self._newest.get(key if _is_short(len(key)) else _digest(key), -1)
 
 
 def _digest(key: bytes) -> bytes:
-    return blake2b(key, digest_size=KEY_BYTES).digest()
+    return blake2b(key, digest_size=DIGEST_BYTES).digest()
+
+
+_is_short = frozenset(range(KEY_BYTES)).difference({DIGEST_BYTES}).__contains__
+"""Whether a key of this length stands for itself: one as long as a digest could be one."""
 
 
 KeyedRecord = tuple[int, bytes | None, bool]
@@ -315,6 +320,8 @@ class Retention:
         parts: list[bytes] = []
         count = 0
         for piece in pieces(lines):
+            if parts:
+                pace(0)
             records = keyed_records(piece, header.key_format)
             kept = [
                 key is None
@@ -328,7 +335,6 @@ class Retention:
                 stored = piece.split(b"\n")
                 parts += [line + b"\n" for line, keep in zip(stored, kept, strict=False) if keep]
             count += stays
-            pace(0)
         if count == header.count:
             return Kept(None, count)
         return Kept(b"".join(parts), count)

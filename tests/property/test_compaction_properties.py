@@ -177,8 +177,9 @@ class Compacted(RuleBasedStateMachine):
             else before
         )
         self.life.flush()
-        for path in self.log.remove_segments(10):
-            self.disk.unlink(path)
+        if self.log.stored is not None:
+            for path in self.log.stored.remove_below(self.log.log_start_offset, 10):
+                self.disk.unlink(path)
 
     @rule()
     def kill(self) -> None:
