@@ -88,6 +88,10 @@ class WhiteBox:
             "log_directory_error": None if logs.failed is None else str(logs.failed),
             "flush_rounds": logs.flush_rounds,
             "open_segments": logs.open_segments,
+            "fetched": {
+                "cached_bytes": logs.read_counts.cached_bytes,
+                "cold_bytes": logs.read_counts.cold_bytes,
+            },
             "events": {"sequence": events.sequence, "dropped": events.dropped},
             "replicas": hosted,
             "leaders": led,
