@@ -209,6 +209,7 @@ class Producer:
         self._topic = topic
         self._idempotent = idempotent
         self._partitioner = partitioner
+        self._cluster_id = ""
         self._sequencer: Sequencer | None = None
 
     def send(
@@ -218,10 +219,10 @@ class Producer:
         if not self._idempotent:
             return send(self._client, self._topic, records, retry_s=retry_s)
         if self._sequencer is None:
-            info = self._client.run(cluster())
+            self._cluster_id = self._client.run(cluster()).cluster_id
             self._sequencer = Sequencer(
                 self._topic,
-                self._client.run(new_producer_id(info.cluster_id)),
+                self._client.run(new_producer_id(self._cluster_id)),
                 self._client.run(partition_count(self._topic)),
                 self._partitioner,
             )
@@ -241,6 +242,8 @@ class Producer:
         told: list[list[RecordOutcome]] = []
         deadline_s = time.monotonic() + retry_s
         channel = sequencer.add(partition, records, deadline_s, told.append)
+        if channel.wants_id:
+            channel.spare_id = self._client.run(new_producer_id(self._cluster_id))
         while not told:
             crossing = channel.due()
             if crossing is not None:
@@ -267,14 +270,16 @@ class AsyncProducer:
         self._client = client
         self._topic = topic
         self._partitioner = partitioner
+        self._cluster_id = ""
         self._sequencer: Sequencer | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._asking: set[WriteChannel] = set()
 
     async def __aenter__(self) -> Self:
-        info = await self._client.run(cluster())
+        self._cluster_id = (await self._client.run(cluster())).cluster_id
         self._sequencer = Sequencer(
             self._topic,
-            await self._client.run(new_producer_id(info.cluster_id)),
+            await self._client.run(new_producer_id(self._cluster_id)),
             await self._client.run(partition_count(self._topic)),
             self._partitioner,
         )
@@ -330,6 +335,18 @@ class AsyncProducer:
     def _pump(self, channel: WriteChannel) -> None:
         while self._tasks is not None and (crossing := channel.due()) is not None:
             self._tasks.create_task(self._attempt(channel, crossing))
+        if self._tasks is not None and channel.wants_id and channel not in self._asking:
+            self._asking.add(channel)
+            self._tasks.create_task(self._spare_id(channel))
+
+    async def _spare_id(self, channel: WriteChannel) -> None:
+        """Its epochs are nearly used up: it goes on under another id. Asked again if that fails."""
+        try:
+            channel.spare_id = await self._client.run(new_producer_id(self._cluster_id))
+        except ClientError:
+            await asyncio.sleep(PAUSE_S)
+        self._asking.discard(channel)
+        self._expire(channel)
 
     async def _attempt(self, channel: WriteChannel, crossing: Crossing) -> None:
         sequencer = self._sequencer

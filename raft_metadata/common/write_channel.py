@@ -91,6 +91,7 @@ class Crossing:
 
     __slots__ = (
         "calling", "claim", "count", "doubtful", "error", "members", "ordinal", "text", "void",
+        "was_first",
     )  # fmt: skip
 
     def __init__(self, members: list[Waiting], claim: Claim, ordinal: int) -> None:
@@ -101,6 +102,8 @@ class Crossing:
         self.count = sum(member.count for member in members)
         self.text = b",".join([member.text for member in members])
         self.calling = False
+        self.was_first = False
+        """In its last attempt nothing before it was under way."""
         self.doubtful = False
         """An attempt had no certain end."""
         self.void = False
@@ -197,6 +200,7 @@ class WriteChannel:
                     return None
             elif crossing.doubtful or not self._broken:
                 crossing.calling = True
+                crossing.was_first = crossing is self._flight[0]
                 return crossing
         if self._broken or not self._queue:
             return None
@@ -207,6 +211,7 @@ class WriteChannel:
                 return None
         crossing = self._number()
         crossing.calling = True
+        crossing.was_first = not self._flight
         self._flight.append(crossing)
         return crossing
 
@@ -251,8 +256,13 @@ class WriteChannel:
         elif error.outcome is Outcome.UNKNOWN and not crossing.void:
             crossing.doubtful = True
         elif not crossing.doubtful:
-            if crossing.void or error.code in _OUT_OF_STEP or crossing.has_settled:
+            early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not crossing.was_first
+            if crossing.void or crossing.has_settled:
                 self._broken = True  # to be numbered anew, without those that have left
+            elif early:
+                pass  # it overtook the one before it, on another connection: it has its turn
+            elif error.code in _OUT_OF_STEP:
+                self._broken = True
             elif is_final or error.code not in REROUTED:
                 self._give_up(crossing, error)
         self._mend()

@@ -18,7 +18,9 @@ from http_api.client.producer import NewRecord, json_text
 from http_api.client.transport import Client
 from http_api.contract.errors import REST_STATUS, failure_envelope
 from http_api.contract.idempotence import claim_of
-from raft_metadata.common.errors import KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.producer_claims import EPOCH_MAX, Claim
+from raft_metadata.common.write_channel import Waiting, WriteChannel
 
 T = TypeVar("T")
 
@@ -123,6 +125,10 @@ async def test_invariant_t1_many_sends_at_once_are_there_once_and_in_order(seed:
         assert broker.logs[outcome.partition][outcome.offset] == [number % 4, number // 4]
     if not seed:
         assert broker.most_under_way > 3, "several are under way"
+        epochs = {known.epoch for states in broker.states for _, known in states.items()}
+        assert epochs == {0}, (
+            "one that overtakes another has its turn, nothing is given up"
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -163,3 +169,29 @@ def test_what_is_refused_for_good_is_not_sent_again() -> None:
     assert broker.requests == before + 1
     broker.answer = usual  # type: ignore[method-assign]
     assert producer.send([NewRecord(b"3", partition=0)])[0].offset == 1
+
+
+def test_a_channel_whose_epochs_are_used_up_goes_on_under_another_id() -> None:
+    channel = WriteChannel(7)
+    channel._epoch = EPOCH_MAX - 1
+    told: list[int] = []
+    refused = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
+    claims = []
+    for number in range(4):
+        channel.add(Waiting(b"1", 1, (), 1_000, lambda base, _: told.append(base)))
+        crossing = channel.due()
+        if crossing is None:
+            assert channel.wants_id
+            channel.spare_id = 8
+            channel.expire(0)
+            crossing = channel.due()
+        assert crossing is not None
+        claims.append(crossing.claim)
+        if number < 3:
+            channel.failed(crossing, refused)
+        else:
+            channel.succeeded(crossing, 5)
+    assert claims == [
+        Claim(7, EPOCH_MAX - 1, 0), Claim(7, EPOCH_MAX, 0), Claim(8, 0, 0), Claim(8, 1, 0),
+    ]  # fmt: skip
+    assert told == [-1, -1, -1, 5]
