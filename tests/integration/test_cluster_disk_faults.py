@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.disks.shim import broken, clock_ahead, full, slow
+from chaos.disks.shim import Fault, broken, clock_ahead, full, slow
 from tests.support.disk_faults import FaultyCluster, running_on_faulty_disks
 from tests.support.live_writer import LiveWriter, writing
 
@@ -219,3 +219,27 @@ async def test_rule_r10_a_clock_that_jumps_by_a_year_deletes_nothing_one_that_al
         # Years have passed for everybody: what retention is for, and a sign that it works here.
         await cluster.until(old_ones_are_gone, "old segments are gone")
     assert (await cluster.produce(1, "aging", "next")).body["offsets"][0]["offset"] == WRITTEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [full(0), broken("sync", times=1)], ids=["full", "broken"])
+async def test_a_controller_whose_disk_fails_ends_and_another_rules(
+    cluster: FaultyCluster, fault: Fault
+) -> None:
+    active, term = await cluster.active_controller()
+    node = f"controller-{active}"
+    pid = cluster.pid(node)
+    async with cluster.faulty([node], fault):
+        await cluster.create_topic(f"while-{fault.what}")
+        await cluster.until(lambda: cluster.pid(node) != pid, "it ended")
+    assert cluster.exit_status(node) == EXIT_STORAGE, cluster.log(node)[-2000:]
+    assert (await cluster.active_controller())[1] > term
+    cluster.start_node(node)
+    url = f"{next(one.url for one in cluster.controllers if one.id == active)}/controller/v1/status"
+
+    async def it_is_back() -> bool:
+        return (await cluster.ask("GET", url, deadline_s=1.0)).status == 200
+
+    await cluster.until(it_is_back, f"{node} answers")
+    await cluster.create_topic(f"after-{fault.what}")
+    assert (await cluster.produce(1, f"while-{fault.what}", 1)).status == 200
