@@ -19,6 +19,7 @@ from http_api.client.calls import ClientError
 from http_api.client.load_run import Counts, LoadRun, Work
 from http_api.client.load_work import Budget, ReadOn, WriteBatches
 from http_api.client.transport import Client
+from http_api.node.process_setup import run_loop
 
 DURATION_S = 10.0
 FILL_RECORDS = 500_000
@@ -227,7 +228,7 @@ def _run(
 ) -> LoadRun:
     run = LoadRun(works, found.leader_of, duration_s=duration_s, records_per_s=per_s)
     progress: Callable[[float, Counts], None] | None = None if form == "quiet" else _progress
-    asyncio.run(run.run(progress))
+    run_loop(run.run(progress))
     return run
 
 
