@@ -177,6 +177,20 @@ def test_invariant_l8_a_follower_behind_the_log_start_starts_over_through_any_cr
     check_same(follower, leader)
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+def test_invariant_l8_a_log_that_started_over_is_empty_though_its_old_files_are_still_there(
+    pair: tuple[Side, Side], seed: int
+) -> None:
+    leader, follower = pair
+    fill(follower, leader)
+    follower.log.start_over(35)
+    follower.life.flush()
+    follower.crash(seed)
+    assert (follower.log.log_start_offset, follower.log.log_end_offset) == (35, 35)
+    assert follower.log.durable_end == 35
+    assert follower.log.end_of_epoch(1) == (-1, 35)
+
+
 def test_a_follower_that_the_log_start_overtakes_is_shipped_on_from_there(
     pair: tuple[Side, Side],
 ) -> None:
