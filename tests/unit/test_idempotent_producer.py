@@ -126,9 +126,7 @@ async def test_invariant_t1_many_sends_at_once_are_there_once_and_in_order(seed:
     if not seed:
         assert broker.most_under_way > 3, "several are under way"
         epochs = {known.epoch for states in broker.states for _, known in states.items()}
-        assert epochs == {0}, (
-            "one that overtakes another has its turn, nothing is given up"
-        )
+        assert epochs == {0}, "one that overtakes another has its turn, nothing is given up"
 
 
 @pytest.mark.parametrize("seed", range(4))
