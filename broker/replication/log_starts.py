@@ -17,7 +17,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicIdPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import BrokerId
 
 LOGS_PER_TURN = 200
 """Looked at before the loop gets its turn: about 1 ms."""
@@ -34,6 +35,16 @@ every produce meanwhile waits for."""
 DURABLE_WAIT_MS = 5_000
 """How long a slice of retention waits for its log starts: a full disk holds them for longer."""
 _log = logging.getLogger("broker.log")
+
+
+def may_go_up_to(role: LeaderState, adding: Iterable[BrokerId], high_watermark: int) -> int:
+    """What retention may reach: it does not overtake a replica that is being filled for a move.
+
+    Invariant L24. One that is not connected holds nothing: it may never come.
+    """
+    connected = (role.followers.get(broker) for broker in adding)
+    ends = [state.log_end for state in connected if state is not None and state.session >= 0]
+    return min([high_watermark, *ends])
 
 
 class LogStarts:
@@ -143,9 +154,10 @@ class LogStarts:
             return False
         if not by_time:
             config = config._replace(retention_ms=retention.UNLIMITED)
-        found = retention.decide(
-            log.segments, log.log_start_offset, replica.partition.high_watermark, config, now_ms
-        )
+        registration = self._manager.image.partition(*replica.partition.id)
+        adding = () if registration is None else registration.adding
+        end = may_go_up_to(role, adding, replica.partition.high_watermark)
+        found = retention.decide(log.segments, log.log_start_offset, end, config, now_ms)
         if found is None:
             return False
         if found.roll_first:

@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from broker.log.log_directory import LogConfig
 from broker.log.retention import RetentionConfig, decide
 from broker.log.segment import Segment
-from broker.replication.log_starts import LogStarts
+from broker.replication.log_starts import LogStarts, may_go_up_to
+from broker.replication.partition_state import LeaderState, Settings
 from broker.server.controller_clock import MEASUREMENT_AGE_MAX_MS, ControllerClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerEpoch, TopicIdPartition
+from raft_metadata.common.ids import (
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    PartitionEpoch,
+    TopicIdPartition,
+)
 from tests.support.hosted_replicas import FIRST_ID, ME, ZERO, created, hosted, images, registered
 from tests.support.logs import append, values_of
 
@@ -89,6 +96,27 @@ def test_invariant_l24_retention_never_passes_the_high_watermark(
     if len(too_old) < len(gone):
         assert size >= 0
         assert sum(each.size for each in left) + sum(each.size for each in too_old) >= size
+
+
+def test_invariant_l24_retention_does_not_overtake_a_replica_that_is_filled_for_a_move() -> None:
+    role = LeaderState(
+        me=BrokerId(1),
+        epoch=LeaderEpoch(1),
+        epoch_start=0,
+        replicas=(BrokerId(1), BrokerId(2), BrokerId(3)),
+        isr=(BrokerId(1), BrokerId(2)),
+        partition_epoch=PartitionEpoch(1),
+        settings=Settings(1, by_durable=True),
+        now_ms=0,
+    )
+    for broker, end in ((2, 7), (3, 20)):
+        role.opened(BrokerId(broker), BrokerEpoch(1), 10 + broker, (end, end), 50, 0)
+    adding = (BrokerId(3), BrokerId(4))
+    assert may_go_up_to(role, (), 40) == 40, "Kafka's rule: a follower that lags holds nothing"
+    assert may_go_up_to(role, adding, 40) == 20
+    assert may_go_up_to(role, adding, 15) == 15
+    role.closed(BrokerId(3), 13)
+    assert may_go_up_to(role, adding, 40) == 40
 
 
 class TwoClocks:
