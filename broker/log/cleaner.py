@@ -299,8 +299,11 @@ class LogCleaner:
         limits: CleanerLimits,
         clock: Clock,
         note: Callable[[PartitionLog, CleaningStats, int, int], None],
+        may_clean: Callable[[], bool] = lambda: True,
     ) -> None:
         """``facts``: None of a log that is nobody's replica.
+
+        ``may_clean``: not while the clock that tombstones grow old by can't be trusted.
 
         ``note``: told of each pass: what it did, how far the log is clean, how long it took (ms).
         """
@@ -309,6 +312,7 @@ class LogCleaner:
         self._limits = limits
         self._clock = clock
         self._note = note
+        self._may_clean = may_clean
         self._rate = _Rate(limits.io_max_bytes_per_second, clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self.totals = CleaningStats()
@@ -328,7 +332,7 @@ class LogCleaner:
     async def clean_dirty_logs(self) -> None:
         """One pass over each log that is worth it, the dirtiest first."""
         for log in await self._dirty_logs():
-            if log.failed is None:
+            if log.failed is None and self._may_clean():
                 await self.clean(log)
 
     async def _dirty_logs(self) -> list[PartitionLog]:

@@ -314,7 +314,7 @@ class Retention:
 
     def of(self, header: BatchHeader, lines: bytes, pace: Callable[[int], None]) -> Kept:
         """What stays of a batch's lines; ``pace`` is called between pieces, with 0."""
-        if header.is_control or header.is_transactional:
+        if header.is_control or header.is_transactional or header.is_compressed:
             return Kept(None, header.count)
         newest, drop_below = self.keys.newest, self.drop_below
         parts: list[bytes] = []

@@ -89,10 +89,11 @@ class KeyScan:
             if self.keys.is_full:
                 return
             self.producers.see(header)
-            if header.next_offset > start:
+            if header.next_offset > start and not header.is_compressed:
                 for piece in pieces(raw[HEADER_SIZE:]):
                     self.keys.add(keyed_records(piece, header.key_format))
                     self._pace(len(piece))
+            if header.next_offset > start:
                 self.end = header.next_offset
             self.bytes_read += len(raw)
 

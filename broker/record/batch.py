@@ -64,6 +64,7 @@ _LENGTH, _CRC, _BASE_OFFSET, _COUNT, _DELTA, _LEADER_EPOCH = 1, 4, 5, 6, 7, 8
 _new_tuple = tuple.__new__
 _TRANSACTIONAL = 1 << 4
 _CONTROL = 1 << 5
+_COMPRESSION = 0b111 << 6
 
 
 class RecordFormat(IntEnum):
@@ -135,6 +136,11 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_compressed(self) -> bool:
+        """What stands behind the header is no lines."""
+        return bool(self.attributes & _COMPRESSION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from broker.replication.partition_state import LeaderState
 from raft_metadata.common.ids import TopicIdPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
     from broker.log.partition_log import PartitionLog
@@ -31,9 +33,16 @@ def replicated_to(partition: Partition) -> int:
 
 
 def make_cleaner(
-    config: BrokerConfig, logs: LogManager, manager: ReplicaManager, clock: Clock
+    config: BrokerConfig,
+    logs: LogManager,
+    manager: ReplicaManager,
+    clock: Clock,
+    is_clock_trusted: Callable[[], bool],
 ) -> LogCleaner:
-    """The cleaner of this broker; what each pass did becomes an event."""
+    """The cleaner of this broker; what each pass did becomes an event.
+
+    It rests while this clock differs from the controllers', as retention does (rule R10).
+    """
     limits = CleanerLimits(
         dedupe_buffer_bytes=config.limits.log_cleaner_dedupe_buffer_size,
         io_max_bytes_per_second=config.limits.log_cleaner_io_max_bytes_per_second,
@@ -63,4 +72,4 @@ def make_cleaner(
                 took_ms=took_ms,
             )
 
-    return LogCleaner(logs.logs, facts, limits, clock, note)
+    return LogCleaner(logs.logs, facts, limits, clock, note, is_clock_trusted)

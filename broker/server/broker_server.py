@@ -71,8 +71,9 @@ class BrokerServer:
         self.manager = ReplicaManager(
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
-        self.log_starts = LogStarts(config, self.manager, self.logs, clock, self._is_clock_trusted)
-        self.cleaner = make_cleaner(config, self.logs, self.manager, clock)
+        trusted = self._is_clock_trusted
+        self.log_starts = LogStarts(config, self.manager, self.logs, clock, trusted)
+        self.cleaner = make_cleaner(config, self.logs, self.manager, clock, trusted)
         self._page_cached = PageCacheTopics(config, self.logs)
         self._loader = MetadataLoader(config, controllers, clock, self._follow, self._publish)
         self._lifecycle = Lifecycle(
