@@ -142,7 +142,7 @@ def test_invariant_l26_a_disk_that_is_full_at_any_byte_of_anything_ends_nothing(
 ) -> None:
     refused = 0
     for room_at in range(40):
-        for room in (0, 1, 30, 90, 200):
+        for room in (0, 30 + room_at, 150 - room_at):
             story = Story(room_at, room, follower=follower)
             story.run()
             refused += story.refused
@@ -151,7 +151,7 @@ def test_invariant_l26_a_disk_that_is_full_at_any_byte_of_anything_ends_nothing(
             log = Life(story.disk, SMALL).log()
             assert log.log_end_offset == len(story.model)
             assert values_of(log, log.log_start_offset) == expected
-    assert refused > 100
+    assert refused > 60
 
 
 def test_a_full_disk_at_a_truncation_cuts_nothing_and_cuts_later() -> None:
