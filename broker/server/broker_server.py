@@ -63,9 +63,8 @@ class BrokerServer:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._config, self._faults = config, faults
-        self._boot_id = ""
+        self._boot_id, self._settled = "", asyncio.Event()
         self._cache_is_kept = self._boot_is_noted = False
-        self._settled = asyncio.Event()
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
         self.logs = self._make_logs(disk := WatchedDisk())
         self.manager = ReplicaManager(
