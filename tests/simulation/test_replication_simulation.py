@@ -1,6 +1,7 @@
 """One replicated partition under one seeded scheduler: lost, late and replayed frames, the flusher
 as its own actor, kills, power cuts that lose any unsynced pages and names, full and failing disks,
-rotten bytes, pauses, fences, moves, reassignments, `flush` switched live, unclean elections.
+rotten bytes, pauses, fences, moves, reassignments, departures, `flush` switched live, records that
+are deleted, numbered batches that are sent again, unclean elections.
 
 In most seeds the log is the product's own, over a simulated disk. Every invariant of the table in
 docs/claims.md is judged after each event or at the end of a seed; one that was never judged is red.
@@ -30,6 +31,7 @@ MUST_HAPPEN = (
     *("kill", "power", "disk", "rotted", "pause", "fence", "move", "cut_all", "shutdown"),
     *("eio", "full", "cut_at", "flush", "reassigned", "cancel", "unclean elections", "departures"),
     *("ended by OSError", "ended by PowerCut", "ended by CorruptionError", "found rotten"),
+    *("trims", "repeats found", "reassignments finished"),
     *("answered ok", "answered not_written", "answered unknown"),
 )
 

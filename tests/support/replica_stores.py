@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broker.config import BrokerConfig
+from broker.log.checkpoints import decode_checkpoint
 from broker.log.disk import DISK_FULL
 from broker.log.log_directory import PARTITION_FILE, LogConfig
 from broker.log.log_manager import LogManager
 from broker.log.partition_log import PartitionLog
+from broker.log.producer_state import ProducerStates
 from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE, recover_log
 from broker.log.segment import OpenFiles
 from broker.record.batch import HEADER_SIZE, BatchError, BatchHeader, RecordFormat, verify, walk
@@ -33,6 +35,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicId,
 )
+from raft_metadata.common.producer_claims import Claim
 from raft_metadata.image.metadata_image import MetadataImage
 from tests.support.memory_log import MemoryLog, decode, encode
 from tests.support.replication_invariants import Entry, Violation, agree
@@ -139,7 +142,9 @@ class MemoryStore:
 
     # log
 
-    def append(self, epoch: int, values: list[int], now_ms: int) -> None:
+    def append(
+        self, epoch: int, values: list[int], now_ms: int, claim: Claim | None = None
+    ) -> None:
         for value in values:
             self.log.append((epoch, value))
 
@@ -224,6 +229,7 @@ class ToldLog:
         self._log = log
         self.append_as_follower = store.append_as_follower
         self.truncate_to = store.truncate_to
+        self.start_over = store.start_over
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
@@ -253,8 +259,9 @@ class DiskStore:
         """Of a replica that was removed, and may not yet have been moved into quarantine."""
         self.cutting: int | None = None
         """Up to where the log is being cut: a crash leaves the longer log or the shorter one."""
-        self.uncut: list[Entry | None] = []
+        self.uncut: list[Entry | None] | None = None
         """Before a cut whose own sync failed: it may be found once more, whole."""
+        self.shown_start = 0
         self.rotted: tuple[Any, int, int] | None = None  # inode, position, last offset
         self.manager: LogManager | None = None
         self.log: PartitionLog | None = None
@@ -293,7 +300,7 @@ class DiskStore:
             del durable[len(before) :]  # a cut that failed is done in the page cache only
         if self.cutting is not None:
             del durable[self.cutting :]
-            self.uncut = before
+            self.uncut = before if self.uncut is None else self.uncut
         self.pending, self.cutting, self.aside, self.kept = [], None, [], None
         self.failure = []
         self.power_gone = False
@@ -324,8 +331,12 @@ class DiskStore:
             return True
         self.mirror = self.read_all(opened)
         if not self.damaged:
-            if len(self.mirror) > len(before) and agree(self.mirror, self.uncut) is None:
-                before = self.uncut
+            if self.uncut is not None and agree(self.mirror, self.uncut) is None:
+                before = max(before, self.uncut, key=len)
+                durable = []
+            elif opened.log_start_offset < self.shown_start:
+                shown = f"{self.shown_start} was shown, {opened.log_start_offset} was found"
+                raise Violation("L24", f"log start of broker {self.id}", shown)
             self.on_recovered(before, durable)
         return True
 
@@ -355,11 +366,15 @@ class DiskStore:
         log = self.keeper.open(image, image.topics[TOPIC], ZERO, config)
         if log is not None and log is not self.log:
             if was_offline or not log.log_end_offset:
-                self.mirror, self.aside = [], []
+                self.mirror, self.aside, self.uncut, self.shown_start = [], [], None, 0
                 self.rotted = None  # what was damaged is set aside
             self.log = log
-            log.on_durable = self.host.durable
+            log.on_durable = self._durable
         return None if log is None else ToldLog(self, log)
+
+    def _durable(self) -> None:
+        self.uncut = None
+        self.host.durable()
 
     def append_as_follower(self, batches: memoryview | bytes) -> None:
         assert self.log is not None
@@ -385,8 +400,9 @@ class DiskStore:
         if end_offset >= log.log_end_offset:
             return
         self.cutting = end_offset
+        self.uncut = list(self.mirror)
         log.truncate_to(end_offset)
-        self.cutting, self.uncut = None, []
+        self.cutting, self.uncut = None, None
         self.host.cut(log.log_end_offset)
         del self.mirror[log.log_end_offset :]
         self._heal_rot()
@@ -399,6 +415,15 @@ class DiskStore:
         if self.log is None or self.log.log_end_offset <= last + 1 or self._proof() <= last:
             _flip(inode, position)
             self.rotted = None
+
+    def start_over(self, offset: int) -> None:
+        """Nobody holds what comes between: the old log may be found once more, whole."""
+        assert self.log is not None
+        self.uncut, self.cutting = list(self.mirror), 0
+        self.log.start_over(offset)
+        self.cutting = None
+        self.mirror = [None] * offset
+        self.rotted = None
 
     def look_at(self, image: MetadataImage) -> None:
         self.keeper.forget_recorded_damage(image)
@@ -417,6 +442,8 @@ class DiskStore:
 
     def stop(self, *, power: bool) -> None:
         rng, disk = self.host.rng, self.disk
+        if self.log is not None and self.uncut is None:
+            self.shown_start = self.log.log_start_offset
         power = power or self.power_gone
         thread = getattr(self, "thread", None)
         syncs = thread is not None and thread.tokens is not None
@@ -513,7 +540,9 @@ class DiskStore:
 
     # log
 
-    def append(self, epoch: int, values: list[int], now_ms: int) -> None:
+    def append(
+        self, epoch: int, values: list[int], now_ms: int, claim: Claim | None = None
+    ) -> None:
         assert self.log is not None
         rng = self.host.rng
         records = [
@@ -528,6 +557,7 @@ class DiskStore:
             value_format=RecordFormat.JSON,
             leader_epoch=epoch,
             now_ms=now_ms,
+            **_named(claim),
         )
         for offset, entry in enumerate(self.pending, base):
             self.host.note(entry, offset)
@@ -559,6 +589,10 @@ class DiskStore:
             return
         self.manager.flush_dirty()
         try:
+            removals = self.manager.removals
+            removals._now_ms += 600_000
+            removals.rename_some()
+            removals._unlink(removals._due())
             self.manager.checkpoint_high_watermarks()
         except OSError as error:
             if error.errno not in DISK_FULL:
@@ -567,17 +601,36 @@ class DiskStore:
     # from its bytes
 
     def runs(self) -> list[tuple[int, int, int]]:
-        """(base, next, epoch) of every batch on the disk."""
-        return [(h.base_offset, h.next_offset, h.leader_epoch) for _, _, h in self._batches()]
+        """(base, next, epoch) of every batch on the disk, out of use or not."""
+        assert self.log is not None
+        used = {segment.log_path for segment in self.log.segments}
+        return [
+            (header.base_offset, header.next_offset, header.leader_epoch)
+            for path, inode in self._files()
+            if path in used
+            for _, header in walk(bytes(inode.cache))
+        ]
+
+    def producers(self) -> tuple[object, object]:
+        """What the log remembers of its producers, and what a replay of its bytes gives (T4)."""
+        assert self.log is not None
+        replayed = ProducerStates()
+        used = {segment.log_path for segment in self.log.segments}
+        for path, inode in self._files():
+            for _, header in walk(bytes(inode.cache)) if path in used else ():
+                if header.producer_id >= 0:
+                    replayed.applied(header)
+        known = self.log.producers
+        return sorted(known.items() if known else ()), sorted(replayed.items())
 
     def mirror_start(self) -> int:
         return next((at for at, each in enumerate(self.mirror) if each is not None), 0)
 
     def rebuilt_epochs(self) -> list[tuple[int, int]]:
-        """The epoch cache, from a copy of the log without any checkpoint of it."""
+        """The epoch cache, from a copy of the log without any checkpoint of epochs."""
         copy = SimulatedDisk()
         for path, inode in self.disk.live.items():
-            keep = not path.endswith((LEADER_EPOCH_FILE, RECOVERY_POINT_FILE, ".index"))
+            keep = not path.endswith((LEADER_EPOCH_FILE, ".index"))
             if keep and inode is not None:
                 fd = copy.open(path, create=True)
                 copy.write(fd, bytes(inode.cache), 0)
@@ -599,22 +652,32 @@ class DiskStore:
         whose = disk.synced.get(f"{directory}/{PARTITION_FILE}")
         if directory not in disk.synced or whose is None or not whose.durable.strip(b"\0"):
             return found  # whatever lies there, it would be set aside
-        first = True
-        for path in sorted(disk.synced):
-            inode = disk.synced[path]
-            if not path.startswith(directory + "/") or not path.endswith(".log") or inode is None:
-                continue
-            base = int(path[-24:-4])
-            if first:
-                found = [None] * base
-            elif base != len(found):
+        files = {
+            int(path[-24:-4]): (path, inode)
+            for path, inode in disk.synced.items()
+            if path.startswith(directory + "/") and path.endswith(".log") and inode is not None
+        }
+        start = self._durable_start(f"{directory}/{RECOVERY_POINT_FILE}")
+        first = max((base for base in files if base <= start), default=min(files, default=0))
+        found = [None] * first
+        for base in sorted(base for base in files if base >= first):
+            if base != len(found):
                 break
-            first = False
-            for header, entries in self._parse(path, inode):
+            for header, entries in self._parse(*files[base]):
                 if header.base_offset != len(found):
                     return found
                 place(found, header, entries)
         return found
+
+    def _durable_start(self, path: str) -> int:
+        inode = self.disk.synced.get(path)
+        if inode is None:
+            return 0
+        try:
+            content: Any = decode_checkpoint(bytes(inode.durable), path)
+        except (CorruptionError, ValueError):
+            return 0
+        return int(content["log_start_offset"])
 
     def _parse(self, path: str, inode: Any) -> list[tuple[BatchHeader, list[Entry]]]:
         known = self._parsed.get(path)
@@ -660,6 +723,16 @@ def entries_of(header: BatchHeader, raw: bytes) -> list[Entry]:
     return found
 
 
+def _named(claim: Claim | None) -> dict[str, int]:
+    if claim is None:
+        return {}
+    return {
+        "producer_id": claim.producer_id,
+        "producer_epoch": claim.epoch,
+        "base_sequence": claim.sequence,
+    }
+
+
 def _value(line: bytes) -> int:
     """The value of a stored record; -1 where a reader was handed damaged bytes."""
     number = line[line.rfind(b":") + 1 : -1]
@@ -679,8 +752,8 @@ def batches_of(raw: bytes) -> list[tuple[BatchHeader, list[Entry]]]:
 
 
 def place(log: list[Entry | None], header: BatchHeader, entries: list[Entry]) -> None:
-    """Put a batch's entries where they stand."""
-    log.extend(entries)
+    """Put a batch's entries where they stand; of a first one what lies behind the log start."""
+    log.extend(entries[len(log) - header.base_offset :])
 
 
 def _config(b: BrokerId) -> BrokerConfig:

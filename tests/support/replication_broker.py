@@ -15,6 +15,7 @@ from broker.replication.partition import Following, Idle, Partition, Role
 from broker.replication.partition_state import LeaderState, Proposal, Settings
 from raft_metadata.common.errors import CorruptionError, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
+from raft_metadata.common.producer_claims import Claim, next_sequence
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import AlterPartition, IsrMember
 from tests.support import replication_invariants as check
@@ -30,6 +31,27 @@ FAR = 10**9
 LAG_MS = 0
 """Every check for laggards is eager: a member that holds less than the leader may be removed."""
 NOBODY = Idle(LeaderEpoch(-1))
+
+
+class Writer:
+    """A client that numbers its batches: it sends each until it is there, one at a time."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.claim = Claim(producer_id, 0, 0)
+        self.values: list[int] = []
+        """What is under way; empty: nothing."""
+        self.asked = 0
+        """Attempts without an answer."""
+
+    def told(self, values: list[int], fate: Fate) -> Fate:
+        """An attempt is over. Unless it is there, the batch is sent again: nothing is certain."""
+        self.asked -= 1
+        if fate is not Fate.OK:
+            return Fate.UNKNOWN
+        if values is self.values:
+            sequence = next_sequence(self.claim.sequence, len(values))
+            self.claim, self.values = self.claim._replace(sequence=sequence), []
+        return fate
 
 
 class Broker:
@@ -337,7 +359,8 @@ class Broker:
         state = role.followers.get(follower)
         if state is None or state.session < 0:
             return
-        start, end = state.sent, partition.log.log_end_offset
+        start = max(state.sent, partition.log.log_start_offset)  # what is deleted is skipped
+        end = partition.log.log_end_offset
         try:
             raw, state.sent = self.store.read(start, end, self.rng.choice((1, 500, 8000)))
         except CorruptionError:
@@ -355,34 +378,46 @@ class Broker:
         self.partition.on_ack(follower, message, 0)
         self.world.judge.acknowledged(self, message, before, known_of(self.partition.role))
 
-    def produce(self, values: list[int], acks: str = "all") -> None:
-        judge, partition = self.world.judge, self.partition
-        role = self.role
+    def produce(self, values: list[int], acks: str = "all", writer: Writer | None = None) -> None:
+        judge, partition, epoch = self.world.judge, self.partition, self.role.epoch
+
+        def answer(fate: Fate, offset: int = -1, reign: int = epoch) -> None:
+            if writer is not None:
+                fate = writer.told(values, fate)
+            judge.answer(values, fate, offset, reign, acks)
+
         if partition is None:
-            judge.answer(values, Fate.NOT_WRITTEN, -1, role.epoch, acks)
+            answer(Fate.NOT_WRITTEN)
             return
-        store = self.store
-        base = partition.log.log_end_offset
+        store, log = self.store, partition.log
+        base = log.log_end_offset
         before = (base, size_of(store))
+        claim = None if writer is None else writer.claim
         try:
             leads = partition.check_may_append(all_replicas=acks == "all")
-            store.append(leads.epoch, values, self.world.now_ms)
+            found = log.repeated(claim, len(values), self.world.now_ms) if claim else None
+            if found is None:
+                store.append(leads.epoch, values, self.world.now_ms, claim)
         except KafkaError as error:
             if error.outcome is Outcome.NOT_WRITTEN and store.failed is None:
-                after = (partition.log.log_end_offset, size_of(store))
+                after = (log.log_end_offset, size_of(store))
                 check.l26_refused_leaves_nothing(judge.tally, before, after, self.id)
             sure = error.outcome is not Outcome.UNKNOWN
-            fate = Fate.NOT_WRITTEN if sure else Fate.UNKNOWN
-            judge.answer(values, fate, -1, role.epoch, acks)
+            answer(Fate.NOT_WRITTEN if sure else Fate.UNKNOWN)
             return
-        judge.produced(self, leads.epoch, base, values)
-        partition.log.request_flush()
+        reign, last = leads.epoch, base + len(values) - 1
+        if found is None:
+            judge.produced(self, leads.epoch, base, values)
+        else:  # a repeat is answered with its first place, and not before that is committed
+            base, last = found.first_offset, found.last_offset
+            reign = log.epoch_at(last)
+            self.world.counts["repeats found"] += 1
+        log.request_flush()
 
         def done(fate: Fate) -> None:
-            judge.answer(values, fate, base, leads.epoch, acks)
+            answer(fate, base, reign)
 
-        last = base + len(values) - 1
-        partition.park(Parked(leads.epoch, base, last, acks == "all", FAR, done))
+        partition.park(Parked(reign, base, last, acks == "all", FAR, done))
         for follower in list(leads.followers):
             self.push(follower)
         partition.advance()
@@ -401,6 +436,19 @@ class Broker:
             return  # reported: this process ends, and says so when it comes back
         for header, entries in batches_of(raw):
             self.world.judge.served(self, header.base_offset, list(entries))
+
+    def trim(self, offset: int) -> None:
+        """An operator deletes the records up to here (rule R10)."""
+        partition = self.partition
+        if partition is None or not isinstance(self.role, LeaderState):
+            return
+        offset = min(offset, partition.high_watermark)
+        try:
+            if partition.log.advance_log_start(offset):
+                self.world.counts["trims"] += 1
+                self.world.judge.trimmed(self, offset)
+        except KafkaError:
+            return  # the log is offline
 
     def give_up(self) -> None:
         """A client's deadline: some parked produce becomes unknown."""

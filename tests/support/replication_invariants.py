@@ -290,3 +290,9 @@ def p6_joins_in_its_present_life(t: Tally, joiner: int, *, living: bool, present
     t["P6"] += 1
     if not (living and present):
         raise Violation("P6", f"{joiner} joins: unfenced {living}, in its present life {present}")
+
+
+def t4_producers_are_the_replay(t: Tally, known: object, replayed: object, broker: int) -> None:
+    t["T4"] += 1
+    if known != replayed:
+        raise Violation("T4", f"broker {broker} remembers {known}, its log says {replayed}")

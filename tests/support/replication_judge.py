@@ -31,6 +31,7 @@ JUDGED = (
     "L11 rebuilt",
     "P6",
     "T1",
+    "T4",
     "rule R5",
     "rule G3",
 )
@@ -106,6 +107,13 @@ class Judge:
             self.tally, broker.store.mirror, self.exposed[:must], self.start, broker.id, epoch
         )
 
+    def trimmed(self, leader: Broker, offset: int) -> None:
+        """A leader has decided to delete what is below this offset."""
+        assert leader.partition is not None
+        if not self.of_a_lost_history(leader.partition.role.epoch):
+            check.l24_start_below_high_watermark(self.tally, offset, len(self.exposed), leader.id)
+            self.start = max(self.start, offset)
+
     def elected_uncleanly(self, epoch: int) -> None:
         """By the controller, as the topic allows: somebody leads who may lack anything."""
         self.unclean_epoch, self.unclean_pending = epoch, True
@@ -126,6 +134,7 @@ class Judge:
             for value, fate in self.answers.items()
             if fate is Fate.UNKNOWN or (fate is Fate.OK and value in self.where)
         }
+        self.start = min(self.start, kept)
         self.unclean_pending = False
 
     def of_a_lost_history(self, epoch: int) -> bool:

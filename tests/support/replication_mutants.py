@@ -16,14 +16,16 @@ import pytest
 from broker.log import (
     flusher,
     log_manager,
+    log_producers,
     log_reader,
     log_segments,
     partition_log,
     recovery,
 )
 from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.producer_state import ProducerStates
 from broker.record import batch
-from broker.replication import parked, partition
+from broker.replication import log_start, parked, partition
 from broker.replication.frames import Diverging, Valid
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
@@ -60,7 +62,6 @@ MUTANTS: list[Mutant] = []
 SECOND_LINES = {
     "rule R4: acknowledgements of any session count": "sessions end with the epoch that counts",
     "rule R6: a registration that was overtaken still counts": "the settling of the newer one",
-    "rule M3: a refusal drops other attempts too": "the partition epoch that refused it",
     "P8: who only waits for its produces counts as a replica": "the epoch of the reassignment",
 }
 """Faults that a second line of defence hides in worlds of this size, and which: each line has its
@@ -91,7 +92,7 @@ def _followers_say_what_they_hold(patch: Patch) -> None:
 # ---- guarantees §3.7, M3 to M18
 
 
-@mutant("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=190)
+@mutant("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=127)
 def _keep_follower_state(patch: Patch) -> None:
     real = Partition._lead
 
@@ -116,7 +117,7 @@ def _ack_of_any_epoch(self: Partition, follower: Any, message: Any, now_ms: int)
     return None
 
 
-@mutant("M4 joins without having been heard of in this epoch", "L18", *LOST)
+@mutant("M4 joins without having been heard of in this epoch", "L18", *LOST, first=7)
 def _join_without_fetch(patch: Patch) -> None:
     real = LeaderState.__init__
 
@@ -137,7 +138,7 @@ def _join_without_fetch(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("M5 joins below the high watermark", "L18", *LOST)
+@mutant("M5 joins below the high watermark", "L18", *LOST, first=3)
 def _join_below_high_watermark(patch: Patch) -> None:
     real = LeaderState.may_join
 
@@ -147,7 +148,7 @@ def _join_below_high_watermark(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("M6 joins below the leader epoch's start", "L18", *LOST)
+@mutant("M6 joins below the leader epoch's start", "L18", *LOST, first=1)
 def _join_below_epoch_start(patch: Patch) -> None:
     real = LeaderState.may_join
 
@@ -161,7 +162,7 @@ def _join_below_epoch_start(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("M7 a push is appended wherever it belongs", "L14", "L25", "L7", on_disk=False)
+@mutant("M7 a push is appended wherever it belongs", "L14", "L25", "L7", on_disk=False, first=3)
 def _push_at_any_offset(patch: Patch) -> None:
     real = Partition.on_push
 
@@ -174,7 +175,7 @@ def _push_at_any_offset(patch: Patch) -> None:
 
 
 @mutant(
-    "M8 a push of another epoch or session is appended", "L14", "L25", "L7", on_disk=False, first=40
+    "M8 a push of another epoch or session is appended", "L14", "L25", "L7", on_disk=False, first=13
 )
 def _push_of_any_epoch(patch: Patch) -> None:
     real = Partition.on_push
@@ -195,7 +196,7 @@ def _push_of_any_epoch(patch: Patch) -> None:
     patch.setattr(Partition, "on_push", on_push)
 
 
-@mutant("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=90)
+@mutant("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=70)
 def _no_broker_epoch_check(patch: Patch) -> None:
     real = replication_control._check_may_join
 
@@ -205,7 +206,7 @@ def _no_broker_epoch_check(patch: Patch) -> None:
     patch.setattr(replication_control, "_check_may_join", check)
 
 
-@mutant("M10 AlterPartition without its partition-epoch check", "L5", *LOST, first=120)
+@mutant("M10 AlterPartition without its partition-epoch check", "L5", *LOST, first=49)
 def _no_partition_epoch_check(patch: Patch) -> None:
     real = replication_control._check_epochs
 
@@ -219,7 +220,7 @@ def _no_partition_epoch_check(patch: Patch) -> None:
     patch.setattr(replication_control, "_check_epochs", check)
 
 
-@mutant("M11 the high watermark counts only the committed ISR", "L5", *LOST)
+@mutant("M11 the high watermark counts only the committed ISR", "L5", *LOST, first=1)
 def _no_maximal_isr(patch: Patch) -> None:
     patch.setattr(LeaderState, "maximal_isr", lambda self: self.isr)
 
@@ -236,9 +237,7 @@ def _truncate_to_hw(patch: Patch) -> None:
     patch.setattr(Partition, "_become", become)
 
 
-@mutant(
-    "M13 the high watermark is taken before the truncation", "L16", "L20", "L13", "L7", first=10
-)
+@mutant("M13 the high watermark is taken before the truncation", "L16", "L20", "L13", "L7", first=1)
 def _hw_from_divergence(patch: Patch) -> None:
     real = Partition.on_diverging
 
@@ -250,7 +249,7 @@ def _hw_from_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_diverging", on_diverging)
 
 
-@mutant("M14 what a diverging follower says it holds is recorded", "L16", *LOST)
+@mutant("M14 what a diverging follower says it holds is recorded", "L16", *LOST, first=1)
 def _record_on_divergence(patch: Patch) -> None:
     real = Partition.on_open
 
@@ -267,7 +266,7 @@ def _record_on_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_open", on_open)
 
 
-@mutant("M15 a fenced or leaving broker joins the ISR", "P6")
+@mutant("M15 a fenced or leaving broker joins the ISR", "P6", first=15)
 def _fenced_may_join(patch: Patch) -> None:
     def eligible(registration: Any) -> Any:
         return None if registration is None else registration.broker_epoch
@@ -299,7 +298,7 @@ def _ack_before_hw(patch: Patch) -> None:
     patch.setattr(parked.ParkedProduces, "resolve", resolve)
 
 
-@mutant("M18 and rule R6: a replaced or damaged disk keeps its place", "L23", *LOST)
+@mutant("M18 and rule R6: a replaced or damaged disk keeps its place", "L23", *LOST, first=5)
 def _ignore_lost(patch: Patch) -> None:
     nothing = partition_change._Lost(frozenset(), frozenset())
     patch.setattr(partition_change, "_lost_replicas", lambda *_: nothing)
@@ -308,7 +307,7 @@ def _ignore_lost(patch: Patch) -> None:
 # ---- rules R, M and KIP-966 on the partition
 
 
-@mutant("rule R1: the high watermark counts log ends", *LOST)
+@mutant("rule R1: the high watermark counts log ends", *LOST, first=4)
 def _hw_by_log_end(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
 
@@ -319,7 +318,7 @@ def _hw_by_log_end(patch: Patch) -> None:
     patch.setattr(LeaderState, "end_of", end_of)
 
 
-@mutant("rule R1: a follower joins by its log end", "L18", *LOST)
+@mutant("rule R1: a follower joins by its log end", "L18", *LOST, first=1)
 def _join_by_log_end(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
     real = LeaderState.may_join
@@ -334,14 +333,12 @@ def _join_by_log_end(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant(
-    "rule R1: a follower that goes by ack is counted by its log end", *LOST, flush=True, first=20
-)
+@mutant("rule R1: a follower that goes by ack is counted by its log end", *LOST, flush=True)
 def _log_end_of_an_ack_follower(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
 
 
-@mutant("rule R1: what was acknowledged under os is forgotten with os", *LOST, flush=True, first=90)
+@mutant("rule R1: what was acknowledged under os is forgotten with os", *LOST, flush=True, first=70)
 def _no_mark(patch: Patch) -> None:
     real = Broker.register
 
@@ -365,7 +362,7 @@ def _lead_in_old_epoch(patch: Patch) -> None:
     patch.setattr(partition_change, "_is_deposed", lambda _, draft: draft.leader not in draft.isr)
 
 
-@mutant("rule R4: answers to earlier requests count", "L14", "L13", *LOST, first=20)
+@mutant("rule R4: answers to earlier requests count", "L14", "L13", *LOST, first=104)
 def _answer_any_request(patch: Patch) -> None:
     def awaiting(self: Partition, _request: int, _epoch: int) -> Following | None:
         return self.role if isinstance(self.role, Following) else None
@@ -385,7 +382,7 @@ def _ack_any_session(patch: Patch) -> None:
     patch.setattr(Partition, "on_ack", _ack_of_any_epoch)
 
 
-@mutant("rule R4 and invariant L14: a diverging follower is taken as it is", "L14", "L7")
+@mutant("rule R4 and invariant L14: a diverging follower is taken as it is", "L14", "L7", first=1)
 def _no_divergence(patch: Patch) -> None:
     real = Partition.on_open
 
@@ -403,7 +400,7 @@ def _no_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_open", on_open)
 
 
-@mutant("rule R5: parked work is answered ok by its offset alone", "L10", first=20)
+@mutant("rule R5: parked work is answered ok by its offset alone", "L10", first=1)
 def _wake_by_offset(patch: Patch) -> None:
     def resolve(self: parked.ParkedProduces, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < high_watermark:
@@ -412,7 +409,7 @@ def _wake_by_offset(patch: Patch) -> None:
     patch.setattr(parked.ParkedProduces, "resolve", resolve)
 
 
-@mutant("rule R5: an entry past the log end counts as not written", "rule R5", first=200)
+@mutant("rule R5: an entry past the log end counts as not written", "rule R5", first=1)
 def _not_written_on_truncation(patch: Patch) -> None:
     real = parked.ParkedProduces.resolve
 
@@ -434,7 +431,7 @@ def _late_registration(patch: Patch) -> None:
     "L22",
     "L23",
     on_disk=True,
-    first=30,
+    first=218,
 )
 def _clean_before_sync(patch: Patch) -> None:
     real = log_manager.LogManager._close_cleanly
@@ -449,7 +446,7 @@ def _clean_before_sync(patch: Patch) -> None:
     patch.setattr(log_manager.LogManager, "_close_cleanly", close)
 
 
-@mutant("rule M3: an unanswered attempt is rolled back", "L5", *LOST, first=15)
+@mutant("rule M3: an unanswered attempt is rolled back", "L5", *LOST, first=4)
 def _rollback(patch: Patch) -> None:
     def unknown(self: LeaderState, attempt: int, _retry_ms: int) -> None:
         self.refused(attempt)
@@ -457,7 +454,7 @@ def _rollback(patch: Patch) -> None:
     patch.setattr(LeaderState, "unknown", unknown)
 
 
-@mutant("rule M3: a refusal drops other attempts too", "L5", *LOST)
+@mutant("rule M3: a refusal drops other attempts too", "L5", *LOST, first=362)
 def _refusal_for_all(patch: Patch) -> None:
     def refused(self: LeaderState, attempt: int) -> None:
         self.proposals = {}
@@ -477,7 +474,7 @@ def _attempts_stay(patch: Patch) -> None:
     patch.setattr(LeaderState, "maximal_isr", maximal_isr)
 
 
-@mutant("invariant L11: a reign without a record stays in the epoch cache", "L11")
+@mutant("invariant L11: a reign without a record stays in the epoch cache", "L11", first=15)
 def _empty_reign_stays(patch: Patch) -> None:
     def assign(self: LeaderEpochCache, epoch: int, start_offset: int) -> None:
         if not self._epochs or epoch > self._epochs[-1]:
@@ -487,7 +484,7 @@ def _empty_reign_stays(patch: Patch) -> None:
     patch.setattr(LeaderEpochCache, "assign", assign)
 
 
-@mutant("KIP-966: ELR keeps members while ISR >= min ISR", "L5", *LOST)
+@mutant("KIP-966: ELR keeps members while ISR >= min ISR", "L5", *LOST, first=1)
 def _elr_never_emptied(patch: Patch) -> None:
     def next_elr(before: Any, isr: Any, lost: Any, _min_isr: int) -> tuple[Any, ...]:
         members = [r for r in before.replicas if r in before.isr or r in before.elr]
@@ -499,7 +496,7 @@ def _elr_never_emptied(patch: Patch) -> None:
     patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep_eligible)
 
 
-@mutant("unclean election: any unfenced replica may lead", *LOST, "L5")
+@mutant("unclean election: any unfenced replica may lead", *LOST, "L5", first=5)
 def _unclean_election(patch: Patch) -> None:
     real = partition_change._elect
 
@@ -518,7 +515,7 @@ def _unclean_election(patch: Patch) -> None:
     *LOST,
     "L27",
     moves=True,
-    first=20,
+    first=24,
 )
 def _shrink_at_once(patch: Patch) -> None:
     def complete(brokers: Any, draft: Any, rules: Any) -> None:
@@ -528,7 +525,7 @@ def _shrink_at_once(patch: Patch) -> None:
     patch.setattr(partition_change, "complete_reassignment", complete)
 
 
-@mutant("P8: a reassignment adds to the ISR itself", *LOST, moves=True, first=10)
+@mutant("P8: a reassignment adds to the ISR itself", *LOST, moves=True, first=11)
 def _adding_counts_at_once(patch: Patch) -> None:
     real = reassignment_control.reassign
 
@@ -554,7 +551,9 @@ def _leaver_counts(patch: Patch) -> None:
     patch.setattr(Partition, "_counted_end", counted_end)
 
 
-@mutant("P8: who was taken out is not fenced off by an epoch", *LOST, "L17", "L18", moves=True)
+@mutant(
+    "P8: who was taken out is not fenced off by an epoch", *LOST, "L17", "L18", moves=True, first=28
+)
 def _no_new_epoch(patch: Patch) -> None:
     real = PartitionDraft.keep_replicas
 
@@ -567,7 +566,7 @@ def _no_new_epoch(patch: Patch) -> None:
     patch.setattr(PartitionDraft, "keep_replicas", keep_replicas)
 
 
-@mutant("rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True)
+@mutant("rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True, first=5)
 def _out_unawares(patch: Patch) -> None:
     patch.setattr(reassignment_control, "unaware", lambda *_: ())
 
@@ -575,7 +574,9 @@ def _out_unawares(patch: Patch) -> None:
 # ---- rules Q and R2: the log on its disk
 
 
-@mutant("rule Q1: what is found at the start counts before it is synced", "L2", "L3", "L23")
+@mutant(
+    "rule Q1: what is found at the start counts before it is synced", "L2", "L3", "L23", first=51
+)
 def _open_without_sync(patch: Patch) -> None:
     patch.setattr(recovery, "_rewrite_unproven", lambda *_: None)
     real = partition_log.PartitionLog.restore
@@ -587,7 +588,7 @@ def _open_without_sync(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "restore", restore)
 
 
-@mutant("rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=20)
+@mutant("rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=56)
 def _sync_errors_are_swallowed(patch: Patch) -> None:
     real = flusher.Flusher._work
 
@@ -599,7 +600,7 @@ def _sync_errors_are_swallowed(patch: Patch) -> None:
 
 
 @mutant(
-    "rule Q3: a flush begun before a cut proves what stands behind it", "L2", "L18", "L8", first=90
+    "rule Q3: a flush begun before a cut proves what stands behind it", "L2", "L18", "L8", first=30
 )
 def _no_generation(patch: Patch) -> None:
     real = partition_log.PartitionLog.end_flush
@@ -611,12 +612,12 @@ def _no_generation(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "end_flush", end_flush)
 
 
-@mutant("rule Q5: damage is cut off like a torn tail", *LOST, "L23", on_disk=True)
+@mutant("rule Q5: damage is cut off like a torn tail", *LOST, "L23", on_disk=True, first=218)
 def _damage_is_cut(patch: Patch) -> None:
     patch.setattr(recovery, "_refuse_if_durable", lambda *_: None)
 
 
-@mutant("rule Q5 and invariant L22: readers don't look at checksums", "L22", on_disk=True)
+@mutant("rule Q5 and invariant L22: readers don't look at checksums", "L22", on_disk=True, first=1)
 def _no_checksums(patch: Patch) -> None:
     def verify(buffer: Any, at: int = 0) -> Any:
         return batch.parse_header(buffer, at)
@@ -641,7 +642,7 @@ def _names_unsynced(patch: Patch) -> None:
     "L2",
     "L3",
     "L12",
-    first=30,
+    first=75,
 )
 def _half_written(patch: Patch) -> None:
     real = simulated_disk.SimulatedDisk.write
@@ -656,7 +657,7 @@ def _half_written(patch: Patch) -> None:
     patch.setattr(simulated_disk.SimulatedDisk, "write", write)
 
 
-@mutant("rule R2: what failed half way is left where it stands", "L26", on_disk=True)
+@mutant("rule R2: what failed half way is left where it stands", "L26", on_disk=True, first=1)
 def _not_cut_back(patch: Patch) -> None:
     def truncate(self: Any, fd: int, size: int) -> None:
         """Nothing."""
@@ -669,3 +670,62 @@ def _not_cut_back(patch: Patch) -> None:
             return real(self, segment, fd, error)
 
     patch.setattr(log_segments.LogSegments, "_cut_back", cut_back)
+
+
+# ---- log start and producers
+
+
+@mutant(
+    "rule R10: the log start shows before it is durable", "L24", on_disk=True, trims=True, first=40
+)
+def _start_shows_at_once(patch: Patch) -> None:
+    real = partition_log.PartitionLog.advance_log_start
+
+    def advance(self: Any, offset: int) -> bool:
+        moved = real(self, offset)
+        if moved:
+            self.log_start_offset = offset
+        return moved
+
+    patch.setattr(partition_log.PartitionLog, "advance_log_start", advance)
+
+
+@mutant(
+    "rule R10: a follower behind the log start keeps its high watermark",
+    "L8",
+    trims=True,
+    first=217,
+)
+def _high_watermark_stays(patch: Patch) -> None:
+    def start_over(self: Any, offset: int) -> None:
+        self.log.start_over(offset)
+
+    patch.setattr(log_start, "_start_over", start_over)
+
+
+@mutant("T1: nobody asks whether a batch is there already", "T1", on_disk=True, numbered=True)
+def _no_repeats(patch: Patch) -> None:
+    patch.setattr(partition_log.PartitionLog, "repeated", lambda *_args, **_named: None)
+
+
+@mutant("M22: a new process does not know its producers", "T1", "T4", on_disk=True, numbered=True)
+def _producers_forgotten(patch: Patch) -> None:
+    real = partition_log.PartitionLog.restore
+
+    def restore(self: Any, found: Any) -> None:
+        found.producers = None
+        real(self, found)
+
+    patch.setattr(partition_log.PartitionLog, "restore", restore)
+
+
+@mutant(
+    "T4: what was cut off is still remembered", "T4", "L10", on_disk=True, numbered=True, first=10
+)
+def _cut_is_remembered(patch: Patch) -> None:
+    patch.setattr(log_producers.LogProducers, "truncated", lambda *_: None)
+
+
+@mutant("T4: a follower does not note producers", "T1", "T4", on_disk=True, numbered=True)
+def _followers_note_nobody(patch: Patch) -> None:
+    patch.setattr(ProducerStates, "applied", lambda *_: None)

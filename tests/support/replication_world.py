@@ -24,7 +24,7 @@ from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 from tests.support import replication_invariants as check
 from tests.support.replica_stores import SEGMENT_BYTES, DiskStore, PowerCut
-from tests.support.replication_broker import CONTROLLER, FAR, Broker
+from tests.support.replication_broker import CONTROLLER, FAR, Broker, Writer
 from tests.support.replication_controller import MIN_ISR, Controller, is_os
 from tests.support.replication_invariants import Violation
 from tests.support.replication_judge import Judge
@@ -44,6 +44,10 @@ class Features:
     """`flush` is switched between ack and os."""
     unclean: bool = False
     """The topic allows unclean elections."""
+    numbered: bool = False
+    """A client numbers its batches and sends each until it is there (invariants T1, T4)."""
+    trims: bool = False
+    """Records are deleted from the beginning."""
 
 
 def draw_features(rng: random.Random) -> Features:
@@ -53,6 +57,8 @@ def draw_features(rng: random.Random) -> Features:
         moves=roll < 0.2,
         flush=0.15 < roll < 0.35,
         unclean=roll > 0.95,
+        trims=rng.random() < 0.4,
+        numbered=rng.random() < 0.6,
     )
 
 
@@ -73,6 +79,7 @@ class World:
         self.judge = Judge(self)
         self.numbers = 100
         self.now_ms = 1_000_000
+        self.writer = Writer(7)
         self.net: list[Message] = []
         self.late: list[Message] = []
         self.power_cuts = self.departures = 0
@@ -90,6 +97,7 @@ class World:
         kinds = {kind: rng.choice((0, 1, 1, 3)) for kind in KINDS}
         if on_disk:
             kinds |= {kind: rng.choice((0, 1, 3)) for kind in DISK_KINDS}
+            kinds["trim"] = 3 * self.features.trims
         if moves:
             kinds |= {"reassign": 4, "cancel": 1}
         if self.features.flush:
@@ -265,11 +273,25 @@ class World:
         if awake and rng.random() < 0.2:
             reader = rng.choice(awake)
             self.act(reader, reader.consume, rng.randint(0, len(self.judge.exposed)))
-        if leaders:
+        numbered = self.features.numbered and self.features.on_disk and not self.features.unclean
+        if leaders and numbered and rng.random() < 0.5:
+            leader = rng.choice(leaders)
+            self.act(leader, self.send_numbered, leader)
+        elif leaders:
             values = [self.number() for _ in range(rng.choice((1, 1, 2, 3)))]
             acks = "leader" if rng.random() < 0.1 else "all"
             leader = rng.choice(leaders)
             self.act(leader, leader.produce, values, acks)
+
+    def send_numbered(self, leader: Broker) -> None:
+        """The next batch, or the one under way once more, through whoever thinks that it leads."""
+        writer, rng = self.writer, self.rng
+        if not writer.values:
+            writer.values = [self.number() for _ in range(rng.choice((1, 2, 3)))]
+        elif writer.asked and rng.random() < 0.8:
+            return  # it waits; now and then its answer is taken for lost
+        writer.asked += 1
+        leader.produce(writer.values, "all", writer)
 
     def fault(self) -> None:
         rng = self.rng
@@ -347,6 +369,12 @@ class World:
     def _fault_cut_at(self, broker: Broker) -> None:
         if broker.up and isinstance(broker.store, DiskStore):
             broker.store.cut_at(self.rng.randint(0, 20))
+
+    def _fault_trim(self, broker: Broker) -> None:
+        if self.controller.partition.has_leader:
+            broker = self.brokers[self.controller.partition.leader]
+        if broker.up and not broker.paused:
+            self.act(broker, broker.trim, self.rng.randint(0, len(self.judge.exposed)))
 
     def _fault_flush(self, _: Broker) -> None:
         self.controller.configure("flush", "ack" if is_os(self.controller.image) else "os")
@@ -468,9 +496,18 @@ class World:
             fate = self.judge.answers.get(value)
             settled = fate if fate is Fate.OK else None
             check.l27_in_time(self.judge.tally, f"value {value}", settled, facts=fate)
+            if self.writer.values:
+                self.act(leader, self._send_the_last, leader)
+                leader = self.until_settled("the numbered writer")
+                done = None if self.writer.values else leader
+                check.l27_in_time(self.judge.tally, "numbered", done, facts=self.writer.claim)
             self.judge.check_leader(leader)
             self.judge.drained(leader)
         self.after_all()
+
+    def _send_the_last(self, leader: Broker) -> None:
+        self.writer.asked += 1
+        leader.produce(self.writer.values, "all", self.writer)
 
     def after_all(self) -> None:
         """From the disks: every replica holds it all, and still does after a last power cut."""
@@ -489,9 +526,12 @@ class World:
             found = store.read_all(store.log)
             check.l22_served_is_sound(judge.tally, found, judge.exposed, 0, broker.id)
             check.l12_in_order(judge.tally, store.runs(), broker.id)
-            cache = live_epochs(store.log)
+            if not store.log.log_start_offset:
+                check.t4_producers_are_the_replay(judge.tally, *store.producers(), broker.id)
+            start_before = store.log.log_start_offset
+            cache = clipped(live_epochs(store.log), start_before)
             broker.stop(power=not broker.marked)
-            rebuilt = store.rebuilt_epochs()
+            rebuilt = clipped(store.rebuilt_epochs(), start_before)
             check.l11_cache_is_rebuilt(judge.tally, cache, rebuilt, broker.id)
             broker.start(f"life{self.number()}")
             if not broker.up:
@@ -512,6 +552,13 @@ class World:
         counts["found rotten"] = sum(getattr(b.store, "found_rotten", 0) for b in self.brokers)
         counts.update(f"answered {fate.value}" for fate in judge.answers.values())
         return counts
+
+
+def clipped(epochs: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:
+    """As far as they speak of records from this offset on."""
+    ends = [at for _, at in epochs[1:]] + [FAR]
+    kept = [(epoch, at) for (epoch, at), end in zip(epochs, ends, strict=True) if end > start]
+    return [(epoch, max(at, start)) for epoch, at in kept]
 
 
 def live_epochs(log: Any) -> list[tuple[int, int]]:
