@@ -33,7 +33,7 @@ def test_control_frames_round_trip(
     assert frames.decode(kind, memoryview(raw)[frames.PREFIX.size :]) == (key, frame)
 
 
-@given(keys, st.builds(Push, u64, i32, i64, i64, i64, i64, st.binary(max_size=100)))
+@given(keys, st.builds(Push, u64, i32, i64, i64, i64, i64, st.binary(max_size=100), i64))
 def test_pushes_round_trip(key: Key, push: Push) -> None:
     raw = frames.encode_push_head(key, push, len(push.batches)) + bytes(push.batches)
     length, kind = frames.PREFIX.unpack_from(raw)
