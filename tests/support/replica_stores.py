@@ -658,7 +658,7 @@ class DiskStore:
             if path.startswith(directory + "/") and path.endswith(".log") and inode is not None
         }
         start = self._durable_start(f"{directory}/{RECOVERY_POINT_FILE}")
-        first = max((base for base in files if base <= start), default=min(files, default=0))
+        first = max((base for base in files if base <= start), default=min(files, default=start))
         found = [None] * first
         for base in sorted(base for base in files if base >= first):
             if base != len(found):

@@ -279,8 +279,16 @@ class Broker:
             self.world.send(role.leader, "on_open", self.id, message)
 
     def on_valid(self, message: Valid) -> None:
-        if self.partition is not None and self.partition.on_valid(message):
-            self.partition.log.request_flush()
+        partition = self.partition
+        if partition is None:
+            return
+        try:
+            valid = partition.on_valid(message)
+        except KafkaError:
+            partition.drop_session()
+            return
+        if valid:
+            partition.log.request_flush()
             self.world.judge.follows(self)
             self.acknowledge()
 
@@ -296,6 +304,9 @@ class Broker:
             again = partition.on_diverging(message)
         except AssertionError as error:
             raise Violation("L13", str(error)) from error
+        except KafkaError:
+            partition.drop_session()
+            return
         if not self.unclean_cut:
             self.world.judge.diverged(self, message, before, partition.high_watermark)
         self.unclean_cut = False
