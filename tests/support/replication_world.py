@@ -100,6 +100,8 @@ class World:
             kinds["trim"] = 3 * self.features.trims
         if moves:
             kinds |= {"reassign": 4, "cancel": 1}
+        if unclean:
+            kinds |= {"disk": 4, "fence": 3, "pause": 2}  # else somebody clean is always there
         if self.features.flush:
             kinds |= {"flush": 4, "cut_at": 0}  # such a cut can't be weighed against the budget
         self.kinds = kinds
