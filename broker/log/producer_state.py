@@ -14,9 +14,11 @@ forget the same producers at the same batch; a broker's clock decides nothing bu
 
 A producer that is not known may begin with any sequence (KIP-360). That is safe here: nothing is
 known of a producer only where none of its batches is in this log, or its last one is older than
-``producer.id.expiration.ms``. With acks=all and clean elections everything acknowledged is in the
-leader's log, so nothing acknowledged can be repeated by being taken for new; and who retries an
-unknown outcome retries in order, so an earlier batch is never left behind by a later one.
+``producer.id.expiration.ms``; and what is remembered even then is answered as a repeat all the
+same, so that a clock that jumps between a write and its repeat makes no second one. With acks=all
+and clean elections everything acknowledged is in the leader's log, so nothing acknowledged can be
+repeated by being taken for new; and who retries an unknown outcome retries in order, so an earlier
+batch is never left behind by a later one.
 """
 
 from __future__ import annotations
@@ -139,6 +141,10 @@ class ProducerStates:
         """
         producer = self._producers.get(claim.producer_id)
         if producer is None or self._is_expired(producer, max(now_ms, self._newest_ms)):
+            # Who is expired and still remembered is not forgotten for a clock that jumped.
+            repeated = None if producer is None else _repeated(producer, claim, count)
+            if repeated is not None:
+                return repeated
             if producer is None and len(self._producers) >= self.most:
                 self._check_room(max(now_ms, self._newest_ms))
             if claim.sequence and not may_begin:
@@ -151,11 +157,10 @@ class ProducerStates:
         expected = next_sequence(producer.last_sequence)
         if claim.sequence == expected:
             return None
-        last = next_sequence(claim.sequence, count - 1)
-        for batch in producer.batches:
-            if batch.first_sequence == claim.sequence and batch.last_sequence == last:
-                return batch
-        raise _not_next(claim, last, expected)
+        batch = _repeated(producer, claim, count)
+        if batch is not None:
+            return batch
+        raise _not_next(claim, next_sequence(claim.sequence, count - 1), expected)
 
     def applied(self, header: BatchHeader, committed_end: int = 0) -> None:
         """A batch with a producer id now stands at the end of the log.
@@ -229,6 +234,15 @@ class ProducerStates:
             if not self._is_expired(producer, sure_ms)
         }
         self._sweep_above = max(self.most, len(self._producers) + self.most // 8)
+
+
+def _repeated(producer: Producer, claim: Claim, count: int) -> Remembered | None:
+    """The remembered batch that so many records of this claim are."""
+    last = next_sequence(claim.sequence, count - 1)
+    for batch in producer.batches if claim.epoch == producer.epoch else ():
+        if batch.first_sequence == claim.sequence and batch.last_sequence == last:
+            return batch
+    return None
 
 
 def _check_newer_epoch(claim: Claim, producer: Producer) -> None:

@@ -3,8 +3,9 @@
 An entry is never judged by its offset alone. It is *ok* if the entry of that epoch is still at
 that offset when the high watermark passes it; *not written* only once the high watermark has passed
 an entry of a newer epoch at or below that offset, and none of its records is there; truncation here
-alone proves nothing, because another in-sync replica may still hold it and be elected. At its
-deadline it is unknown.
+alone proves nothing, because another in-sync replica may still hold it and be elected. Nor does a
+log that begins behind it: it may have been committed, read and deleted. At its deadline it is
+unknown.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class EpochView(Protocol):
     """The part of a log that knows which epoch wrote which offset."""
 
     @property
+    def log_start_offset(self) -> int: ...
+    @property
     def durable_end(self) -> int: ...
     @property
     def last_epoch(self) -> int: ...
@@ -53,7 +56,7 @@ class Parked:
 class ParkedProduces:
     """The waiting produces of one partition, over all its leader epochs on this broker.
 
-    Two queues in order of arrival. Looking at the head is enough: an entry behind it has a higher
+    Two queues in order of the log. Looking at the head is enough: an entry behind it has a higher
     offset in the same epoch, or a newer epoch, whose commitment decides the head first.
     """
 
@@ -75,11 +78,11 @@ class ParkedProduces:
         if parked.all_replicas:
             if self._for_all is None:
                 self._for_all = deque()
-            self._for_all.append(parked)
+            _insert(self._for_all, parked)
         else:
             if self._for_leader is None:
                 self._for_leader = deque()
-            self._for_leader.append(parked)
+            _insert(self._for_leader, parked)
 
     def resolve(self, log: EpochView, high_watermark: int) -> None:
         """Answer whatever is certain by now."""
@@ -120,6 +123,17 @@ class ParkedProduces:
         return [queue for queue in (self._for_all, self._for_leader) if queue]
 
 
+def _insert(queue: deque[Parked], parked: Parked) -> None:
+    """At the end; but a repeat waits where the first one stands, not behind what came later."""
+    at = len(queue)
+    while at and queue[at - 1].base > parked.base and queue[at - 1].epoch >= parked.epoch:
+        at -= 1
+    if at == len(queue):
+        queue.append(parked)
+    else:
+        queue.insert(at, parked)
+
+
 def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark: int) -> None:
     head = queue[0]
     if head.offset >= max(reached, high_watermark) and log.last_epoch <= head.epoch:
@@ -132,7 +146,9 @@ def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark:
         elif parked.offset < high_watermark or newest > parked.epoch:
             # A first batch may have survived without the last one: then part of it is written.
             in_part = log.epoch_at(parked.base) == parked.epoch
-            fate = Fate.UNKNOWN if in_part else Fate.NOT_WRITTEN
+            # What stood below the log start nobody can tell by this log: it was deleted.
+            deleted = parked.base < log.log_start_offset
+            fate = Fate.UNKNOWN if in_part or deleted else Fate.NOT_WRITTEN
         else:
             return
         queue.popleft()

@@ -174,9 +174,13 @@ class LocalPartitions:
             done(-1, None)
             return
         all_replicas = request.acks == ACKS_ALL
-        if not all_replicas and not replica.partition.settings.by_durable:
+        waits = all_replicas or replica.partition.settings.by_durable
+        if not waits or last < replica.partition.high_watermark:
             done(base, None)
             return
+        if self._parked_produces >= self._config.limits.max_parked_produces:
+            text = "written, and max_parked_produces is reached: nobody waits for it"
+            raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.UNKNOWN)
         epoch = replica.log.epoch_at(last)
         self._park(replica, epoch, (base, last), request, done)
 

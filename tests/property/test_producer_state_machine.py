@@ -128,9 +128,10 @@ class ProducersOfOneLog(RuleBasedStateMachine):
                 expected = next_sequence(batches[-1].last_sequence) if claim.epoch == epoch else 0
                 assert claim.sequence != expected  # invariant T2
             return
-        if found is not None:
-            assert claim.epoch == epoch
-            assert found in same  # a duplicate: answered with where it stands
+        if found is not None:  # a duplicate: answered with where it stands
+            stands = [(each.claim, each.first_offset, each.last_offset) for each in self.log]
+            assert (claim, found.first_offset, found.last_offset) in stands
+            assert epoch is None or (claim.epoch == epoch and found in same)  # None: expired
             return
         assert not (claim.epoch == epoch and same)
         if epoch is not None:

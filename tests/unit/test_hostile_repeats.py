@@ -1,0 +1,92 @@
+"""Repeats at bad moments: a stuck neighbour, a clock that jumped, a log that was let go."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from broker.log.producer_state import EXPIRATION_MS, ProducerStates
+from broker.replication.parked import Fate, Parked, ParkedProduces
+from broker.server.local_partitions import LocalPartitions
+from broker.server.requests import ACKS_ALL
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.producer_claims import Claim
+from tests.support.logs import Life, append
+from tests.support.simulated_disk import SimulatedDisk
+from tests.unit.test_broker_local_partitions import ME, OTHER, Here, here, image, records
+from tests.unit.test_idempotent_appends import claimed
+
+__all__ = ["here"]
+
+
+async def test_rule_r5_a_repeat_of_what_is_committed_waits_for_nobody(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME,)))
+    assert await here.local.append(claimed(0, acks=ACKS_ALL)) == 0
+    here.manager.on_metadata_update(image(2, (ME, OTHER)))
+    stuck = asyncio.create_task(here.local.append(records(1, ACKS_ALL)))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        assert await here.local.append(claimed(0, acks=ACKS_ALL)) == 0
+    assert not stuck.done(), "the follower has not got it"
+    stuck.cancel()
+
+
+async def test_a_repeat_that_finds_no_room_to_wait_is_not_called_unwritten(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    config = here.local._config
+    limits = dataclasses.replace(config.limits, max_parked_produces=1)
+    small = dataclasses.replace(config, limits=limits)
+    local = LocalPartitions(small, here.manager, here.local._clock, lambda: True)
+    first = asyncio.create_task(local.append(claimed(0, acks=ACKS_ALL)))
+    await asyncio.sleep(0)
+    with pytest.raises(KafkaError) as full:
+        await local.append(claimed(0, acks=ACKS_ALL))
+    assert (full.value.code, full.value.outcome) == (ErrorCode.QUEUE_FULL, Outcome.UNKNOWN)
+    first.cancel()
+
+
+def test_rule_r5_a_repeat_waits_at_its_own_place_and_not_behind_what_came_later() -> None:
+    log = Life(SimulatedDisk()).log()
+    append(log, range(30), epoch=1)
+    told: list[int] = []
+    parked = ParkedProduces()
+
+    def wait(base: int) -> None:
+        parked.add(Parked(1, base, base + 9, True, 1 << 60, lambda _: told.append(base)))
+
+    for base in (10, 20, 0, 10):
+        wait(base)
+    parked.resolve(log, 20)
+    assert told == [0, 10, 10]
+    parked.resolve(log, 30)
+    assert told == [0, 10, 10, 20]
+
+
+def test_rule_r5_what_stood_below_the_log_start_is_not_called_unwritten() -> None:
+    """A deposed leader that starts over where the next one begins, behind deleted records.
+
+    Its batch may have been kept by the next leader, committed, read and only then deleted.
+    """
+    log = Life(SimulatedDisk()).log()
+    append(log, range(100), epoch=1)
+    fates: list[Fate] = []
+    parked = ParkedProduces()
+    parked.add(Parked(1, 90, 99, True, 1 << 60, fates.append))
+    log.start_over(200)
+    parked.resolve(log, 200)
+    assert fates == [Fate.UNKNOWN]
+
+
+def test_invariant_t1_a_clock_that_jumps_before_a_repeat_makes_no_second_one() -> None:
+    states = ProducerStates()
+    claim, later = Claim(7, 0, 5), 10 * EXPIRATION_MS
+    states.note(claim, 100, 101, 1_000, 0)
+    repeat = states.check(claim, 2, later)
+    assert repeat is not None
+    assert repeat.first_offset == 100
+    states.note(Claim(8, 0, 0), 102, 102, later, 0)  # the log's time jumps, too
+    repeat = states.check(claim, 2, later)
+    assert repeat is not None
+    assert states.check(Claim(7, 0, 400), 1, later) is None, "else it may begin anywhere (KIP-360)"
