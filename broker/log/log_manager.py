@@ -100,6 +100,7 @@ class LogManager:
         self.clean_broker_epoch: BrokerEpoch | None = None
         """The broker epoch of the last life, if it was shut down cleanly."""
         self.failed: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._keys: dict[str, TopicIdPartition] = {}
         self._unidentified: dict[str, CorruptionError] = {}
         self._small = DirectoryFiles(self._disk, self.root)
@@ -167,6 +168,7 @@ class LogManager:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on syncs run on the flusher's thread."""
+        self._loop = loop
         self._opened().flusher.start(loop)
 
     async def run(self) -> None:
@@ -196,7 +198,15 @@ class LogManager:
         dirty.clear()
 
     def _flush_for_descriptors(self) -> None:
-        """Files that are not synced keep theirs: sync them now, not with the next second."""
+        """Files that are not synced keep theirs: sync them soon, not with the next second.
+
+        Never at once: who needs a descriptor may be amid a cut. A round that began there would hold
+        files that the cut closes, and prove an end that it takes away (rule Q3).
+        """
+        if self._loop is not None:
+            self._loop.call_soon(self._flush_if_open)
+
+    def _flush_if_open(self) -> None:
         if self._shared is not None:
             self.flush_dirty()
 

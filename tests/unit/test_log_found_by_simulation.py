@@ -7,9 +7,11 @@ from copy import deepcopy
 
 import pytest
 
+from broker.log.log_directory import LogConfig
 from raft_metadata.common.errors import KafkaError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from tests.support.logs import TOPIC_ID, Life, append, values_of
+from tests.support.replica_stores import FlusherThread
 from tests.support.simulated_disk import SimulatedDisk
 
 KEY = TopicIdPartition(TOPIC_ID, PartitionId(0))
@@ -75,3 +77,21 @@ def test_rule_q6_names_that_a_full_disk_left_empty_are_synced_with_their_first_b
         copy = deepcopy(disk)
         copy.cut_power(random.Random(seed))
         assert values_of(Life(copy).log()) == ["a"]
+
+
+def test_rule_q3_no_round_begins_amid_a_cut_because_descriptors_are_short() -> None:
+    """It held descriptors that the cut closed, and proved an end that the cut took away."""
+    disk = SimulatedDisk()
+    life = Life(disk, LogConfig(segment_bytes=100, flush_before_ack=False), open_files=1)
+    flusher = life.manager._opened().flusher
+    thread = FlusherThread(flusher)
+    log = life.log()
+    for value in ("a", "b", "c", "d"):
+        append(log, [value])
+    log.truncate_to(1)
+    assert all(token.end_offset <= 1 for token in flusher._in_flight)
+    for token in flusher._in_flight:
+        assert all(fd in disk.descriptors for fd in token.descriptors)
+    for _ in range(4):
+        thread.step()
+    assert log.durable_end <= log.log_end_offset == 1
