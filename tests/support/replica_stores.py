@@ -264,6 +264,7 @@ class DiskStore:
         self.shown_start = 0
         self.rotted: tuple[Any, int, int] | None = None  # inode, position, last offset
         self.manager: LogManager | None = None
+        self.recovered: PartitionLog | None = None
         self.log: PartitionLog | None = None
         self.failure: list[BaseException] = []
         self.power_gone = False
@@ -320,7 +321,7 @@ class DiskStore:
         self.keeper = LogKeeper(self.config, IncarnationId(incarnation), self.manager)
         self.thread = FlusherThread(self.manager._opened().flusher)
         self.log = None
-        opened = self.manager.get(TOPIC, ZERO)
+        opened = self.recovered = self.manager.get(TOPIC, ZERO)
         if opened is None:
             if not self.manager.offline and durable and not self.damaged:
                 raise Violation("L23", f"broker {self.id} has lost its log, {len(durable)} durable")
@@ -365,7 +366,7 @@ class DiskStore:
         was_offline = bool(self.manager.offline)
         log = self.keeper.open(image, image.topics[TOPIC], ZERO, config)
         if log is not None and log is not self.log:
-            if was_offline or not log.log_end_offset:
+            if was_offline or log is not self.recovered:
                 self.mirror, self.aside, self.uncut, self.shown_start = [], [], None, 0
                 self.rotted = None  # what was damaged is set aside
             self.log = log

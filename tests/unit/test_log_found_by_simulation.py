@@ -83,10 +83,13 @@ def test_rule_q3_no_round_begins_amid_a_cut_because_descriptors_are_short() -> N
     """It held descriptors that the cut closed, and proved an end that the cut took away."""
     disk = SimulatedDisk()
     life = Life(disk, LogConfig(segment_bytes=100, flush_before_ack=False), open_files=1)
+    log = life.log()
+    append(log, ["a"])
+    log.request_flush()
+    life.flush()  # so that its descriptor goes to the next ones
     flusher = life.manager._opened().flusher
     thread = FlusherThread(flusher)
-    log = life.log()
-    for value in ("a", "b", "c", "d"):
+    for value in ("b", "c", "d"):
         append(log, [value])
     log.truncate_to(1)
     assert all(token.end_offset <= 1 for token in flusher._in_flight)
