@@ -24,8 +24,9 @@ _log = logging.getLogger("broker.replication")
 INITIAL_BUFFER_BYTES = 1 << 20
 KEPT_BUFFER_BYTES = 8 << 20
 """A larger one was made for a batch of unusual size, and is given back once that is taken."""
-MAX_PUSH_FRAME_BYTES = 64 << 20
-"""Refused before it is read: a push holds one quantum, or one batch that is larger."""
+MAX_PUSH_FRAME_BYTES = 72 << 20
+"""Refused before it is read: a push holds one quantum (at most 64 MiB), or one batch that is larger
+(`BATCH_LINES_MAX`, and what its header adds). A stream that is refused is refused for ever."""
 FRAMES_PER_TURN = 64
 """Taken before the loop gets its turn. The first push to a partition makes its files: 300 of those
 at once held a follower for 0.4 s."""

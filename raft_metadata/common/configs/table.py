@@ -279,7 +279,7 @@ _LIMITS = _at_start(
         ("max.parked.produces", 20_000, 1, 10**7, "produces waiting for the high watermark"),
         ("max.producers.per.partition", 10_000, 1, 10**6, "producer ids a partition remembers"),
         ("max.parked.fetches", 20_000, 1, 10**7, "fetches waiting for a record"),
-        ("replication.push.bytes", 1 << 20, 1 << 10, 1 << 30, "bytes pushed before another's turn"),
+        ("replication.push.bytes", 1 << 20, 1 << 10, 1 << 26, "bytes pushed before another's turn"),
         ("replication.buffer.bytes", 1 << 23, 1 << 10, 1 << 32, "unsent bytes per follower stream"),
         (
             "replication.unsynced.bytes",
