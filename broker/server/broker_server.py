@@ -21,7 +21,7 @@ from broker.replication.log_starts import LogStarts
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
-from broker.server.disk_watch import DiskWatch, WatchedDisk
+from broker.server.disk_watch import DiskWatch, WatchedDisk, waits_for_sync
 from broker.server.follower_reads import FollowerReads
 from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import PROGRESS_MS, Lifecycle
@@ -82,12 +82,7 @@ class BrokerServer:
             self._loader,
             self._unclean_partitions,
             clock,
-            DiskWatch(
-                disk.oldest_sync,
-                config.timeouts.replica_lag_time_max_ms // 2,
-                look_max_ms=2 * PROGRESS_MS,
-                clock=clock,
-            ).is_silent,
+            self._make_disk_watch(disk, clock).is_silent,
         )
         local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
         self._coordinator = self._make_coordinator(local, clock)
@@ -127,6 +122,15 @@ class BrokerServer:
                 config.timeouts.producer_id_expiration_ms,
                 config.limits.max_producers_per_partition,
             ),
+        )
+
+    def _make_disk_watch(self, disk: WatchedDisk, clock: Clock) -> DiskWatch:
+        return DiskWatch(
+            disk.oldest_sync,
+            self._config.timeouts.replica_lag_time_max_ms // 2,
+            look_max_ms=2 * PROGRESS_MS,
+            clock=clock,
+            matters=lambda: waits_for_sync(self.manager.replicas()),
         )
 
     def _make_coordinator(self, local: LocalPartitions, clock: Clock) -> GroupCoordinator:

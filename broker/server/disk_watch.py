@@ -2,24 +2,40 @@
 
 A leader whose followers' disks are silent drops them from the ISR; nobody could drop the leader,
 whose own durable end holds the high watermark back for as long. So a broker whose disk is silent
-stops its heartbeats until it answers: its session ends, and another replica leads. The same a voter
-does (decision 0006).
+while something it leads waits for it stops its heartbeats until it answers: its session ends, and
+another replica leads. The same a voter does (decision 0006). Where nobody waits (``flush=os``) a
+long sync is none of the session's business: all brokers may have one at the same time.
 """
 
 from __future__ import annotations
 
 import threading
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
 from broker.log.disk import Disk
+from broker.replication.partition_state import LeaderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from broker.replication.replica import Replica
     from raft_metadata.common.clock import Clock
+
+
+def waits_for_sync(replicas: Iterable[Replica]) -> bool:
+    """Whether a partition led here has records that count only once they are synced (rule R1)."""
+    return any(
+        isinstance(replica.partition.role, LeaderState)
+        and replica.partition.settings.by_durable
+        and replica.log.durable_end < replica.log.log_end_offset
+        for replica in replicas
+    )
+
+
+T = TypeVar("T")
 
 
 class WatchedDisk(Disk):
@@ -45,11 +61,15 @@ class WatchedDisk(Disk):
     def sync_filesystem(self, fd: int) -> None:
         self._watched(super().sync_filesystem, fd)
 
-    def _watched(self, sync: Callable[[int], None], fd: int) -> None:
+    @override
+    def sync_directory(self, path: str) -> None:
+        self._watched(super().sync_directory, path)
+
+    def _watched(self, sync: Callable[[T], None], what: T) -> None:
         thread = threading.get_ident()
         self._under_way[thread] = next(self._numbers)
         try:
-            sync(fd)
+            sync(what)
         finally:
             del self._under_way[thread]
 
@@ -67,17 +87,25 @@ class DiskWatch:
         silence_max_ms: int,
         look_max_ms: int,
         clock: Clock,
+        matters: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``matters``: whether something waits for the disk.
+
+        Asked until a silence is called one, and not while it lasts: a broker that was replaced
+        leads nothing that waits.
+        """
         self._oldest_sync = oldest_sync
         self._silence_max_ms = silence_max_ms
         self._look_max_ms = look_max_ms
         self._clock = clock
+        self._matters = matters
+        self._is_silent = False
         self._sync: int | None = None
         self._looked_ms = clock.monotonic_ms()
         self._silent_ms = 0
 
     def is_silent(self) -> bool:
-        """Whether one and the same sync has been under way for too long."""
+        """Whether one and the same sync has been under way for too long, and is waited for."""
         now_ms = self._clock.monotonic_ms()
         passed_ms = min(now_ms - self._looked_ms, self._look_max_ms)
         self._looked_ms = now_ms
@@ -86,4 +114,6 @@ class DiskWatch:
             self._sync, self._silent_ms = sync, 0
         else:
             self._silent_ms += passed_ms
-        return self._silent_ms > self._silence_max_ms
+        is_long = self._silent_ms > self._silence_max_ms
+        self._is_silent = is_long and (self._is_silent or self._matters())
+        return self._is_silent

@@ -32,7 +32,10 @@ class Syncs:
     def __init__(self) -> None:
         self.now: int | None = None
         self.clock = ManualClock()
-        self.watch = DiskWatch(lambda: self.now, SILENCE_MS, LOOK_MS, self.clock)
+        self.matters = True
+        self.watch = DiskWatch(
+            lambda: self.now, SILENCE_MS, LOOK_MS, self.clock, lambda: self.matters
+        )
 
     def pass_by(self, ms: int, every_ms: int = 50) -> bool:
         """Look as often as the lifecycle does; whether the disk is called silent at the end."""
@@ -49,6 +52,18 @@ def test_one_sync_that_does_not_return_is_silence_until_it_does() -> None:
     syncs.now = 7
     assert not syncs.pass_by(SILENCE_MS)
     assert syncs.pass_by(100)
+    syncs.now = None
+    assert not syncs.watch.is_silent()
+
+
+def test_a_long_sync_that_nobody_waits_for_moves_no_leader() -> None:
+    syncs = Syncs()
+    syncs.now, syncs.matters = 7, False
+    assert not syncs.pass_by(20 * SILENCE_MS)
+    syncs.matters = True
+    assert syncs.pass_by(50), "a produce came that waits for the disk"
+    syncs.matters = False
+    assert syncs.pass_by(50), "replaced as a leader, it does not come back before its disk does"
     syncs.now = None
     assert not syncs.watch.is_silent()
 
