@@ -113,8 +113,6 @@ class FollowerReads:
                 slices = log.read(offset, read.max_bytes, partition.high_watermark)
                 if not slices:
                     offset = partition.high_watermark  # rule R7: no record is left in between
-                if not slices:
-                    offset = partition.high_watermark  # rule R7: no record is left in between
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
             if slices or remaining_ms <= 0:
                 return FetchResult(

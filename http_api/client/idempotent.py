@@ -12,6 +12,7 @@ can be lost by a new leader, which would leave a gap in the sequence.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -242,21 +243,24 @@ class Producer:
         told: list[list[RecordOutcome]] = []
         deadline_s = time.monotonic() + retry_s
         channel = sequencer.add(partition, records, deadline_s, told.append)
-        if channel.wants_id:
-            channel.spare_id = self._client.run(new_producer_id(self._cluster_id))
         while not told:
+            if channel.wants_id:
+                # Not now, then later: there are 100 epochs left, and what waits must be answered.
+                with contextlib.suppress(ClientError):
+                    call = new_producer_id(self._cluster_id)
+                    channel.spare_id = self._client.run(call, retry_s=0.0)
             crossing = channel.due()
             if crossing is not None:
-                call = sequencer.call(crossing, time.monotonic())
+                attempt = sequencer.call(crossing, time.monotonic())
                 try:
-                    outcomes = self._client.run(call, retry_s=0.0)
+                    outcomes = self._client.run(attempt, retry_s=0.0)
                 except ClientError as error:
                     sequencer.failed(channel, crossing, error)
                 else:
                     sequencer.took(channel, crossing, outcomes)
             if not told:
                 channel.expire(round(time.monotonic() * 1000))
-                if channel.has_failed and not told:
+                if not told and (channel.has_failed or crossing is None):
                     time.sleep(PAUSE_S)
         return told[0]
 

@@ -12,7 +12,14 @@ from typing_extensions import override
 
 from broker.log.producer_state import ProducerStates
 from http_api.client.async_client import AsyncClient
-from http_api.client.calls import Answer, ApiError, Call, OutcomeUnknownError, error_of
+from http_api.client.calls import (
+    Answer,
+    ApiError,
+    Call,
+    OutcomeUnknownError,
+    UnreachableError,
+    error_of,
+)
 from http_api.client.idempotent import AsyncProducer, Producer
 from http_api.client.producer import NewRecord, json_text
 from http_api.client.transport import Client
@@ -167,6 +174,28 @@ def test_what_is_refused_for_good_is_not_sent_again() -> None:
     assert broker.requests == before + 1
     broker.answer = usual  # type: ignore[method-assign]
     assert producer.send([NewRecord(b"3", partition=0)])[0].offset == 1
+
+
+def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
+    """Else its records stayed behind in the channel, and were written with the next send."""
+    broker = Broker(1, 0.0)
+    producer = Producer(cast("Client", broker), "t")
+    producer.send([NewRecord(b"1", partition=0)])
+    sequencer = producer._sequencer
+    assert sequencer is not None
+    sequencer._channels[0]._epoch = EPOCH_MAX - 5
+    sequencer._channels[0]._sequence = 0
+    usual = broker.answer
+
+    def no_ids(method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
+        if path.endswith("/producer-ids"):
+            raise UnreachableError("no controller")
+        return usual(method, path, headers, body)
+
+    broker.answer = no_ids  # type: ignore[method-assign]
+    [second] = producer.send([NewRecord(b"2", partition=0)])
+    assert second.is_written
+    assert broker.logs[0] == [1, 2]
 
 
 def test_a_channel_whose_epochs_are_used_up_goes_on_under_another_id() -> None:
