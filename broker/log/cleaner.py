@@ -28,7 +28,7 @@ from broker.log.compaction import (
     closed_below,
     plan,
 )
-from broker.log.disk import DISK_FULL
+from broker.log.disk import PASSING
 from broker.log.rewriting import ClosedFile, KeyScan, Pace, Rewrite, Stopped
 from broker.log.segment import CLOSED, Segment
 from broker.log.swap import StateChange, Swap
@@ -171,7 +171,8 @@ class Cleaning:
         if planned is None:
             return
         planned = planned._replace(end=_pass_end(segments, planned))
-        files = [ClosedFile(s.path, s.base_offset, s.next_offset, s.size) for s in stored.segments]
+        old = list(stored.segments)
+        files = [ClosedFile(s.path, s.base_offset, s.next_offset, s.size) for s in old]
         scan = KeyScan(stored.disk, files, planned, self._limits.dedupe_buffer_bytes, self._pace)
         yield scan.run
         self.stats.bytes_read += scan.bytes_read
@@ -182,7 +183,6 @@ class Cleaning:
             yield from self._change(state)  # durable before the first of them goes
         retention = Retention(scan.keys, self._dropping_to)
         needed = scan.producers.needed()
-        old = list(stored.segments)
         at, behind = 0, closed_below(segments, scan.end)
         while at < behind:
             rewriter = Rewriter(retention, needed)
@@ -385,10 +385,13 @@ class LogCleaner:
         except FileNotFoundError as error:
             _log.info("cleaning void log=%s gone=%s", log.name, error.filename)
         except OSError as error:
-            if error.errno in DISK_FULL:
-                _log.warning("disk full, not compacted log=%s error=%s", log.name, error)
+            if error.errno in PASSING:
+                _log.warning("not compacted now log=%s error=%s", log.name, error)
             else:
                 stored.broken(error)
+        except Exception as error:  # noqa: BLE001 a bug here would end broker after broker, for ever
+            _log.exception("log can't be compacted log=%s", log.name)
+            self.uncleanable[log.name] = (log, log.generation, str(error))
         stats = cleaning.stats
         self.totals.add(stats)
         if stats.cleanings:

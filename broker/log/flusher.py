@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -69,8 +70,8 @@ class FlushToken:
     """(name, bytes) to write into the log's directory once the data is synced."""
     log_start: int = -1
     """The log start that ``checkpoints`` make durable; -1: they are not about one."""
-    unsealed_from: int = 0
-    """Base offset of the first segment that these checkpoints seal."""
+    unsealed_from: int = sys.maxsize
+    """Base offset of the first segment that these checkpoints seal, if they do."""
     checkpoints_failed: bool = False
     """The disk was full: they are to be written by a later flush."""
 

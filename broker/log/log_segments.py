@@ -212,7 +212,8 @@ class LogSegments:
         if active_base > self._sealed_to and self._seal(token, active_base):
             token.checkpoints += checkpoint_files(epochs, active_base, log_start_offset)
         elif token.log_start >= 0:
-            token.checkpoints.append(start_file(self.recovery_point, log_start_offset))
+            point = min(self.recovery_point, self._sealed_to)
+            token.checkpoints.append(start_file(point, log_start_offset))
 
     def _seal(self, token: FlushToken, active_base: int) -> bool:
         """Segments were closed by a roll: once synced, they need no scan at the next start.
@@ -394,6 +395,19 @@ class LogSegments:
             self.pending.run_once()
             self.pending.finish()
             self.pending = None
+
+    def note_dropped(self, offset: int) -> None:
+        """Below this offset, tombstones may be gone that this log never held. Durable on return.
+
+        Raises:
+            WriteError: the disk is full. OSError: it failed.
+        """
+        if offset > self.cleaned.dropped_to:
+            with _refusing():
+                self.settle()
+                changed = self.cleaned.dropping(offset)
+                write_state(self.disk, self.directory, changed)
+                self.cleaned = changed
 
     def _forget_clean(self, end_offset: int, *, all_of_it: bool) -> None:
         """From this offset on, or from the start, other records may stand here. Durable on return.

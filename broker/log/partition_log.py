@@ -7,10 +7,11 @@ inside, so no caller ever sees half a change.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from broker.log.disk import PASSING
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo
@@ -28,12 +29,7 @@ from broker.record.batch import (
     writable,
 )
 from broker.record.lines import BATCH_BYTES_MAX, encode_batches
-from raft_metadata.common.errors import (
-    CorruptionError,
-    ErrorCode,
-    KafkaError,
-    Outcome,
-)
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.producer_claims import Claim
 
 if TYPE_CHECKING:
@@ -122,14 +118,22 @@ class PartitionLog(ReadableLog):
         return self._stored
 
     @property
-    def epoch_entries(self) -> list[tuple[int, int]]:
-        """(leader epoch, start offset), oldest first."""
-        return self._epochs.entries
-
-    @property
     def dropped_to(self) -> int:
         """Tombstones below it may be gone here (rule R7)."""
         return 0 if self._stored is None else self._stored.cleaned.dropped_to
+
+    def note_dropped(self, offset: int) -> None:
+        """The leader that fills this log has dropped tombstones below it (rule R7). Durable.
+
+        Raises:
+            KafkaError: KAFKA_STORAGE_ERROR.
+        """
+        try:
+            (self._stored or self._store()).note_dropped(offset)
+        except (WriteError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in PASSING:
+                self._fail(error)
+            self._storage_error(error, Outcome.NOT_WRITTEN)
 
     @property
     def recovery_point(self) -> int:
@@ -271,6 +275,7 @@ class PartitionLog(ReadableLog):
 
     # durability
 
+    @override
     def request_flush(self) -> None:
         """Ask the flusher; ``durable_end`` moves later, and ``on_durable`` is called then."""
         if self.failed is None and (
@@ -297,12 +302,10 @@ class PartitionLog(ReadableLog):
         """The flusher's: the sync of this token is over."""
         if self._stored is not None:
             self._stored.end_flush(token, synced=synced)
-        if not synced:
-            return
+        if not synced or token.generation != self.generation:
+            return  # rule Q3: those bytes may have been replaced since
         if self._producers is not None and not token.checkpoints_failed:
             self._producers.written(token)
-        if token.generation != self.generation:
-            return  # rule Q3: those bytes may have been replaced since
         if token.log_start >= 0 and not self._start_is_durable(token):
             return
         if token.end_offset > self.durable_end:
@@ -396,11 +399,6 @@ class PartitionLog(ReadableLog):
         self._epochs = _NO_EPOCHS
         self._producers = None
 
-    def _not_cut(self, error: WriteError) -> NoReturn:
-        """The disk is full, and all is as before; but what is being synced has to be again."""
-        self.request_flush()
-        self._storage_error(error.cause, error.outcome)
-
     def roll(self) -> None:
         """Write to a new segment from here on, unless the present one is empty.
 
@@ -413,6 +411,8 @@ class PartitionLog(ReadableLog):
             self._stored.roll(self.log_end_offset)
         except OSError as error:
             self._storage_error(error, Outcome.NOT_WRITTEN)
+        if self._producers is not None:
+            self._producers.rolled(self.log_end_offset)
 
     # truncation and epochs
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogDirectory
+    from broker.log.log_segments import WriteError
     from broker.log.segment import OpenFiles, Segment
     from broker.record.batch import BatchSlice
 
@@ -97,6 +98,11 @@ class ReadableLog(ABC):
 
     # epochs
 
+    @property
+    def epoch_entries(self) -> list[tuple[int, int]]:
+        """(leader epoch, start offset), oldest first."""
+        return self._epochs.entries
+
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """The largest epoch <= the given one that has records here, and the offset behind them.
 
@@ -120,6 +126,15 @@ class ReadableLog(ABC):
             self.failed = error
             doubtful = None if isinstance(error, OSError) else self.name
             self._shared.on_failed(doubtful, error)
+
+    @abstractmethod
+    def request_flush(self) -> None:
+        """Ask the flusher; the durable end moves later."""
+
+    def _not_cut(self, error: WriteError) -> NoReturn:
+        """The disk is full, and all is as before; but what is being synced has to be again."""
+        self.request_flush()
+        self._storage_error(error.cause, error.outcome)
 
     def _storage_error(self, error: BaseException, outcome: Outcome) -> NoReturn:
         if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint
 from broker.log.compaction import NEVER_CLEANED, CleanState
-from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.leader_epoch_cache import NO_EPOCH, LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
 from broker.log.producer_snapshot import (
     ProducerLimits,
@@ -172,11 +172,11 @@ def checkpoint_files(
 ) -> list[tuple[str, bytes]]:
     """(name, bytes) of the files recovery starts from, to be written in this order.
 
-    Epochs first: a recovery point without them would hide segments from the scan.
+    Epochs first: a recovery point without them would hide segments from the scan. And as they are,
+    those below a new log start too: that one may never come to be.
     """
-    kept = epochs.from_start(log_start_offset).entries
     return [
-        (LEADER_EPOCH_FILE, encode_checkpoint(kept)),
+        (LEADER_EPOCH_FILE, encode_checkpoint(epochs.entries)),
         start_file(recovery_point, log_start_offset),
     ]
 
@@ -269,6 +269,10 @@ def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
             break
         expected = segment.next_offset
         trusted += 1
+    if trusted and scan.epochs.epoch_of(max(_first_offset(scan), scan.log_start)) == NO_EPOCH:
+        # Of a log that was about to start over; the one that is here has to say its own again.
+        _log.warning("epochs rebuilt from the log reason=%s begins too late", LEADER_EPOCH_FILE)
+        trusted, expected = 0, _first_offset(scan)
     for segment in scan.segments[trusted:]:
         segment.cut(0, segment.base_offset)
     scan.epochs.truncate_from_end(expected)

@@ -24,7 +24,7 @@ from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 PREFIX = struct.Struct("<IB")
 _HEAD = struct.Struct("<16sIiQ")
 _OPEN = struct.Struct("<IB16sIiQqiqq")
-_VALID = struct.Struct("<IB16sIiQQq")
+_VALID = struct.Struct("<IB16sIiQQqq")
 _DIVERGING = struct.Struct("<IB16sIiQiq")
 _REFUSED = struct.Struct("<IB16sIiQi")
 _ACK = struct.Struct("<IB16sIiQqq")
@@ -66,6 +66,8 @@ class Valid(NamedTuple):
     leader_epoch: int
     session: int
     log_start: int
+    dropped_to: int = 0
+    """Tombstones below it may be gone here: who is filled from below it lacks them, too (R7)."""
 
 
 class Diverging(NamedTuple):
@@ -160,10 +162,11 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
                 _size(_OPEN), OPEN, topic, partition, epoch, request,
                 broker_epoch, last_epoch, log_end, durable_end,
             )  # fmt: skip
-        case Valid(request, epoch, session, log_start):
+        case Valid(request, epoch, session, log_start, dropped_to):
             return _VALID.pack(
-                _size(_VALID), VALID, topic, partition, epoch, request, session, log_start
-            )
+                _size(_VALID), VALID, topic, partition, epoch, request,
+                session, log_start, dropped_to,
+            )  # fmt: skip
         case Diverging(request, epoch, at_epoch, end):
             return _DIVERGING.pack(
                 _size(_DIVERGING), DIVERGING, topic, partition, epoch, request, at_epoch, end
@@ -210,7 +213,7 @@ def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
             case 1:  # OPEN
                 return key, Open(number, epoch, *struct.unpack_from("<qiqq", body, at))
             case 2:  # VALID
-                return key, Valid(number, epoch, *struct.unpack_from("<Qq", body, at))
+                return key, Valid(number, epoch, *struct.unpack_from("<Qqq", body, at))
             case 3:  # DIVERGING
                 return key, Diverging(number, epoch, *struct.unpack_from("<iq", body, at))
             case 4:  # REFUSED

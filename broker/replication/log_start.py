@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from broker.replication.frames import Diverging, Open, Push
+from broker.replication.frames import Diverging, Open, Push, Valid
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging 
     if at_epoch < message.last_epoch or end < message.log_end:
         return Diverging(message.request, epoch, at_epoch, end)
     return None
+
+
+def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:
+    """The leader's answer to a log that is a prefix of its own: what of that is gone here."""
+    return Valid(message.request, epoch, session, log.log_start_offset, log.dropped_to)
 
 
 def cut_point(log: ReplicaLog, message: Diverging) -> int:

@@ -248,7 +248,7 @@ class Partition:
         counted = (message.durable_end, message.durable_end)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
-        return Valid(message.request, role.epoch, session, self.log.log_start_offset)
+        return log_start.valid(self.log, role.epoch, session, message)
 
     def _refuse(self, message: Open, code: ErrorCode) -> Refused:
         return Refused(message.request, message.leader_epoch, code.number)
@@ -402,6 +402,7 @@ class Partition:
         if role is None:
             return False
         log_start.follow_valid(self, message.log_start)
+        tombstones.inherit(self.log, message.dropped_to)
         role.session = message.session
         self.agreed_epoch = role.epoch
         return True

@@ -190,9 +190,11 @@ class LeaderState:
     def replicated_to(self, own_end: int) -> int:
         """Rule R7: below this every assigned replica holds the log; 0 while one is not known.
 
-        One that was just assigned, or that did not open a session in this epoch, is not known.
+        One that was just assigned, or that did not open a session in this epoch, is not known. Who
+        is connected counts too: its image may be ahead of this one, and know that it is assigned.
         """
-        end = own_end
+        connected = (state.log_end for state in self.followers.values() if state.session >= 0)
+        end = min([own_end, *connected])
         for replica in self.replicas:
             if replica != self.me:
                 state = self.followers.get(replica)

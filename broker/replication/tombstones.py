@@ -8,7 +8,8 @@ Each replica compacts its own log, in its own time. Two things keep a tombstone'
   may hold a value whose tombstone is gone there (a replica that was just assigned, one that came
   back behind a leader that had not known of it). So each log remembers how far tombstones were
   dropped from it, durably and beforehand, and a follower that ends below that starts over: what it
-  holds is all below the leader's high watermark, and it is no member of the ISR.
+  holds is all below the leader's high watermark, and it is no member of the ISR. Who is filled from
+  below that never held those tombstones: it remembers as much, for the followers it may have.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ def asked_to_start_over(
     if empty or message.log_end >= log.dropped_to or follower in role.maximal_isr():
         return None
     return Diverging(message.request, role.epoch, START_OVER, log.log_start_offset)
+
+
+def inherit(log: ReplicaLog, dropped_to: int) -> None:
+    """Before a session begins: of what this log is filled with now, tombstones are gone.
+
+    KafkaError: it can't be written now; the leader is asked again.
+    """
+    if log.log_end_offset < dropped_to:
+        log.note_dropped(dropped_to)
 
 
 def start_over(partition: Followed, message: Diverging) -> None:

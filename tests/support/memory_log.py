@@ -49,6 +49,9 @@ class MemoryLog:
     def last_epoch(self) -> int:
         return self.epochs.last_epoch(len(self.entries))
 
+    def note_dropped(self, offset: int) -> None:
+        self.dropped_to = max(self.dropped_to, offset)
+
     def epoch_at(self, offset: int) -> int:
         return self.epochs.epoch_of(offset) if 0 <= offset < len(self.entries) else -1
 

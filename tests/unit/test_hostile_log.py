@@ -1,0 +1,320 @@
+"""A log whose beginning goes, whose keys are compacted, whose broker has no descriptor left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+
+import pytest
+from typing_extensions import override
+
+from broker.log.cleaner import CleanerLimits, LogCleaner, ReplicaFacts
+from broker.log.compaction import CompactionConfig
+from broker.log.log_directory import LogConfig
+from broker.log.partition_log import PartitionLog
+from broker.record.batch import RecordFormat
+from broker.replication.frames import Diverging, Valid
+from broker.replication.partition_state import LeaderState
+from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.errors import StorageError
+from raft_metadata.common.producer_claims import Claim
+from tests.support.compaction_model import (
+    Stepped,
+    append_keyed,
+    cleaning,
+    headers_of,
+    read_all,
+)
+from tests.support.logs import Life, append, records
+from tests.support.simulated_disk import SimulatedDisk
+from tests.unit.test_compaction_replicas import (
+    ONE,
+    THREE,
+    TWO,
+    Replica,
+    two_drops_the_tombstone,
+    world,
+)
+
+SMALL = LogConfig(segment_bytes=1_000)
+COMPACTED = LogConfig(
+    segment_bytes=1_000,
+    compaction=CompactionConfig(delete_retention_ms=1_000, segment_bytes=1_000),
+)
+
+
+# ---- rule R7: tombstones that a replica never saw, because its leader had dropped them
+
+
+def test_rule_r7_who_was_filled_without_a_tombstone_remembers_that() -> None:
+    """Three is filled by two, which dropped it; one, which never compacted, goes on behind three.
+
+    One holds the value only: it was filled in part by another that never compacted.
+    """
+    one, two, three = world()
+    two_drops_the_tombstone(one, two)
+    for each in (two, three):
+        each.take(TWO, 2, (TWO,))
+    three.ask(two, 21)
+    three.follow(two, 21)
+    assert not {0, 4} & read_all(three.log, 0, 300).keys()
+    late = Replica(ONE)
+    late.take(ONE, 1, (ONE,))
+    late.append(1, 1)
+    late.append(2, 0)
+    for each in (three, late):
+        each.take(THREE, 3, (TWO, THREE))
+    answer = late.ask(three, 22)
+    assert isinstance(answer, Diverging), "it may hold a value whose tombstone is gone"
+    assert isinstance(late.ask(three, 23), Valid)
+    late.follow(three, 23)
+    assert 0 not in read_all(late.log, 0, 300)
+
+
+def test_rule_r7_what_a_replica_remembers_of_its_leader_survives_a_crash() -> None:
+    one, two, three = world()
+    two_drops_the_tombstone(one, two)
+    for each in (two, three):
+        each.take(TWO, 2, (TWO,))
+    three.ask(two, 21)
+    three.follow(two, 21)
+    dropped_to = three.log.dropped_to
+    assert dropped_to == two.log.dropped_to
+    disk = three.life.manager._disk
+    assert isinstance(disk, SimulatedDisk)
+    disk.cut_power(random.Random(1))
+    assert Life(disk, COMPACTED).log().dropped_to == dropped_to
+
+
+def test_rule_r7_a_follower_that_the_image_does_not_know_yet_holds_tombstones_back() -> None:
+    one, _, three = world()
+    role = one.partition.role
+    assert isinstance(role, LeaderState)
+    role.reassign([ONE, TWO])
+    assert role.replicated_to(one.log.log_end_offset) > 10
+    three.take(ONE, 1, (ONE, TWO))
+    three.ask(one, 12)
+    three.follow(one, 12, up_to=3)
+    assert role.replicated_to(one.log.log_end_offset) == 3
+    role.closed(THREE, 12)
+    assert role.replicated_to(one.log.log_end_offset) > 10, "it is asked when it comes back"
+
+
+# ---- invariant T4: producers, where a segment is rolled and nothing is written to it
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_invariant_t4_a_roll_without_a_write_forgets_no_producer(power: bool) -> None:
+    disk = SimulatedDisk()
+    disk.synced["/data"] = disk.live["/data"] = None
+    life = Life(disk, SMALL)
+    log = life.log()
+    log.append_as_leader(
+        records(["x"] * 3),
+        key_format=RecordFormat.JSON,
+        value_format=RecordFormat.JSON,
+        leader_epoch=1,
+        now_ms=1_000,
+        producer_id=5,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    life.flush()
+    log.roll()  # as an operator's "delete up to the end" does
+    log.advance_log_start(3)
+    life.flush()
+    assert log.log_start_offset == 3
+    if power:
+        disk.cut_power(random.Random(1))
+    else:
+        disk.kill()
+    again = Life(disk, SMALL).log()
+    repeated = again.repeated(Claim(5, 0, 0), 3, 1_000)
+    assert repeated is not None
+    assert (repeated.first_offset, repeated.last_offset) == (0, 2)
+
+
+# ---- invariant L11: epochs, where a roll and a log start are made durable together
+
+
+class Killed(BaseException):
+    """SIGKILL: no code may handle it."""
+
+
+def dies_at(disk: SimulatedDisk, left: int) -> None:
+    """After so many more operations nothing is done any more."""
+    calls = [left]
+
+    def check(_operation: str, _path: str) -> None:
+        calls[0] -= 1
+        if calls[0] < 0:
+            raise Killed
+
+    disk.before = check
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_invariant_l11_a_crash_between_epochs_and_log_start_keeps_the_older_epochs(
+    over: bool,
+) -> None:
+    starts = set()
+    for at in range(60):
+        disk = SimulatedDisk()
+        life = Life(disk, SMALL)
+        log = life.log()
+        for number in range(40):
+            append(log, ["x" * 60], epoch=1 + number // 10)
+            life.flush()
+        if over:
+            log.start_over(50)
+        else:
+            log.advance_log_start(25)
+        closed = len(log.segments)
+        while len(log.segments) < closed + 2:
+            append(log, ["y" * 60], epoch=5)
+        dies_at(disk, at)
+        with contextlib.suppress(StorageError):
+            life.flush()
+        disk.kill()
+        again = Life(disk, SMALL).log()
+        starts.add(again.log_start_offset)
+        for offset in range(again.log_start_offset, again.log_end_offset):
+            assert again.epoch_at(offset) == min(1 + offset // 10, 5), (at, offset)
+    assert starts == {0, 50 if over else 25}
+
+
+# ---- descriptors
+
+
+class NoDescriptors(SimulatedDisk):
+    """Of so many opens, each from a certain one on is refused once; then there are some again."""
+
+    refuse_at = -1
+
+    def _count(self) -> None:
+        self.refuse_at -= 1
+        if self.refuse_at == 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    @override
+    def open(self, path: str, *, create: bool = False) -> int:
+        self._count()
+        return super().open(path, create=create)
+
+    @override
+    def sync_directory(self, path: str) -> None:
+        self._count()
+        super().sync_directory(path)
+
+    @override
+    def names(self, path: str) -> list[str]:
+        self._count()
+        return super().names(path)
+
+
+def filled(disk: SimulatedDisk, count: int = 60) -> Life:
+    life = Life(disk, COMPACTED)
+    log = life.log()
+    for number in range(count):
+        append_keyed(log, [(number % 4, number)], epoch=1)
+    life.flush()
+    log.high_watermark = log.log_end_offset
+    return life
+
+
+def a_cleaner(life: Life) -> LogCleaner:
+    return LogCleaner(
+        life.manager.logs,
+        lambda log: ReplicaFacts(log.high_watermark, log.high_watermark),
+        CleanerLimits(),
+        SystemClock(),
+        lambda *_: None,
+    )
+
+
+def test_invariant_l26_a_cleaner_without_a_descriptor_ends_nothing() -> None:
+    refused = 0
+    for at in range(1, 30):
+        disk = NoDescriptors()
+        life = filled(disk)
+        log = life.log()
+        newest = dict(list(read_all(log, 0, 500).items())[-4:])
+
+        async def twice(
+            log: PartitionLog = log, life: Life = life, disk: NoDescriptors = disk
+        ) -> None:
+            cleaner = a_cleaner(life)
+            await cleaner.clean(log)
+            disk.refuse_at = -1
+            await cleaner.clean(log)
+
+        disk.refuse_at = at
+        asyncio.run(twice())
+        assert life.failures == [], at
+        assert newest.items() <= read_all(log, 0, 500).items()
+        assert log.stored is not None
+        refused += log.stored.cleaned.cleaned_to > 0
+    assert refused == 29, "the next pass does it"
+
+
+def test_what_was_let_go_while_keys_were_read_is_not_taken_for_what_stands_now() -> None:
+    """Segments went, their files did not (no descriptor to list them): a pass is void."""
+    disk = SimulatedDisk()
+    life = filled(disk)
+    log = life.log()
+    one = Stepped(cleaning(log, 10_000))
+    log.advance_log_start(log.segments[1].base_offset)
+    life.flush()
+    assert log.stored is not None
+    disk.fail_once("rename", errno.ENOSPC)
+    with contextlib.suppress(OSError):
+        log.stored.remove_below(log.log_start_offset, 10)
+    assert log.segments[0].base_offset == log.log_start_offset
+    while not one.over:
+        one.step()
+    assert one.void
+    assert values_at(log) >= set(range(56, 60))
+    headers_of(log)
+
+
+def values_at(log: PartitionLog) -> set[int]:
+    return set(read_all(log, log.log_start_offset, 500))
+
+
+def test_a_log_that_can_not_be_compacted_does_not_end_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a line holds: a bug here would else end every broker, again and again."""
+    life = filled(SimulatedDisk())
+    log = life.log()
+
+    def fails(*_: object) -> None:
+        raise ValueError("a line that nobody thought of")
+
+    monkeypatch.setattr("broker.log.rewriting.keyed_records", fails)
+    cleaner = a_cleaner(life)
+    asyncio.run(cleaner.clean(log))
+    assert "nobody thought of" in cleaner.uncleanable[log.name][2]
+    assert life.failures == []
+
+
+# ---- a full disk
+
+
+def test_a_log_start_that_found_the_disk_full_unseals_nothing() -> None:
+    disk = SimulatedDisk()
+    life = filled(disk)
+    log = life.log()
+    assert log.stored is not None
+    sealed = log.stored.sealed(log.durable_end)
+    assert sealed
+    log.advance_log_start(25)
+    disk.fail_once("rename", errno.ENOSPC)
+    life.flush()
+    assert log.log_start_offset == 0
+    assert log.stored.sealed(log.durable_end) == sealed
+    log.request_flush()
+    life.flush()
+    assert log.log_start_offset == 25
