@@ -114,20 +114,22 @@ class EventJournal:
         """Note an event, as of now; about 5 microseconds. ``partition`` None: of the broker."""
         self.sequence += 1
         topic_id, number = partition if partition is not None else (None, None)
-        line = orjson.dumps(
-            {
-                "sequence": self.sequence,
-                "incarnation_id": self.incarnation_id,
-                "monotonic_ms": self._clock.monotonic_ms(),
-                "wall_ms": self._clock.wall_ms(),
-                "kind": kind.value,
-                "topic": None if topic_id is None else self._topic_name(topic_id),
-                "topic_id": topic_id,
-                "partition": number,
-                "leader_epoch": leader_epoch,
-                "facts": facts,
-            }
-        )
+        event = {
+            "sequence": self.sequence,
+            "incarnation_id": self.incarnation_id,
+            "monotonic_ms": self._clock.monotonic_ms(),
+            "wall_ms": self._clock.wall_ms(),
+            "kind": kind.value,
+            "topic": None if topic_id is None else self._topic_name(topic_id),
+            "topic_id": topic_id,
+            "partition": number,
+            "leader_epoch": leader_epoch,
+            "facts": facts,
+        }
+        try:
+            line = orjson.dumps(event)
+        except TypeError:  # a reason names a file whose name is no text
+            line = orjson.dumps(event | {"facts": {key: ascii(facts[key]) for key in facts}})
         self._kept.append(line)
         if len(self._unwritten) < EVENTS_UNWRITTEN:
             self._unwritten.append(line + b"\n")

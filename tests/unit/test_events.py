@@ -142,6 +142,15 @@ def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path) -> None:
     assert sequences(EventFile(str(tmp_path)).read(0, 10)) == [1, 3], "the gap shows"
 
 
+def test_a_reason_that_is_no_text_stops_nobody(tmp_path: Path) -> None:
+    """An error names a file in a folder whose name is not UTF-8; whoever notes it goes on."""
+    made = journal(tmp_path)
+    reason = str(OSError(5, "I/O error", "/data-\udcff/t-0/0.log"))
+    made.note(EventKind.LOG_FAILED, None, -1, log="t-0", reason=reason)
+    [line] = made._kept
+    assert "I/O error" in orjson.loads(line)["facts"]["reason"]
+
+
 def test_a_torn_last_line_is_left_behind(tmp_path: Path) -> None:
     events = journal(tmp_path)
     events.note(EventKind.CLEANED, HERE, 1)
