@@ -330,10 +330,15 @@ class DiskStore:
             self.found_rotten += bool(self.manager.offline)
             self.mirror = []
             return True
-        self.mirror = self.read_all(opened)
+        try:
+            self.mirror = self.read_all(opened)
+        except OSError:  # the rot was found, and could not be noted
+            self.stop(power=False)
+            return False
         if not self.damaged:
-            if self.uncut is not None and agree(self.mirror, self.uncut) is None:
-                before = max(before, self.uncut, key=len)
+            if self.uncut is not None:
+                if agree(self.mirror, self.uncut) is None:
+                    before = max(before, self.uncut, key=len)
                 durable = []
             elif opened.log_start_offset < self.shown_start:
                 shown = f"{self.shown_start} was shown, {opened.log_start_offset} was found"

@@ -13,7 +13,7 @@ from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following, Idle, Partition, Role
 from broker.replication.partition_state import LeaderState, Proposal, Settings
-from raft_metadata.common.errors import CorruptionError, KafkaError, Outcome
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
 from raft_metadata.common.producer_claims import Claim, next_sequence
 from raft_metadata.image.metadata_image import MetadataImage
@@ -297,6 +297,7 @@ class Broker:
         if partition is None:
             return
         before, role = partition.high_watermark, partition.role
+        start = partition.log.log_start_offset
         self.unclean_cut = (
             isinstance(role, Following) and role.unclean_epoch > partition._agreed_epoch()
         )
@@ -307,7 +308,8 @@ class Broker:
         except KafkaError:
             partition.drop_session()
             return
-        if not self.unclean_cut:
+        moved = partition.log.log_start_offset != start
+        if not self.unclean_cut and not moved:  # who starts over moves both
             self.world.judge.diverged(self, message, before, partition.high_watermark)
         self.unclean_cut = False
         if again:
@@ -410,6 +412,9 @@ class Broker:
             if found is None:
                 store.append(leads.epoch, values, self.world.now_ms, claim)
         except KafkaError as error:
+            if writer is not None and error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                writer.told(values, Fate.OK)  # it was there, and is deleted: nobody knows where
+                return
             if error.outcome is Outcome.NOT_WRITTEN and store.failed is None:
                 after = (log.log_end_offset, size_of(store))
                 check.l26_refused_leaves_nothing(judge.tally, before, after, self.id)
@@ -424,6 +429,10 @@ class Broker:
             reign = log.epoch_at(last)
             self.world.counts["repeats found"] += 1
         log.request_flush()
+
+        if found is not None and last < partition.high_watermark:
+            answer(Fate.OK, base, reign)  # committed already, deleted since or not
+            return
 
         def done(fate: Fate) -> None:
             answer(fate, base, reign)

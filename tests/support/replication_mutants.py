@@ -694,7 +694,7 @@ def _start_shows_at_once(patch: Patch) -> None:
     "rule R10: a follower behind the log start keeps its high watermark",
     "L8",
     trims=True,
-    first=217,
+    first=956,
 )
 def _high_watermark_stays(patch: Patch) -> None:
     def start_over(self: Any, offset: int) -> None:
