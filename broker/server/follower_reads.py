@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from broker.log.page_cache import warm
 from broker.replication.partition import Following
 from broker.server import forwarding
 from broker.server.local_partitions import Read
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.requests import FetchRequest
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, TopicIdPartition
+    from raft_metadata.common.ids import BrokerId, LeaderEpoch, TopicIdPartition
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 
 ANSWER_MARGIN_MS = 1_000
@@ -104,12 +105,19 @@ class FollowerReads:
         deadline_ms = self._clock.monotonic_ms() + read.max_wait_ms
         replica, role = self._in_sync(read.partition)
         first_epoch = role.epoch
+        is_warm = False
         while True:
             partition, log = replica.partition, replica.log
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
             slices = []
             if offset < partition.high_watermark:
+                cold = None if is_warm else log.cold_range(offset, read.max_bytes)
+                if cold is not None:
+                    is_warm = True  # as where it is led: the disk is waited for off the loop
+                    await warm(cold)
+                    replica, role = self._still_in_sync(read.partition, first_epoch)
+                    continue
                 slices = log.read(offset, read.max_bytes, partition.high_watermark)
                 if not slices:
                     offset = partition.high_watermark  # rule R7: no record is left in between
@@ -125,9 +133,15 @@ class FollowerReads:
                     served_by=self._me,
                 )
             await self._wait_for_records(replica, remaining_ms)
-            replica, role = self._in_sync(read.partition)
-            if role.epoch != first_epoch:
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+            replica, role = self._still_in_sync(read.partition, first_epoch)
+
+    def _still_in_sync(
+        self, place: TopicIdPartition, epoch: LeaderEpoch
+    ) -> tuple[Replica, Following]:
+        replica, role = self._in_sync(place)
+        if role.epoch != epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+        return replica, role
 
     def _in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:
         """The replica here, while it may serve; between this check and the read is no await."""

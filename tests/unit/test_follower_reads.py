@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from broker.log.disk import Disk
 from broker.replication.frames import Push, Valid
 from broker.replication.partition import Following
 from broker.server.follower_reads import FollowerReads, choose
@@ -50,6 +51,7 @@ from tests.support.simulated_disk import SimulatedDisk
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from broker.log.page_cache import ColdRange
     from broker.ports import PeerChannel
     from broker.replication.replica import Replica
     from raft_metadata.image.metadata_image import MetadataImage
@@ -163,6 +165,28 @@ async def test_what_becomes_committed_while_it_waits_is_served(tmp_path: Path) -
         await asyncio.sleep(0)
         follower.replica.partition.on_push(Push(5, 0, 10, 10, 8, 0, b""))
     assert waiting.result() == [6, 7]
+
+
+async def test_what_is_cold_is_waited_for_off_the_loop_and_the_standing_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = Follower(tmp_path)
+    warmed: list[ColdRange] = []
+
+    async def warm(cold: ColdRange) -> None:
+        warmed.append(cold)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("broker.server.follower_reads.warm", warm)
+    monkeypatch.setattr(Disk, "is_cached", lambda *_: False)
+    assert await follower.offsets(2) == [2, 3, 4, 5]
+    assert len(warmed) == 1, "who is evicted again meanwhile is read on the loop"
+    reading = asyncio.create_task(follower.offsets(2))
+    await asyncio.sleep(0)
+    _elect_third(follower)
+    with pytest.raises(KafkaError) as refused:
+        await reading
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 @pytest.mark.parametrize("offset", [11, 99])
