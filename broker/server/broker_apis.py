@@ -246,8 +246,7 @@ class RoutedBrokerApis:
             results = [None] * len(request.records)
             groups = self._group(request, topic, results)
         if request.claim is not None:
-            limit = self._configs.max_message_bytes(self.image, topic.topic_id)
-            check_whole(request, groups, limit)
+            check_whole(results)
         if len(groups) == 1:
             [(partition, indexes)] = groups.items()
             await self._produce_group(request, topic, partition, indexes, results, deadline_ms)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from broker.server.group_requests import Router
-    from broker.server.requests import ProduceRequest
+    from broker.server.requests import ProduceRequest, RecordResult
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, PartitionId
+    from raft_metadata.common.ids import BrokerId
     from raft_metadata.image.metadata_image import (
         MetadataImage,
         PartitionRegistration,
@@ -141,10 +141,14 @@ def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicIma
         raise KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
-def check_whole(
-    request: ProduceRequest, groups: dict[PartitionId, Sequence[int]], limit: int
-) -> None:
-    """All records of a sequence or none: one that is too large would leave a gap."""
-    if sum(map(len, groups.values())) < len(request.records):
-        text = f"a record is larger than {limit} bytes; under a sequence all are refused with it"
-        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+def check_whole(results: Sequence[RecordResult | None]) -> None:
+    """All records of a sequence or none: one that is refused alone would leave a gap.
+
+    Raises:
+        KafkaError: what the first of those that are refused is refused with.
+    """
+    for number, result in enumerate(results):
+        if result is not None and result.error is not None:
+            error = result.error
+            text = f"record {number}: {error.message}; under a sequence all are refused with it"
+            raise KafkaError(error.code, text, outcome=Outcome.NOT_WRITTEN)

@@ -15,7 +15,7 @@ from broker.server import forwarding
 from broker.server.forwarded_produces import ForwardedProduces, Placed
 from broker.server.local_partitions import Append
 from broker.server.produce_routing import check_claimed, check_whole
-from broker.server.requests import ACKS_ALL, ACKS_LEADER, ProduceRequest
+from broker.server.requests import ACKS_ALL, ACKS_LEADER, ProduceRequest, RecordResult
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
@@ -237,7 +237,12 @@ def test_a_sequence_is_of_one_partition_and_known_to_every_broker() -> None:
     assert old.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_a_record_that_is_too_large_refuses_the_whole_sequence() -> None:
-    with pytest.raises(KafkaError, match="all are refused") as refused:
-        check_whole(request(0, 0), {PartitionId(0): [1]}, 5)
-    assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> None:
+    too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record is larger than 5 bytes")
+    no_key = KafkaError(ErrorCode.INVALID_RECORD, "this one has no key")
+    check_whole([None, None])
+    for error in (too_large, no_key):
+        with pytest.raises(KafkaError, match=f"record 1: {error.message}; .* all are") as refused:
+            check_whole([None, RecordResult(None, None, error)])
+        assert refused.value.code is error.code
+        assert refused.value.outcome is Outcome.NOT_WRITTEN
