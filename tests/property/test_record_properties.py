@@ -53,6 +53,7 @@ def test_a_batch_comes_back_as_it_was_built(
     count: int,
     flag: bool,
 ) -> None:
+    count = count if body else 0  # an empty batch holds the place of records that went
     bits = attributes_of(key_format, value_format, transactional=flag, control=not flag)
     raw = (
         build_header(body, count=count, last_offset_delta=count + 2, attributes=bits, **fields)
@@ -79,7 +80,7 @@ def test_any_flipped_bit_is_found(fields: dict[str, int], body: bytes, data: st.
     assert not sound
 
 
-@given(HEADERS, st.binary(max_size=60), st.integers(0, 2**62))
+@given(HEADERS, st.binary(min_size=1, max_size=60), st.integers(0, 2**62))
 def test_stamping_changes_the_local_part_only(
     fields: dict[str, int], body: bytes, durable_end: int
 ) -> None:
