@@ -185,7 +185,7 @@ class Cleaning:
         needed = scan.producers.needed()
         at, behind = 0, closed_below(segments, scan.end)
         while at < behind:
-            rewriter = Rewriter(retention, needed)
+            rewriter = Rewriter(retention, needed, scan.end)
             segment_bytes = self._config.segment_bytes
             rewrite = Rewrite(stored.disk, files[at:behind], rewriter, segment_bytes, self._pace)
             try:

@@ -352,9 +352,11 @@ class _Held(NamedTuple):
 class Rewriter:
     """Batches in, in order, batches out; contiguous from the first one's base offset on."""
 
-    def __init__(self, retention: Retention, needed: frozenset[int]) -> None:
+    def __init__(self, retention: Retention, needed: frozenset[int], seen_to: int) -> None:
+        """``needed``: `Producers.needed` of all batches below ``seen_to``; the others stay."""
         self._retention = retention
         self._needed = needed
+        self._seen_to = seen_to
         self._held: _Held | None = None
         self.changed = False
         """Whether anything was left out of what was put in."""
@@ -372,7 +374,8 @@ class Rewriter:
                 _with(header, kept.lines or b"", kept.records), None, kept.lines or b""
             )
             return _written(held)
-        if header.producer_id != NO_PRODUCER_ID and header.base_offset in self._needed:
+        base = header.base_offset
+        if header.producer_id != NO_PRODUCER_ID and (base in self._needed or base >= self._seen_to):
             self.changed |= bool(header.count)
             self._held = _Held(_with(header, b"", 0), None if header.count else raw, b"")
             return _written(held)

@@ -210,7 +210,9 @@ class LogSegments:
         log_start_offset = max(log_start_offset, token.log_start)
         active_base = self.segments[-1].base_offset if self.segments else 0
         if active_base > self._sealed_to and self._seal(token, active_base):
-            token.checkpoints += checkpoint_files(epochs, active_base, log_start_offset)
+            epochs_file, start = checkpoint_files(epochs, active_base, log_start_offset)
+            # An index without its epochs would hide its segment from the scan, too.
+            token.checkpoints = [epochs_file, *token.checkpoints, start]
         elif token.log_start >= 0:
             point = min(self.recovery_point, self._sealed_to)
             token.checkpoints.append(start_file(point, log_start_offset))
@@ -303,12 +305,15 @@ class LogSegments:
             disk.unlink(self.segments[0].log_path)
             disk.sync_directory(self.directory)
             self.segments = []
+        name, data = start_file(start_offset, start_offset)
+        if self._aside:  # what the file still says of them must not be missed there
+            with _refusing():
+                write_atomically(disk, self.directory, name, data)
         for segment in reversed(self._aside or ()):
             disk.unlink(segment.index_path)
             disk.unlink(segment.log_path)
             disk.sync_directory(self.directory)
         self._aside = None
-        name, data = start_file(start_offset, start_offset)
         with _refusing():
             write_atomically(disk, self.directory, name, data)
         self.recovery_point = self._sealed_to = start_offset

@@ -83,7 +83,8 @@ class LogStarts:
                 KAFKA_STORAGE_ERROR; REQUEST_TIMED_OUT, it may still come.
         """
         replica = self._manager.replica(partition)
-        if replica is None or not isinstance(replica.partition.role, LeaderState):
+        role = None if replica is None else replica.partition.role
+        if replica is None or not isinstance(role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         log, high_watermark = replica.log, replica.partition.high_watermark
         offset = high_watermark if before_offset == -1 else before_offset
@@ -101,6 +102,12 @@ class LogStarts:
                 raise KafkaError(
                     ErrorCode.REQUEST_TIMED_OUT,
                     "the new log start is not on the disk yet",
+                    outcome=Outcome.UNKNOWN,
+                )
+            if replica.partition.role is not role:
+                raise KafkaError(  # who leads now may never hear of it
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                    "another broker became the leader meanwhile",
                     outcome=Outcome.UNKNOWN,
                 )
         return log.log_start_offset
@@ -143,6 +150,8 @@ class LogStarts:
         segments = log.segments
         if not segments or log.failed is not None:
             return False
+        if self._manager.replica(replica.partition.id) is not replica:
+            return False  # deleted meanwhile: another log may stand under its name
         active = segments[-1]
         now_ms = self._clock.wall_ms()
         config = log.config.retention

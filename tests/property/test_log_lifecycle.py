@@ -126,6 +126,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.log.truncate_to(end)
         assert self.log.log_end_offset <= end or end == model.start
         del model.records[self.log.log_end_offset :]
+        model.durable = min(model.durable, self.log.log_end_offset)
         model.wanted = self.log._start_wanted
 
     @rule(gap=st.integers(0, 5))

@@ -6,25 +6,30 @@ import asyncio
 import contextlib
 import errno
 import random
+from types import SimpleNamespace
 
 import pytest
 from typing_extensions import override
 
-from broker.log.cleaner import CleanerLimits, LogCleaner, ReplicaFacts
-from broker.log.compaction import CompactionConfig
+from broker.log.cleaner import CleanerLimits, LogCleaner, ReplicaFacts, run_here
+from broker.log.compaction import ENTRY_BYTES, CompactionConfig
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
-from broker.record.batch import RecordFormat
+from broker.record.batch import RecordFormat, rebuilt
 from broker.replication.frames import Diverging, Valid
+from broker.replication.log_starts import LogStarts
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import StorageError
+from raft_metadata.common.ids import TopicId
 from raft_metadata.common.producer_claims import Claim
 from tests.support.compaction_model import (
     Stepped,
     append_keyed,
+    clean,
     cleaning,
     headers_of,
+    producers_of,
     read_all,
 )
 from tests.support.logs import Life, append, records
@@ -318,3 +323,87 @@ def test_a_log_start_that_found_the_disk_full_unseals_nothing() -> None:
     log.request_flush()
     life.flush()
     assert log.log_start_offset == 25
+
+
+def test_invariant_t4_a_pass_that_ends_early_keeps_the_producers_behind_its_end() -> None:
+    """A replica that was filled from a compacted log, with little memory for keys."""
+    life = Life(SimulatedDisk(), COMPACTED)
+    source = life.log()
+    append_keyed(source, [(1, 1)], producer=(5, 0))
+    for number in range(20):
+        append_keyed(source, [(number % 2, number)])
+    life.flush()
+    source.high_watermark = source.log_end_offset
+    clean(source)
+    emptied = headers_of(source)[0]
+    assert (emptied.count, emptied.producer_id) == (0, 5)
+    log = life.log(1)
+    append_keyed(log, [(100 + number, 1) for number in range(3)], epoch=0)
+    offset = log.log_end_offset
+    for number in range(2):
+        append_keyed(log, [(200 + number, 1)], epoch=0)
+    raw = rebuilt(emptied._replace(base_offset=log.log_end_offset), b"")
+    log.append_as_follower(raw)
+    while len(log.segments) < 3:
+        append_keyed(log, [(300, 1)])
+    life.flush()
+    log.high_watermark = log.log_end_offset
+    one = cleaning(log, 10_000, limits=CleanerLimits(dedupe_buffer_bytes=3 * ENTRY_BYTES))
+    run_here(one.steps())
+    assert one.cleaned_to == offset, "the pass was to end before the producer's batch"
+    assert 5 in producers_of(headers_of(log))
+
+
+# ---- who starts over twice, or rolls what is not there any more
+
+
+@pytest.mark.parametrize("second", [60, 150])
+def test_no_crash_looks_like_corruption_where_a_log_starts_over_twice(second: int) -> None:
+    for at in range(80):
+        disk = SimulatedDisk()
+        life = Life(disk, SMALL)
+        log = life.log()
+        for number in range(100):
+            append(log, ["x" * 60])
+            if number % 10 == 0:
+                life.flush()
+        life.flush()
+        log.start_over(200)
+        dies_at(disk, at)
+        try:
+            log.start_over(second)
+        except Killed:
+            died = True
+        else:
+            died = False
+        disk.kill()
+        again = Life(disk, SMALL)
+        assert again.manager.offline == {}, at
+        if not died:
+            assert again.log().log_end_offset == second
+            break
+    else:
+        pytest.fail("it never came to an end")
+
+
+def test_a_log_of_a_deleted_topic_is_not_rolled_into_its_successor() -> None:
+    """Retention looks at many logs with waits in between: a topic may be another one by then."""
+    config = LogConfig(segment_ms=1)
+    life = Life(SimulatedDisk(), config)
+    log = life.log()
+    append(log, range(5))
+    life.flush()
+    old = SimpleNamespace(
+        log=log, partition=SimpleNamespace(id=life.manager.key_of(log), role=None)
+    )
+    life.manager.delete([life.manager.key_of(log)])
+    successor = life.log(0, TopicId("U" * 22))
+    append(successor, range(2))
+    manager = SimpleNamespace(replicas=lambda: [old], replica=lambda _: None)
+    starts = LogStarts(_TIMES, manager, life.manager, SystemClock(), lambda: True)  # type: ignore[arg-type]
+    asyncio.run(starts.look_at_all())
+    names = life.manager._disk.names(successor.directory)
+    assert [name for name in names if name.endswith(".log")] == ["0" * 20 + ".log"]
+
+
+_TIMES = SimpleNamespace(timeouts=SimpleNamespace(log_retention_check_interval_ms=1))
