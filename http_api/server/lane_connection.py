@@ -178,10 +178,10 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _produced(self, answer: bytes | None) -> None:
         """The answer to the produce at the head of the queue; None: the usual way finds one."""
-        if self.transport is None:
-            self._lane_waits = self._request_in_progress = False
-            return
         try:
+            if self.transport is None:
+                self._answered()  # to nobody
+                return
             if answer is None:
                 self._lane_waits = self._request_in_progress = False
                 self._usual_way()

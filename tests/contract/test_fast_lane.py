@@ -381,6 +381,23 @@ async def test_a_stop_waits_for_an_append_under_way() -> None:
         await stop
 
 
+async def test_a_stop_does_not_wait_for_a_client_that_has_left() -> None:
+    apis = FakeBrokerApis()
+    apis.add_topic("flights", 2)
+    held = HeldAppends(apis)
+    async with connection(apis) as (door, _, writer):
+        writer.write(post(ONE))
+        await held.until(1)
+        began = asyncio.get_running_loop().time()
+        stop = asyncio.get_running_loop().create_task(door.server.stop())
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        await asyncio.sleep(0.1)
+        held.held[0]()
+        await stop
+        assert asyncio.get_running_loop().time() - began < 0.8, "not all of its grace"
+
+
 async def test_an_answer_to_a_client_that_has_left_is_dropped() -> None:
     apis = FakeBrokerApis()
     apis.add_topic("flights", 2)
