@@ -229,6 +229,9 @@ class LogSegments:
                     name = segment.index_path.rpartition("/")[2]
                     data = segment.index_bytes(files.disk, files.use(segment))
                     token.checkpoints.append((name, data))
+                    if segment not in token.segments:  # to stay until its index is written, too
+                        token.segments.append(segment)
+                        segment.flushing += 1
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:
                 raise

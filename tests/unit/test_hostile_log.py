@@ -190,6 +190,27 @@ def test_invariant_l11_a_crash_between_epochs_and_log_start_keeps_the_older_epoc
     assert starts == {0, 50 if over else 25}
 
 
+# ---- what is being sealed
+
+
+def test_a_segment_whose_index_is_being_written_is_neither_compacted_nor_removed() -> None:
+    """Else that index comes to lie beside what took the segment's place, perhaps of its size."""
+    life = filled(SimulatedDisk())
+    log = life.log()
+    assert log.stored is not None
+    before = log.stored.sealed(log.durable_end)
+    log.roll()
+    log.advance_log_start(log.segments[1].base_offset)
+    token = log.begin_flush()
+    assert token is not None
+    written = {name for name, _ in token.checkpoints}
+    being_sealed = [s for s in log.segments if s.index_path.rpartition("/")[2] in written]
+    assert being_sealed, "a segment that was synced before"
+    assert log.stored.sealed(log.durable_end) == before
+    log.end_flush(token, synced=True)
+    assert log.stored.sealed(log.durable_end) == [*before, *being_sealed]
+
+
 # ---- descriptors
 
 
