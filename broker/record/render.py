@@ -40,6 +40,8 @@ def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
 
 def array_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
     """`lines_to_array` in one piece behind the other: two copies in all, not four."""
+    if not slices:
+        return [b"[]"]
     pieces: list[bytes | memoryview] = [b"["]
     pieces += [piece.lines for piece in slices]
     pieces[-1] = pieces[-1][:-1]

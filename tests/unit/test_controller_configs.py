@@ -108,7 +108,7 @@ def test_names_and_places_are_checked(world: World) -> None:
     assert "read-only" in error.message
     assert "restart" in error.message
     # a reset of what does not exist is no way around it
-    assert refused(world, change("retention.ms", None)).code is ErrorCode.INVALID_CONFIG
+    assert refused(world, change("retention.days", None)).code is ErrorCode.INVALID_CONFIG
 
 
 def test_one_command_has_a_limit_and_names_a_config_once(world: World) -> None:

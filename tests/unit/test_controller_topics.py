@@ -187,7 +187,7 @@ def test_an_unknown_config_names_the_nearest(world: World) -> None:
     error = refusal(world, configs={"segment.byte": "1"})
     assert error.code is ErrorCode.INVALID_CONFIG
     assert error.message.endswith("did you mean segment.bytes?")
-    assert refusal(world, configs={"retention.ms": None}).code is ErrorCode.INVALID_CONFIG
+    assert refusal(world, configs={"retention.days": None}).code is ErrorCode.INVALID_CONFIG
 
 
 # ---- placement
