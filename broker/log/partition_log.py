@@ -456,8 +456,8 @@ class PartitionLog(ReadableLog):
         self._epochs.truncate_from_end(self.log_end_offset)
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
-        if self.log_end_offset < self.log_start_offset:
-            self.start_over(self.log_start_offset)
+        if self.log_end_offset < self._start_wanted:
+            self.start_over(self._start_wanted)
         elif self.durable_end < self.log_end_offset:
             self._written()
         self.request_flush()

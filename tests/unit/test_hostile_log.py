@@ -190,6 +190,16 @@ def test_invariant_l11_a_crash_between_epochs_and_log_start_keeps_the_older_epoc
     assert starts == {0, 50 if over else 25}
 
 
+def test_invariant_l8_a_cut_inside_the_batch_of_a_start_that_is_not_durable_yet() -> None:
+    life = Life(SimulatedDisk(), SMALL)
+    log = life.log()
+    append(log, range(2))
+    log.advance_log_start(1)
+    log.truncate_to(1)
+    life.flush()
+    assert (log.log_start_offset, log.log_end_offset, log.durable_end) == (1, 1, 1)
+
+
 # ---- what is being sealed
 
 
