@@ -123,11 +123,19 @@ class Lifecycle(RuleBasedStateMachine):
     def truncate(self, share: float) -> None:
         model = self.model
         end = model.start + int(share * (len(model.records) - model.start))
+        shown = self.log.log_start_offset
         self.log.truncate_to(end)
         assert self.log.log_end_offset <= end or end == model.start
         del model.records[self.log.log_end_offset :]
-        model.durable = min(model.durable, self.log.log_end_offset)
-        model.wanted = self.log._start_wanted
+        model.durable = min(model.durable, self.log.durable_end)
+        start = self.log.log_start_offset
+        if start > shown:  # inside the batch of a start that was not durable yet
+            model.wanted = shown
+            self.models.append(
+                Model(model.records.copy(), start, start, model.durable, model.floor)
+            )
+        else:
+            model.wanted = self.log._start_wanted
 
     @rule(gap=st.integers(0, 5))
     def start_over_ahead(self, gap: int) -> None:
