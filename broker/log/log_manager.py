@@ -144,18 +144,15 @@ class LogManager:
         watermarks = self._small.read_high_watermarks()
         for name in disk.names(self.root):
             if _DIRECTORY_NAME.fullmatch(name):
-                self._open_one(name, None if clean is None else clean.pop(name, None))
+                was_clean = None if clean is None else clean.pop(name, None)
+                self._open_one(name, was_clean, watermarks)
         for name, (_, topic_id) in (clean or {}).items():
             self._refuse(
                 name,
                 TopicIdPartition(TopicId(topic_id), PartitionId(int(name.rpartition("-")[2]))),
                 CorruptionError(f"the directory {self.root}/{name} is gone"),
             )
-        for key, log in self._logs.items():
-            end, epoch = watermarks.get(text_of(key), (0, -1))
-            end = min(end, log.log_end_offset)
-            end = end if log.epoch_at(end - 1) == epoch else 0
-            log.high_watermark = max(end, log.log_start_offset)  # invariant L8
+        for log in self._logs.values():
             log.request_flush()
         flusher.flush_all()
         disk.sync_directory(self.root)
@@ -360,7 +357,9 @@ class LogManager:
         assert self._shared is not None, "the log manager is not open"
         return self._shared
 
-    def _open_one(self, name: str, clean: tuple[int, str] | None) -> None:
+    def _open_one(
+        self, name: str, clean: tuple[int, str] | None, watermarks: dict[str, tuple[int, int]]
+    ) -> None:
         """Recover one directory; a damaged one is refused alone, the others serve (rule Q5)."""
         directory = f"{self.root}/{name}"
         data = self._disk.read_file(f"{directory}/{PARTITION_FILE}")
@@ -392,6 +391,12 @@ class LogManager:
             return
         log = PartitionLog(self._opened(), topic, key.partition, key.topic_id, self._default_config)
         log.restore(found)
+        end, epoch = watermarks.get(text_of(key), (0, -1))
+        end = min(end, log.log_end_offset)
+        end = end if log.epoch_at(end - 1) == epoch else 0
+        log.high_watermark = max(end, log.log_start_offset)  # invariant L8
+        if found.producers is not None:
+            found.producers.committed(log.high_watermark)
         self.removals.note(log)
         self._logs[key] = log
         self._keys[name] = key

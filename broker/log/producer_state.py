@@ -42,9 +42,11 @@ if TYPE_CHECKING:
 EXPIRATION_MS = 86_400_000
 PRODUCERS_MAX = 10_000
 """Of one partition, unless configured: 5 MB of memory and of snapshot."""
-UNDO_MAX = 256
-"""Batches that a truncation can take back without reading the log. What is in flight to followers
-is less; a truncation below the high watermark (an unclean election) reads the log again."""
+UNDO_MAX = 8_192
+"""Batches that a truncation can take back without reading the log: 3.5 MB. Only what is not known
+to be committed is kept for it, which is what a deposed leader wrote alone, or a crash left. A
+truncation further back reads the headers behind the last snapshot, 5 µs each, while the loop
+waits."""
 
 
 class Remembered(NamedTuple):
@@ -191,10 +193,17 @@ class ProducerStates:
         else:
             kept = before.batches[1 - BATCHES_REMEMBERED :]
         self._producers[producer_id] = Producer(epoch, now_ms, (*kept, batch))
-        while undo and (undo[0].last_offset < committed_end or len(undo) > UNDO_MAX):
+        if len(undo) > UNDO_MAX:
             self._undo_floor = undo.popleft().last_offset + 1
+        self.committed(committed_end)
         if len(self._producers) > self._sweep_above:
             self._sweep()
+
+    def committed(self, end_offset: int) -> None:
+        """Nothing below this offset will be cut off: how to take it back is forgotten."""
+        undo = self._undo
+        while undo and undo[0].last_offset < end_offset:
+            self._undo_floor = undo.popleft().last_offset + 1
 
     def truncate_to(self, end_offset: int) -> bool:
         """Take back what stands from this offset on: a batch boundary, the new log end.

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
 from broker.log.producer_state import EXPIRATION_MS, ProducerStates
+from broker.record.batch import RecordFormat
 from broker.replication.parked import Fate, Parked, ParkedProduces
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.producer_claims import Claim
 from tests.support.logs import Life, append
+from tests.support.logs import records as values
 from tests.support.simulated_disk import SimulatedDisk
 from tests.unit.test_broker_local_partitions import ME, OTHER, Here, here, image, records
 from tests.unit.test_idempotent_appends import claimed
+
+if TYPE_CHECKING:
+    from broker.log.partition_log import PartitionLog
 
 __all__ = ["here"]
 
@@ -77,6 +83,62 @@ def test_rule_r5_what_stood_below_the_log_start_is_not_called_unwritten() -> Non
     log.start_over(200)
     parked.resolve(log, 200)
     assert fates == [Fate.UNKNOWN]
+
+
+def _write(log: PartitionLog, numbers: range) -> None:
+    for number in numbers:
+        log.append_as_leader(
+            values([number]),
+            key_format=RecordFormat.JSON,
+            value_format=RecordFormat.JSON,
+            leader_epoch=1,
+            now_ms=1_000,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=number,
+        )
+
+
+def _no_reading(*_: object) -> ProducerStates:
+    raise AssertionError("the loop waits while a segment's headers are read")
+
+
+def test_invariant_t4_a_deposed_leader_takes_a_second_of_batches_back_without_reading_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each of its partitions; 1,000,000 headers in front of them would hold the loop for 5 s."""
+    disk = SimulatedDisk()
+    log = Life(disk).log()
+    _write(log, range(500))
+    log.high_watermark = 500
+    _write(log, range(500, 2_500))
+    monkeypatch.setattr("broker.log.log_producers.producers_at", _no_reading)
+    log.truncate_to(600)
+    assert log.producers is not None
+    known = log.producers.get(7)
+    assert known is not None
+    assert known.last_sequence == 599
+
+
+def test_invariant_t4_after_a_crash_what_is_not_committed_can_be_taken_back_and_no_more_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = SimulatedDisk()
+    life = Life(disk)
+    log = life.log()
+    _write(log, range(1_500))
+    log.high_watermark = 1_000
+    life.manager.checkpoint_high_watermarks()
+    disk.kill()
+    log = Life(disk).log()
+    assert (log.log_end_offset, log.high_watermark) == (1_500, 1_000)
+    assert log.producers is not None
+    assert len(log.producers._undo) == 500, "memory of what is committed would be kept for ever"
+    monkeypatch.setattr("broker.log.log_producers.producers_at", _no_reading)
+    log.truncate_to(1_001)
+    known = log.producers.get(7)
+    assert known is not None
+    assert known.last_sequence == 1_000
 
 
 def test_invariant_t1_a_clock_that_jumps_before_a_repeat_makes_no_second_one() -> None:
