@@ -71,9 +71,11 @@ class ProduceRouting:
             now = replace(append, timeout_ms=timeout_ms)
             if registration.leader == self._broker_id:
                 base = await self._local.append(now)
-            elif await self._forwarded.may_take(append.acks):
-                return await self._forwarded.append(append, deadline_ms)
             else:
+                if await self._forwarded.may_take(append.acks):
+                    placed = await self._forwarded.append(append, deadline_ms)
+                    if not _is_full_of_producers(placed):
+                        return placed
                 body = forwarding.encode_append(now)
                 answer = await self._routing.forward(
                     append.partition, registration, forwarding.APPEND, body, timeout_ms
@@ -115,6 +117,17 @@ class ProduceRouting:
             if doubt:
                 raise doubt[-1] from None
             raise
+
+
+def _is_full_of_producers(placed: Sequence[Placed]) -> bool:
+    """Whether all was refused for other producers' number; who named none goes without one."""
+    errors = [each.error for each in placed]
+    return all(
+        error is not None
+        and error.code is ErrorCode.POLICY_VIOLATION
+        and error.outcome is Outcome.NOT_WRITTEN
+        for error in errors
+    )
 
 
 def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicImage) -> None:

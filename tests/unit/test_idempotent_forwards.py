@@ -14,7 +14,7 @@ from broker.record.lines import decode_records
 from broker.server import forwarding
 from broker.server.forwarded_produces import ForwardedProduces, Placed
 from broker.server.local_partitions import Append
-from broker.server.produce_routing import check_claimed, check_whole
+from broker.server.produce_routing import ProduceRouting, check_claimed, check_whole
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ProduceRequest, RecordResult
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -246,3 +246,31 @@ def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> N
             check_whole([None, RecordResult(None, None, error)])
         assert refused.value.code is error.code
         assert refused.value.outcome is Outcome.NOT_WRITTEN
+
+
+async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(shell: Shell) -> None:
+    """This broker's own id is new to a partition that remembers as many as it may."""
+    shell.leader.answers = [KafkaError(ErrorCode.POLICY_VIOLATION, outcome=Outcome.NOT_WRITTEN)]
+    kinds: list[int] = []
+    registration = shell.image.partition(*HERE)
+
+    class Routing:
+        async def routed(self, _partition: object, attempt: Any, *_: int, pure: bool) -> object:
+            assert not pure
+            return await attempt(registration, 1_000)
+
+        async def forward(self, _partition: object, _to: object, kind: int, *_: object) -> bytes:
+            kinds.append(kind)
+            return forwarding._join({"base_offset": 5})
+
+    fake: Any = Routing()
+    local: Any = shell.leader
+    routing = ProduceRouting(ME, local, fake, shell.forwards, SystemClock())
+    json = RecordFormat.JSON
+    append = Append(
+        partition=HERE, records=decode_records(b'{"records":[{"value":1}]}'), key_format=json,
+        value_format=json, acks=ACKS_ALL, timeout_ms=1_000,
+    )  # fmt: skip
+    placed = await routing.place(append, SystemClock().monotonic_ms() + 1_000)
+    assert placed == [Placed(1, 5)]
+    assert kinds == [forwarding.APPEND]
