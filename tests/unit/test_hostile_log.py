@@ -417,6 +417,26 @@ def test_no_crash_looks_like_corruption_where_a_log_starts_over_twice(second: in
         pytest.fail("it never came to an end")
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_rule_q1_a_log_that_started_over_empty_is_whole_after_a_kill(more: bool) -> None:
+    """Its start was durable, its name and whose it is were not: a second fault took those."""
+    for seed in range(30):
+        disk = SimulatedDisk()
+        disk.synced["/data"] = disk.live["/data"] = None
+        log = Life(disk, SMALL).log()
+        append(log, range(2))
+        log.start_over(1)
+        disk.kill()
+        again = Life(disk, SMALL).log()
+        assert (again.log_start_offset, again.durable_end) == (1, 1)
+        if more:
+            append(again, range(1))
+        disk.cut_power(random.Random(seed))
+        last = Life(disk, SMALL)
+        assert last.manager.offline == {}
+        assert last.log().log_start_offset == 1
+
+
 def test_a_log_of_a_deleted_topic_is_not_rolled_into_its_successor() -> None:
     """Retention looks at many logs with waits in between: a topic may be another one by then."""
     config = LogConfig(segment_ms=1)
