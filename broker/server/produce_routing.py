@@ -36,6 +36,7 @@ REFUSED_WHOLE = frozenset(
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.POLICY_VIOLATION,
+        ErrorCode.MESSAGE_TOO_LARGE,
     }
 )
 """What a producer's claim is refused with: it concerns the request and not its records."""
