@@ -16,7 +16,7 @@ from broker.log.segment import Segment
 from broker.replication.log_starts import LogStarts, may_go_up_to
 from broker.replication.partition_state import LeaderState, Settings
 from broker.server.controller_clock import MEASUREMENT_AGE_MAX_MS, ControllerClock
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -277,6 +277,20 @@ async def test_delete_records_moves_the_log_start_within_the_high_watermark(host
     assert await delete(HERE, -1, 5_000) == 20
     host.logs.removals.rename_some()
     assert [segment.size for segment in host.log.segments] == [0]
+
+
+async def test_a_leader_deposed_meanwhile_promises_no_deletion(host: Hosted) -> None:
+    """Who leads now may never hear of it, and show again what was said to be gone."""
+    await host.fill()
+    replica = host.manager.replica(HERE)
+    assert replica is not None
+    deletion = asyncio.ensure_future(host.log_starts.delete_records(HERE, 7, 5_000))
+    await asyncio.sleep(0)
+    replica.partition.retire()
+    with pytest.raises(KafkaError) as refused:
+        await deletion
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert refused.value.outcome is Outcome.UNKNOWN
 
 
 async def test_a_search_by_time_finds_nothing_below_the_log_start(host: Hosted) -> None:
