@@ -7,19 +7,13 @@ a lost disk, which counts against the same budget.
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.support.replication_world import run
 
+pytestmark = pytest.mark.usefixtures("no_logs")
+
 SEEDS = range(10_000, 10_150)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    for name in ("broker.replication", "broker.log"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def test_rule_r1_flush_changes_through_any_trouble_and_nothing_is_lost() -> None:

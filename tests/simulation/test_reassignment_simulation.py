@@ -6,19 +6,13 @@ decisions, here with reassignments started, changed and cancelled at any moment 
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.support.replication_world import run
 
+pytestmark = pytest.mark.usefixtures("no_logs")
+
 SEEDS = range(20_000, 20_150)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    for name in ("broker.replication", "broker.log"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def test_invariant_p8_replicas_move_through_any_trouble_and_nothing_is_lost() -> None:

@@ -6,24 +6,16 @@ without it raises the *named* check, within a few seeds from the recorded one on
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.replication_invariants import Violation
 from tests.support.replication_mutants import MUTANTS, SECOND_LINES, Mutant
 from tests.support.replication_world import run
 
+pytestmark = pytest.mark.usefixtures("no_logs")
+
 SEEDS_MAX = 400
 """Nearly all are caught by the recorded seed itself; others see it where the code has changed."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def first_red(mutant: Mutant, seeds: range) -> tuple[int, Violation] | None:

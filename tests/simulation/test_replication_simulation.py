@@ -10,7 +10,6 @@ docs/claims.md is judged after each event or at the end of a seed; one that was 
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import pytest
 
 from tests.support.replication_judge import JUDGED
 from tests.support.replication_world import World, run
+
+pytestmark = pytest.mark.usefixtures("no_logs")
 
 SEEDS = 2_000
 CHUNK = 50
@@ -38,12 +39,6 @@ MUST_HAPPEN = (
 judged: Counter[str] = Counter()
 happened: Counter[str] = Counter()
 told: list[int] = []
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    for name in ("broker.replication", "broker.log"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def run_and_count(seed: int) -> World:
