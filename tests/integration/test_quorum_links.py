@@ -174,19 +174,24 @@ async def test_defect_18_a_long_frame_of_a_stranger_is_refused_before_it_is_read
 
 async def test_defect_18_a_stranger_never_has_more_than_one_small_buffer(trio: Trio) -> None:
     end = await trio.start(101)
-    reader, writer = await asyncio.open_connection(*end.address)
-    writer.write(struct.pack("<I", MAX_HELLO_BYTES) + b"\xc1" * (MAX_HELLO_BYTES - 1))
 
-    def half_read() -> list[PeerConnection]:
+    def half_read_at_all() -> list[PeerConnection]:
         gc.collect()
         found = [o for o in gc.get_objects() if isinstance(o, PeerConnection) and o._filled]
         return [connection for connection in found if connection.node is None]
 
+    of_others = set(map(id, strangers := half_read_at_all()))  # kept, so that no id is used again
+
+    def half_read() -> list[PeerConnection]:
+        return [one for one in half_read_at_all() if id(one) not in of_others]
+
+    reader, writer = await asyncio.open_connection(*end.address)
+    writer.write(struct.pack("<I", MAX_HELLO_BYTES) + b"\xc1" * (MAX_HELLO_BYTES - 1))
     await until(half_read)
     (connection,) = half_read()
     assert len(connection._buffer) == MAX_HELLO_BYTES + 4
     writer.close()
-    del connection
+    del connection, strangers
     await closed(reader)
 
 
@@ -443,6 +448,7 @@ async def test_defect_15_a_reconnect_storm_leaks_nothing(
 ) -> None:
     monkeypatch.setattr(peer_links, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(peer_links, "LAST_RETRY_S", 0.001)
+    of_others = living(PeerConnection)
     await trio.start(*NODES)
     await trio.all_connected()
     await asyncio.sleep(0.05)
@@ -461,7 +467,7 @@ async def test_defect_15_a_reconnect_storm_leaks_nothing(
     await until(lambda: descriptors() <= before[0])
     assert living(PeerConnection) <= before[1] + 1
     await trio.stop()
-    await until(lambda: living(PeerConnection) == 0)
+    await until(lambda: living(PeerConnection) <= of_others)
 
 
 async def test_closing_says_the_last_words(trio: Trio) -> None:
