@@ -172,26 +172,25 @@ async def test_defect_18_a_long_frame_of_a_stranger_is_refused_before_it_is_read
     assert end.told == []
 
 
-async def test_defect_18_a_stranger_never_has_more_than_one_small_buffer(trio: Trio) -> None:
+async def test_defect_18_a_stranger_never_has_more_than_one_small_buffer(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = await trio.start(101)
+    made: list[PeerConnection] = []
+    make = PeerConnection.__init__
 
-    def half_read_at_all() -> list[PeerConnection]:
-        gc.collect()
-        found = [o for o in gc.get_objects() if isinstance(o, PeerConnection) and o._filled]
-        return [connection for connection in found if connection.node is None]
+    def noted(self: PeerConnection, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        made.append(self)
 
-    of_others = set(map(id, strangers := half_read_at_all()))  # kept, so that no id is used again
-
-    def half_read() -> list[PeerConnection]:
-        return [one for one in half_read_at_all() if id(one) not in of_others]
-
+    monkeypatch.setattr(PeerConnection, "__init__", noted)
     reader, writer = await asyncio.open_connection(*end.address)
     writer.write(struct.pack("<I", MAX_HELLO_BYTES) + b"\xc1" * (MAX_HELLO_BYTES - 1))
-    await until(half_read)
-    (connection,) = half_read()
+    await until(lambda: any(connection._filled for connection in made))
+    (connection,) = made
+    assert connection.node is None
     assert len(connection._buffer) == MAX_HELLO_BYTES + 4
     writer.close()
-    del connection, strangers
     await closed(reader)
 
 
