@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.producer_claims import (
@@ -25,9 +24,6 @@ from raft_metadata.common.producer_claims import (
     Claim,
     next_sequence,
 )
-
-if TYPE_CHECKING:
-    pass
 
 IN_FLIGHT_MAX = BATCHES_REMEMBERED
 """An older one would not be known again."""
