@@ -9,13 +9,13 @@ log start, beyond its log end) is the leader's to decide, and so is every look-u
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from broker.log.page_cache import warm
 from broker.replication.partition import Following
 from broker.server import forwarding
 from broker.server.local_partitions import Read
-from broker.server.requests import FetchResult
+from broker.server.reads import Reads, Standing
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.image.config_layers import broker_layers
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from broker.ports import PeerChannel
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
-    from broker.server.requests import FetchRequest
+    from broker.server.requests import FetchRequest, FetchResult
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, LeaderEpoch, TopicIdPartition
+    from raft_metadata.common.ids import BrokerId, TopicIdPartition
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 
 ANSWER_MARGIN_MS = 1_000
@@ -56,7 +56,7 @@ class FollowerReads:
         self._peers = peers
         self._clock = clock
         self._is_proven = is_proven
-        self._waiting = 0
+        self._reads = Reads(config.limits.max_parked_fetches, clock)
 
     # the broker that was asked
 
@@ -103,45 +103,13 @@ class FollowerReads:
         """
         offset = -1 if read.offset is None else read.offset
         deadline_ms = self._clock.monotonic_ms() + read.max_wait_ms
-        replica, role = self._in_sync(read.partition)
-        first_epoch = role.epoch
-        is_warm = False
-        while True:
-            partition, log = replica.partition, replica.log
-            if not log.log_start_offset <= offset <= log.log_end_offset:
-                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
-            slices = []
-            if offset < partition.high_watermark:
-                cold = None if is_warm else log.cold_range(offset, read.max_bytes)
-                if cold is not None:
-                    is_warm = True  # as where it is led: the disk is waited for off the loop
-                    await warm(cold)
-                    replica, role = self._still_in_sync(read.partition, first_epoch)
-                    continue
-                slices = log.read(offset, read.max_bytes, partition.high_watermark)
-                if not slices:
-                    offset = partition.high_watermark  # rule R7: no record is left in between
-            remaining_ms = deadline_ms - self._clock.monotonic_ms()
-            if slices or remaining_ms <= 0:
-                return FetchResult(
-                    slices=slices,
-                    high_watermark=partition.high_watermark,
-                    log_start_offset=log.log_start_offset,
-                    next_offset=slices[-1].next_offset if slices else offset,
-                    leader_id=role.leader,
-                    leader_epoch=role.epoch,
-                    served_by=self._me,
-                )
-            await self._wait_for_records(replica, remaining_ms)
-            replica, role = self._still_in_sync(read.partition, first_epoch)
 
-    def _still_in_sync(
-        self, place: TopicIdPartition, epoch: LeaderEpoch
-    ) -> tuple[Replica, Following]:
-        replica, role = self._in_sync(place)
-        if role.epoch != epoch:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
-        return replica, role
+        def standing() -> Standing:
+            replica, role = self._in_sync(read.partition)
+            return Standing(replica, role.leader, role.epoch)
+
+        found = await self._reads.read(offset, read.max_bytes, deadline_ms, standing, _check_range)
+        return replace(found, served_by=self._me)
 
     def _in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:
         """The replica here, while it may serve; between this check and the read is no await."""
@@ -164,20 +132,10 @@ class FollowerReads:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not in sync here, or not proven")
         return replica, role
 
-    async def _wait_for_records(self, replica: Replica, remaining_ms: int) -> None:
-        if self._waiting >= self._limits.max_parked_fetches:
-            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_fetches is reached")
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(remaining_ms / 1000, _finish, waiter)
-        replica.wait(waiter)
-        self._waiting += 1
-        try:
-            await waiter
-        finally:
-            self._waiting -= 1
-            timer.cancel()
-            replica.wait_no_more(waiter)
+
+def _check_range(replica: Replica, offset: int) -> None:
+    if not replica.log.log_start_offset <= offset <= replica.log.log_end_offset:
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
 
 
 def choose(
@@ -202,8 +160,3 @@ def choose(
     if not near or registration.leader in near or not registration.has_leader:
         return None
     return me if me in near else near[partition.partition % len(near)]
-
-
-def _finish(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

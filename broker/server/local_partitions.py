@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.log.page_cache import warm
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition_state import LeaderState
+from broker.server.reads import Reads, Standing
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
@@ -76,7 +76,7 @@ class LocalPartitions:
         self._is_proven = is_proven
         self._parked_produces = 0
         self._answers = Slices()
-        self._parked_fetches = 0
+        self._reads = Reads(config.limits.max_parked_fetches, clock)
 
     def leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
         """The replica of a partition that is led here, or NOT_LEADER_OR_FOLLOWER."""
@@ -231,71 +231,32 @@ class LocalPartitions:
     async def fetch(self, request: Read) -> FetchResult:
         """Read below the high watermark; wait for the first record as long as asked."""
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
-        replica, role = self.leading(request.partition)
+        replica, _ = self.leading(request.partition)
         offset = request.offset
         if offset is None:
             found = replica.log.offset_for_timestamp(request.timestamp_ms or 0)
             offset = replica.partition.high_watermark if found is None else found
-        first_epoch = role.epoch
-        is_warm = False
-        while True:
-            partition, log = replica.partition, replica.log
-            if offset > log.log_end_offset and not self._is_proven():
-                # Rule R8: a deposed leader that has not heard of it may lack what another exposed.
-                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            if not log.log_start_offset <= offset <= log.log_end_offset:
-                raise KafkaError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"offset {offset} is out of range: log start offset {log.log_start_offset}, "
-                    f"high watermark {partition.high_watermark}, "
-                    f"log end offset {log.log_end_offset}",
-                )
-            slices = []
-            if offset < partition.high_watermark:
-                cold = None if is_warm else log.cold_range(offset, request.max_bytes)
-                if cold is not None:
-                    is_warm = True  # asked once: who is evicted again meanwhile is read here
-                    await warm(cold)
-                    replica, role = self._still_leading(request.partition, first_epoch)
-                    continue
-                slices = log.read(offset, request.max_bytes, partition.high_watermark)
-                if not slices:
-                    offset = partition.high_watermark  # rule R7: no record is left in between
-            remaining_ms = deadline_ms - self._clock.monotonic_ms()
-            if slices or remaining_ms <= 0:
-                return FetchResult(
-                    slices=slices,
-                    high_watermark=partition.high_watermark,
-                    log_start_offset=log.log_start_offset,
-                    next_offset=slices[-1].next_offset if slices else offset,
-                    leader_id=self._config.broker_id,
-                    leader_epoch=role.epoch,
-                )
-            await self._wait_for_records(replica, remaining_ms)
-            replica, role = self._still_leading(request.partition, first_epoch)
 
-    def _still_leading(
-        self, partition: TopicIdPartition, epoch: LeaderEpoch
-    ) -> tuple[Replica, LeaderState]:
-        replica, role = self.leading(partition)
-        if role.epoch != epoch:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
-        return replica, role
+        def standing() -> Standing:
+            replica, role = self.leading(request.partition)
+            return Standing(replica, self._config.broker_id, role.epoch)
 
-    async def _wait_for_records(self, replica: Replica, remaining_ms: int) -> None:
-        if self._parked_fetches >= self._config.limits.max_parked_fetches:
-            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_fetches is reached")
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(remaining_ms / 1000, _finish, waiter)
-        replica.wait(waiter)
-        self._parked_fetches += 1
-        try:
-            await waiter
-        finally:
-            self._parked_fetches -= 1
-            timer.cancel()
-            replica.wait_no_more(waiter)
+        return await self._reads.read(
+            offset, request.max_bytes, deadline_ms, standing, self._check_range
+        )
+
+    def _check_range(self, replica: Replica, offset: int) -> None:
+        log = replica.log
+        if offset > log.log_end_offset and not self._is_proven():
+            # Rule R8: a deposed leader that has not heard of it may lack what another exposed.
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is out of range: log start offset {log.log_start_offset}, "
+                f"high watermark {replica.partition.high_watermark}, "
+                f"log end offset {log.log_end_offset}",
+            )
 
     async def until_high_watermark(
         self, partition: TopicIdPartition, epoch: LeaderEpoch, offset: int
@@ -307,7 +268,7 @@ class LocalPartitions:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
             if replica.partition.high_watermark >= offset:
                 return
-            await self._wait_for_records(replica, self._config.limits.max_fetch_wait_ms)
+            await self._reads.wait(replica, self._config.limits.max_fetch_wait_ms)
 
     def offsets(self, partition: TopicIdPartition) -> OffsetsResult:
         """Both ends; withheld until the high watermark reached this epoch's start (rule R8)."""
@@ -329,8 +290,3 @@ def _claimed(claim: Claim | None) -> dict[str, int]:
         "producer_epoch": claim.epoch,
         "base_sequence": claim.sequence,
     }
-
-
-def _finish(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

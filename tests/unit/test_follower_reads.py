@@ -177,7 +177,7 @@ async def test_what_is_cold_is_waited_for_off_the_loop_and_the_standing_asked_ag
         warmed.append(cold)
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("broker.server.follower_reads.warm", warm)
+    monkeypatch.setattr("broker.server.reads.warm", warm)
     monkeypatch.setattr(Disk, "is_cached", lambda *_: False)
     assert await follower.offsets(2) == [2, 3, 4, 5]
     assert len(warmed) == 1, "who is evicted again meanwhile is read on the loop"
