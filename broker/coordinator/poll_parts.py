@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from broker.coordinator.ports import Fetched
 from broker.coordinator.requests import SCHEMA_FORMATS
@@ -93,9 +93,9 @@ def _before(piece: BatchSlice, offset: int) -> BatchSlice:
     """The records of a slice below an offset."""
     lines = bytes(piece.lines)
     if piece.first_offset >= offset:
-        return replace(piece, lines=b"", count=0, next_offset=piece.first_offset)
+        return piece._replace(lines=b"", count=0, next_offset=piece.first_offset)
     end = _line_of(lines, piece, offset)
-    return replace(piece, lines=lines[:end], count=lines[:end].count(b"\n"), next_offset=offset)
+    return piece._replace(lines=lines[:end], count=lines[:end].count(b"\n"), next_offset=offset)
 
 
 def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:

@@ -7,7 +7,6 @@ per record, but where the first or the last batch has to be cut.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.log.compaction import without_front
@@ -20,6 +19,7 @@ from broker.record.batch import (
     parse_header,
     place_of,
     verify,
+    whole_slices,
 )
 from broker.record.render import offset_of_line, skip_lines, timestamp_of_line
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
@@ -72,7 +72,11 @@ def _slices(
     slices: list[BatchSlice] = []
     room, reached = max_bytes, from_offset
     view = memoryview(buffer)
-    while at + HEADER_SIZE <= len(buffer) and (room > 0 or not slices):
+    while True:
+        whole, at, room = whole_slices(view, at, wanted, room)
+        slices += whole
+        if at + HEADER_SIZE > len(buffer) or (room <= 0 and slices):
+            break
         header = _whole(segment, buffer, at)
         if header is None or header.base_offset >= up_to_offset:
             break
@@ -83,7 +87,7 @@ def _slices(
         if not header.count:
             reached = following
             if slices:
-                slices[-1] = replace(slices[-1], next_offset=following)
+                slices[-1] = slices[-1]._replace(next_offset=following)
             continue
         inside = header.base_offset < from_offset or header.next_offset > up_to_offset
         if inside or len(piece) > room:

@@ -410,7 +410,7 @@ class FakeBrokerApis:
         if found:
             first = found[0]
             skipped = skip_lines(bytes(first.lines), first.header, offset)
-            found[0] = replace(first, lines=bytes(first.lines)[skipped:])
+            found[0] = first._replace(lines=bytes(first.lines)[skipped:])
         return FetchResult(
             slices=found,
             high_watermark=log.end,

@@ -1,0 +1,72 @@
+"""Reads of whole batches in one go: the same slices as one by one, and rot is never among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from broker.log import log_reader
+from broker.log.disk import Disk
+from broker.record.batch import HEADER_SIZE, BatchSlice
+from raft_metadata.common.errors import CorruptionError
+from tests.support.logs import Life, append
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from broker.log.partition_log import PartitionLog
+
+SIZES = (1, 7, 1, 1, 30, 2, 100, 1, 3)
+
+
+def filled(life: Life) -> PartitionLog:
+    log = life.log()
+    for size in SIZES:
+        append(log, [f"{number:05d}" for number in range(size)])
+    return log
+
+
+def none_in_one_go(
+    _view: memoryview, at: int, _wanted: tuple[int, int], room: int
+) -> tuple[list[BatchSlice], int, int]:
+    return [], at, room
+
+
+def test_whole_batches_are_read_as_they_are_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = filled(life)
+    asked = [
+        (offset, max_bytes, up_to)
+        for offset in (0, 1, 4, 8, 9, 40, 141, 142, 145)
+        for max_bytes in (1, 50, 300, 1_000, 3_000, 1 << 20)
+        for up_to in (offset + 1, 43, 143, sum(SIZES))
+    ]
+    quick = [log.read(*one) for one in asked]
+    monkeypatch.setattr(log_reader, "whole_slices", none_in_one_go)
+    assert quick == [log.read(*one) for one in asked]
+    assert any(len(slices) > 5 for slices in quick)
+    life.close()
+
+
+@pytest.mark.parametrize("number", [0, 6, 8])
+@pytest.mark.parametrize("at", [0, 20, 30, 82, HEADER_SIZE + 3, -1])
+def test_invariant_l22_no_batch_of_a_read_is_served_rotten(
+    tmp_path: Path, number: int, at: int
+) -> None:
+    """Whatever byte of whatever batch it is that changed under it: what was asked for isn't."""
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = filled(life)
+    positions = [0]
+    for piece in log.read(0, 1 << 20, log.log_end_offset):
+        positions.append(positions[-1] + piece.header.size)
+    segment = log.segments[0]
+    where = positions[number] + at if at >= 0 else positions[number + 1] + at
+    (byte,) = life.manager._files.disk.read(segment.fd, 1, where)
+    life.manager._files.disk.write(segment.fd, bytes([byte ^ 1]), where)
+    with pytest.raises(CorruptionError):
+        log.read(0, 1 << 20, log.log_end_offset)
+    assert isinstance(log.failed, CorruptionError)
+    life.close()
