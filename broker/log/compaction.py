@@ -29,6 +29,7 @@ from broker.record.batch import (
     RecordFormat,
     rebuilt,
 )
+from broker.record.compression import lines_of, stored_as
 from broker.record.lines import HAS_MSGSPEC
 from broker.record.plain_lines import fields_of
 from broker.record.render import offset_of_line
@@ -299,7 +300,7 @@ class Producers:
 
 
 class Kept(NamedTuple):
-    """What stays of a batch. ``lines`` None: all of it."""
+    """What stays of a batch, as plain lines. ``lines`` None: all of it."""
 
     lines: bytes | None
     records: int
@@ -312,14 +313,18 @@ class Retention:
     keys: KeyMap
     drop_below: int
 
-    def of(self, header: BatchHeader, lines: bytes, pace: Callable[[int], None]) -> Kept:
-        """What stays of a batch's lines; ``pace`` is called between pieces, with 0."""
-        if header.is_control or header.is_transactional or header.is_compressed:
+    def of(self, header: BatchHeader, stored: bytes, pace: Callable[[int], None]) -> Kept:
+        """What stays of a stored batch; ``pace`` is called between pieces, with 0.
+
+        Raises:
+            BatchError: its lines can't be unpacked.
+        """
+        if header.is_control or header.is_transactional:
             return Kept(None, header.count)
         newest, drop_below = self.keys.newest, self.drop_below
         parts: list[bytes] = []
         count = 0
-        for piece in pieces(lines):
+        for piece in pieces(bytes(lines_of(header, stored))):
             if parts:
                 pace(0)
             records = keyed_records(piece, header.key_format)
@@ -332,8 +337,8 @@ class Retention:
             if stays == len(kept):
                 parts.append(piece)
             elif stays:
-                stored = piece.split(b"\n")
-                parts += [line + b"\n" for line, keep in zip(stored, kept, strict=False) if keep]
+                lines = piece.split(b"\n")
+                parts += [line + b"\n" for line, keep in zip(lines, kept, strict=False) if keep]
             count += stays
         if count == header.count:
             return Kept(None, count)
@@ -345,8 +350,9 @@ class _Held(NamedTuple):
 
     header: BatchHeader
     raw: bytes | None
-    """As it stands; None: to be made of header and lines."""
-    lines: bytes
+    """As it stands; None: to be made of header and payload."""
+    payload: bytes
+    """What stands behind the header: lines, or a frame."""
 
 
 class Rewriter:
@@ -362,7 +368,10 @@ class Rewriter:
         """Whether anything was left out of what was put in."""
 
     def put(self, header: BatchHeader, raw: bytes, pace: Callable[[int], None]) -> bytes:
-        """The next batch, whole and checked; what can be written now."""
+        """The next batch, whole and checked; what can be written now. BatchError as `Retention.of`.
+
+        What is kept of a compressed batch is compressed again, whatever the topic says by now.
+        """
         kept = self._retention.of(header, raw[HEADER_SIZE:], pace)
         held = self._held
         if kept.lines is None and header.count:
@@ -370,14 +379,13 @@ class Rewriter:
             return _written(held)
         if kept.records:
             self.changed = True
-            self._held = _Held(
-                _with(header, kept.lines or b"", kept.records), None, kept.lines or b""
-            )
+            smaller, payload = stored_as(header, kept.lines or b"", kept.records)
+            self._held = _Held(smaller, None, payload)
             return _written(held)
         base = header.base_offset
         if header.producer_id != NO_PRODUCER_ID and (base in self._needed or base >= self._seen_to):
             self.changed |= bool(header.count)
-            self._held = _Held(_with(header, b"", 0), None if header.count else raw, b"")
+            self._held = _Held(stored_as(header, b"", 0)[0], None if header.count else raw, b"")
             return _written(held)
         if held is not None and _can_grow(held.header, header):
             self.changed = True
@@ -399,11 +407,7 @@ class Rewriter:
 def _written(held: _Held | None) -> bytes:
     if held is None:
         return b""
-    return rebuilt(held.header, held.lines) if held.raw is None else held.raw
-
-
-def _with(header: BatchHeader, lines: bytes, count: int) -> BatchHeader:
-    return header._replace(length=len(lines), count=count)
+    return rebuilt(held.header, held.payload) if held.raw is None else held.raw
 
 
 def _placeholder(header: BatchHeader) -> BatchHeader:
@@ -436,20 +440,21 @@ def _extended(held: _Held, gone: BatchHeader) -> _Held:
     is theirs where they have none of their own.
     """
     header = held.header
-    lines = held.raw[HEADER_SIZE:] if held.raw is not None else held.lines
+    payload = held.raw[HEADER_SIZE:] if held.raw is not None else held.payload
     header = header._replace(last_offset_delta=gone.last_offset - header.base_offset)
     if not header.count:
         newest = max(header.append_timestamp, gone.append_timestamp)
         header = header._replace(append_timestamp=newest)
-    return _Held(header, None, lines)
+    return _Held(header, None, payload)
 
 
 def without_front(raw: bytes, header: BatchHeader, offset: int) -> bytes:
     """The part of a batch from this offset on, as a batch of its own.
 
-    For a follower whose log ends inside: a compacted batch may span what it has already.
+    For a follower whose log ends inside: a compacted batch may span what it has already. BatchError
+    where its lines can't be unpacked.
     """
-    lines = raw[HEADER_SIZE:]
+    lines = bytes(lines_of(header, raw[HEADER_SIZE:]))
     at = count = 0
     while at < len(lines) and offset_of_line(lines, at) < offset:
         at = lines.index(b"\n", at) + 1
@@ -458,11 +463,10 @@ def without_front(raw: bytes, header: BatchHeader, offset: int) -> bytes:
     sequence = header.base_sequence
     if header.producer_id != NO_PRODUCER_ID:
         sequence = (sequence + skipped) % (1 << 31)
-    front = header._replace(
+    rest, payload = stored_as(header, lines[at:], header.count - count)
+    rest = rest._replace(
         base_offset=offset,
-        length=len(lines) - at,
-        count=header.count - count,
         last_offset_delta=header.last_offset_delta - skipped,
         base_sequence=sequence,
     )
-    return rebuilt(front, lines[at:])
+    return rebuilt(rest, payload)

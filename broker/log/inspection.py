@@ -29,6 +29,7 @@ from broker.record.batch import (
     parse_header,
     verify,
 )
+from broker.record.compression import lines_of
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class Finding(NamedTuple):
 
 
 class FoundBatch(NamedTuple):
-    """A batch in a file. ``problem`` is empty where it is whole and its crc is right."""
+    """A batch in a file. ``problem`` is empty where it is whole, its crc right and its lines can
+    be read; they stand here unpacked."""
 
     file: str
     position: int
@@ -95,14 +97,15 @@ def batches_in(place: SegmentPlace, position: int = 0) -> Iterator[FoundBatch]:
             header = parse_header(head)
             if header.magic != MAGIC:
                 return
-            lines = file.read(header.length) if position + header.size <= place.size else b""
-            problem = ""
+            stored = file.read(header.length) if position + header.size <= place.size else b""
+            lines, problem = stored, ""
             try:
-                verify(head + lines)
+                verify(head + stored)
+                lines = bytes(lines_of(header, stored))
             except BatchError as error:
                 problem = str(error)
             yield FoundBatch(place.path, position, header, lines, problem)
-            if problem and not lines and header.length:
+            if problem and not stored and header.length:
                 return
             position += header.size
 
@@ -234,7 +237,7 @@ class _Check:
             return "bad durable end stamp"
         if header.leader_epoch < self.epochs.newest:
             return f"leader epoch {header.leader_epoch} behind epoch {self.epochs.newest}"
-        if header.attributes >> 6 & 0b111 == 0 and found.lines.count(b"\n") != header.count:
+        if found.lines.count(b"\n") != header.count:
             return f"{found.lines.count(bytes([10]))} lines, the header says {header.count}"
         return ""
 

@@ -34,6 +34,8 @@ class LogConfig:
     """``message.timestamp.type`` is append: producers' own times are dropped."""
     compaction: CompactionConfig | None = None
     """``cleanup.policy`` holds compact."""
+    zstd: bool = False
+    """``compression.type`` is zstd: what is appended from now on is stored compressed."""
 
 
 class AppendInfo(NamedTuple):

@@ -7,7 +7,8 @@ per record, but where the first or the last batch has to be cut.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from broker.log.compaction import without_front
 from broker.log.offset_index import INDEX_INTERVAL_BYTES
@@ -21,11 +22,17 @@ from broker.record.batch import (
     verify,
     whole_slices,
 )
+from broker.record.compression import PackedSlice, Piece, lines_of, unpacked_size
 from broker.record.render import offset_of_line, skip_lines, timestamp_of_line
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from broker.log.segment import OpenFiles, Segment
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 def _base_offset(segment: Segment) -> int:
@@ -35,6 +42,24 @@ def _base_offset(segment: Segment) -> int:
 def read(
     files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
 ) -> list[BatchSlice]:
+    """`read_pieces` with every batch unpacked.
+
+    Raises:
+        CorruptionError: names file and offset.
+    """
+    found = read_pieces(files, segments, from_offset, max_bytes, up_to_offset, packed=False)
+    return cast("list[BatchSlice]", found)
+
+
+def read_pieces(
+    files: OpenFiles,
+    segments: list[Segment],
+    from_offset: int,
+    max_bytes: int,
+    up_to_offset: int,
+    *,
+    packed: bool,
+) -> Sequence[Piece]:
     """Records from ``from_offset`` (which must be in the log) up to, not with, ``up_to_offset``.
 
     Never below the one, nor at or behind the other. At least one record; else at most
@@ -46,6 +71,9 @@ def read(
     comes back only where no record is in that range at all. That is a short search: a hole is one
     batch for each leader epoch and segment, and those that producers' states need, 4 MB at most.
 
+    ``packed``: compressed batches that are wanted whole come as they are stored. Bytes are counted
+    as lines either way; one that does not fit is then left for the next read, not cut.
+
     Raises:
         CorruptionError: names file and offset.
     """
@@ -55,7 +83,8 @@ def read(
         if segment is None:
             break
         buffer, at = _fetch(files, segment, offset, max_bytes)
-        slices, reached = _slices(segment, buffer, at, (offset, up_to_offset), max_bytes)
+        wanted = (offset, up_to_offset)
+        slices, reached = _slices(segment, buffer, at, wanted, max_bytes, packed=packed)
         if slices:
             return slices
         if reached <= offset:
@@ -65,47 +94,81 @@ def read(
 
 
 def _slices(
-    segment: Segment, buffer: bytes, at: int, wanted: tuple[int, int], max_bytes: int
-) -> tuple[list[BatchSlice], int]:
+    segment: Segment,
+    buffer: bytes,
+    at: int,
+    wanted: tuple[int, int],
+    max_bytes: int,
+    *,
+    packed: bool,
+) -> tuple[list[Piece], int]:
     """What of a buffer is wanted, and how far it came without finding any."""
-    from_offset, up_to_offset = wanted
-    slices: list[BatchSlice] = []
-    room, reached = max_bytes, from_offset
+    answer = _Answer(segment, wanted, max_bytes, packed=packed)
     view = memoryview(buffer)
     while True:
-        whole, at, room = whole_slices(view, at, wanted, room)
-        slices += whole
-        if at + HEADER_SIZE > len(buffer) or (room <= 0 and slices):
+        whole, at, answer.room = whole_slices(view, at, wanted, answer.room)
+        answer.slices += whole
+        if at + HEADER_SIZE > len(buffer) or (answer.room <= 0 and answer.slices):
             break
         header = _whole(segment, buffer, at)
-        if header is None or header.base_offset >= up_to_offset:
+        if header is None or header.base_offset >= wanted[1]:
             break
-        lines_at, end = at + HEADER_SIZE, at + header.size
-        piece = view[lines_at:end]
-        at = end
+        lines_at, at = at + HEADER_SIZE, at + header.size
+        if not answer.take(header, view[lines_at:at]):
+            break
+    return answer.slices, answer.reached
+
+
+class _Answer:
+    """A read under way: takes the batches that `whole_slices` leaves, one by one, in order."""
+
+    __slots__ = ("_packed", "_segment", "_wanted", "reached", "room", "slices")
+
+    def __init__(
+        self, segment: Segment, wanted: tuple[int, int], max_bytes: int, *, packed: bool
+    ) -> None:
+        self._segment = segment
+        self._wanted = wanted
+        self._packed = packed
+        self.slices: list[Piece] = []
+        self.room = max_bytes
+        self.reached = wanted[0]
+
+    def take(self, header: BatchHeader, stored: memoryview) -> bool:
+        """What is wanted of this batch; False where the answer ends before it or in it."""
+        from_offset, up_to_offset = self._wanted
         following = min(header.next_offset, up_to_offset)
+        slices = self.slices
         if not header.count:
-            reached = following
+            self.reached = following
             if slices:
                 slices[-1] = slices[-1]._replace(next_offset=following)
-            continue
+            return True
         inside = header.base_offset < from_offset or header.next_offset > up_to_offset
-        if inside or len(piece) > room:
-            cut = _cut(header, bytes(piece), wanted, room, first=not slices)
-            if cut is None and not slices:
-                reached = following  # only a hole of a compacted batch lay behind from_offset
-                continue
-            if cut is not None:
-                slices.append(cut)
-                room -= len(cut.lines)
-            if cut is None or cut.next_offset < header.next_offset:
-                break
-            continue
-        slices.append(
-            BatchSlice(header, piece, header.base_offset, header.next_offset, header.count)
-        )
-        room -= len(piece)
-    return slices, reached
+        lines: bytes | memoryview = stored
+        if header.is_compressed:
+            if self._packed and not inside:
+                size = _unpacked(self._segment, header, unpacked_size, stored)
+                if size <= self.room:
+                    slices.append(PackedSlice.whole(header, stored))
+                    self.room -= size
+                    return True
+                if slices:
+                    return False
+            lines = _unpacked(self._segment, header, partial(lines_of, header), stored)
+        if not inside and len(lines) <= self.room:
+            base, count = header.base_offset, header.count
+            slices.append(BatchSlice(header, lines, base, header.next_offset, count))
+            self.room -= len(lines)
+            return True
+        cut = _cut(header, bytes(lines), self._wanted, self.room, first=not slices)
+        if cut is not None:
+            slices.append(cut)
+            self.room -= len(cut.lines)
+            return cut.next_offset == header.next_offset
+        if not slices:
+            self.reached = following  # only a hole of a compacted batch lay behind from_offset
+        return not slices
 
 
 def read_raw(
@@ -138,7 +201,10 @@ def read_raw(
     if base >= from_offset or at == start:
         return buffer[start:at]
     first = buffer[start : start + size]
-    return without_front(first, parse_header(first), from_offset) + buffer[start + size : at]
+    header = parse_header(first)
+    cut = _unpacked(segment, header, partial(without_front, first, header), from_offset)
+    # A frame may grow as it is cut: it goes alone then, what fits was reckoned without that.
+    return cut if len(cut) > size else cut + buffer[start + size : at]
 
 
 def offset_for_timestamp(
@@ -157,7 +223,8 @@ def offset_for_timestamp(
         for position, header in segment.headers(files.disk, fd, start):
             if header.max_timestamp < timestamp_ms or header.next_offset <= from_offset:
                 continue
-            lines = segment.batch(files.disk, fd, position, header)[HEADER_SIZE:]
+            stored = segment.batch(files.disk, fd, position, header)[HEADER_SIZE:]
+            lines = bytes(_unpacked(segment, header, partial(lines_of, header), stored))
             for line in lines.split(b"\n")[:-1]:
                 if timestamp_of_line(line, header) >= timestamp_ms:
                     offset = offset_of_line(line, 0)
@@ -225,6 +292,15 @@ def _whole(segment: Segment, buffer: bytes, at: int) -> BatchHeader | None:
         return verify(buffer, at)
     except BatchError as error:
         msg = f"{error} file={segment.log_path} offset={base}"
+        raise CorruptionError(msg) from None
+
+
+def _unpacked(segment: Segment, header: BatchHeader, how: Callable[[A], T], what: A) -> T:
+    """A frame that can't be unpacked is damage, as a wrong crc is: reported, never served."""
+    try:
+        return how(what)
+    except BatchError as error:
+        msg = f"{error} file={segment.log_path} offset={header.base_offset}"
         raise CorruptionError(msg) from None
 
 

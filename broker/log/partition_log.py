@@ -28,6 +28,7 @@ from broker.record.batch import (
     verify_run,
     writable,
 )
+from broker.record.compression import ZSTD, pack
 from broker.record.lines import BATCH_BYTES_MAX, encode_batches
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.producer_claims import Claim
@@ -198,6 +199,8 @@ class PartitionLog(ReadableLog):
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
             batch_bytes_max=BATCH_BYTES_MAX if producer_id < 0 else sys.maxsize,
+            codec=ZSTD,
+            pack=pack if self.config.zstd else None,
         )
         raw = batches[0].raw if len(batches) == 1 else b"".join([b.raw for b in batches])
         segment = self._write(raw, now_ms)

@@ -11,13 +11,14 @@ from broker.log.page_cache import ColdRange, cold_range
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogDirectory
     from broker.log.log_segments import WriteError
     from broker.log.segment import OpenFiles, Segment
     from broker.record.batch import BatchSlice
+    from broker.record.compression import Piece
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,6 +58,19 @@ class ReadableLog(ABC):
         if from_offset >= up_to_offset:
             return []
         return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
+
+    def read_packed(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Sequence[Piece]:
+        """As `read`; batches that are compressed and wanted whole come as they are stored.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return []
+        return self._reading(
+            log_reader.read_pieces, from_offset, max_bytes, up_to_offset, packed=True
+        )
 
     def cold_range(self, from_offset: int, max_bytes: int) -> ColdRange | None:
         """What such a read would wait for, to be warmed first: see `page_cache`."""

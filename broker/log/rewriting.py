@@ -21,7 +21,9 @@ from broker.log.compaction import (
 )
 from broker.log.segment import CLOSED, Segment
 from broker.log.swap import CLEANED_SUFFIX, headers, whole_batches
-from broker.record.batch import HEADER_SIZE, parse_header
+from broker.record.batch import HEADER_SIZE, BatchError, parse_header
+from broker.record.compression import lines_of
+from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from broker.log.disk import Disk
@@ -89,8 +91,10 @@ class KeyScan:
             if self.keys.is_full:
                 return
             self.producers.see(header)
-            if header.next_offset > start and not header.is_compressed:
-                for piece in pieces(raw[HEADER_SIZE:]):
+            if header.next_offset > start:
+                with _unpacking(header, file):
+                    lines = bytes(lines_of(header, raw[HEADER_SIZE:]))
+                for piece in pieces(lines):
                     self.keys.add(keyed_records(piece, header.key_format))
                     self._pace(len(piece))
             if header.next_offset > start:
@@ -153,7 +157,8 @@ class Rewrite:
                 break
             with _opened(self._disk, file.path + ".log") as fd:
                 for header, raw in whole_batches(self._disk, fd, file.size, file.path + ".log"):
-                    self._put(header, raw, fd)
+                    with _unpacking(header, file):
+                        self._put(header, raw, fd)
                 self.taken += 1
                 if self.fd == CLOSED and self._has_more_room():
                     self._begin(fd)
@@ -232,6 +237,16 @@ class Rewrite:
             with contextlib.suppress(OSError):
                 self._disk.close(fd)
                 self._disk.unlink(self.path)
+
+
+@contextlib.contextmanager
+def _unpacking(header: BatchHeader, file: ClosedFile) -> Iterator[None]:
+    """A frame that can't be unpacked is damage, as a wrong crc is."""
+    try:
+        yield
+    except BatchError as error:
+        msg = f"{error} file={file.path}.log offset={header.base_offset}"
+        raise CorruptionError(msg) from None
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import orjson
 
 from broker.record.batch import (
+    COMPRESSION_SHIFT,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
@@ -30,7 +31,7 @@ from broker.record.values import (
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import msgspec
 
@@ -250,6 +251,8 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
     batch_bytes_max: int = BATCH_BYTES_MAX,
+    codec: int = 0,
+    pack: Callable[[bytes], bytes | None] | None = None,
 ) -> list[EncodedBatch]:
     """Number the records and render them as batches of at most ``batch_bytes_max`` of lines.
 
@@ -258,6 +261,9 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
 
     ``append_time``: the topic's message.timestamp.type is append, so the producer's own times are
     dropped. A record without a time has the broker's.
+
+    ``pack``: a batch's lines as ``codec`` stores them, None where that is no shorter
+    (`broker.record.compression`).
     """
     if are_bare(records):
         timed = False
@@ -279,8 +285,10 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
         oldest = newest = append_timestamp
         if timed:
             oldest, newest = _times(records[index : index + count], append_timestamp)
+        packed = None if pack is None else pack(piece)
+        stored = piece if packed is None else packed
         header = build_header(
-            piece,
+            stored,
             durable_end=durable_end,
             base_offset=base_offset + index,
             count=count,
@@ -289,13 +297,13 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
             append_timestamp=append_timestamp,
             base_timestamp=oldest,
             max_timestamp=newest,
-            attributes=attributes,
+            attributes=attributes if packed is None else attributes | codec << COMPRESSION_SHIFT,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence if base_sequence < 0 else base_sequence + index,
         )
         batches.append(
-            EncodedBatch(header + piece, base_offset + index, base_offset + index + count, newest)
+            EncodedBatch(header + stored, base_offset + index, base_offset + index + count, newest)
         )
         at = end
         index += count

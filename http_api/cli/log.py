@@ -134,6 +134,8 @@ def _facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
         "attributes": header.attributes,
         "key_format": _format(header.attributes),
         "value_format": _format(header.attributes >> 2),
+        "compression": "zstd" if header.is_compressed else "none",
+        "lines_size": len(found.lines),
         "durable_end": header.durable_end,
         "stamp_ok": is_stamped(header),
         "crc": f"{header.crc:08x}",
@@ -170,6 +172,7 @@ def _line(found: FoundBatch) -> str:
     ]
     parts += ["transactional"] if header.is_transactional else []
     parts += ["control"] if header.is_control else []
+    parts += [f"zstd of {len(found.lines)} bytes"] if header.is_compressed else []
     return "  ".join(parts)
 
 

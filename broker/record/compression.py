@@ -1,0 +1,164 @@
+"""zstd in place of a batch's lines (`compression.type`): packed, bounded, unpacked. Pure.
+
+One frame holds the lines of one batch, its size in its header; the batch says so in Kafka's codec
+number (attribute bits 6 to 8). `lines_of` is the one way from what is stored to lines.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import zstandard
+
+from broker.record.batch import (
+    COMPRESSION_MASK,
+    COMPRESSION_SHIFT,
+    BatchError,
+    BatchHeader,
+    BatchSlice,
+)
+from broker.record.lines import BATCH_LINES_MAX
+
+ZSTD = 4
+"""Kafka's number of the codec (KIP-110)."""
+LEVEL = 1
+"""1 to 4 cost 2 ms a megabyte and come to the same size; 5 and above hold the loop for 7 to 1,000
+ms a megabyte and save a tenth to a third (docs/performance.md)."""
+MIN_LINES_BYTES = 256
+"""Shorter lines lose less than a tenth of a batch and are stored as they are."""
+WINDOW_BYTES_MAX = 1 << 23
+"""What any reader of `Content-Encoding: zstd` has to have room for (RFC 9659)."""
+FRAME_COST_MAX = 64
+"""More than a frame of its own adds to bytes that are not compressed, for each `_RAW_FRAME`."""
+_RAW_FRAME = 1 << 20
+_RAW_BLOCK = 1 << 17
+"""Largest block of a frame (RFC 8878, 3.1.1.2)."""
+_RAW_HEAD = b"\x28\xb5\x2f\xfd\xa0"
+"""Magic; one segment, its size in four bytes, no checksum, no dictionary."""
+
+_compressors: list[zstandard.ZstdCompressor] = []
+_decompressors: list[zstandard.ZstdDecompressor] = []
+"""Idle contexts: making one costs four times what a small batch does. A context serves one caller
+at a time (the interpreter is let go meanwhile), so each takes one out and puts it back."""
+
+
+class PackedSlice(NamedTuple):
+    """All records of one batch, still compressed: for whoever passes the frame on."""
+
+    header: BatchHeader
+    frame: bytes | memoryview
+    first_offset: int
+    next_offset: int
+    count: int  # type: ignore[assignment]  # tuple.count is of no use here
+
+    @classmethod
+    def whole(cls, header: BatchHeader, frame: bytes | memoryview) -> PackedSlice:
+        """A batch as it is stored."""
+        return cls(header, frame, header.base_offset, header.next_offset, header.count)
+
+    @property
+    def lines_size(self) -> int:
+        """Bytes of lines in it. BatchError as `unpacked_size`."""
+        return unpacked_size(self.frame)
+
+    def unpacked(self) -> BatchSlice:
+        """The same as lines. BatchError as `lines_of`."""
+        lines = lines_of(self.header, self.frame)
+        return BatchSlice(self.header, lines, self.first_offset, self.next_offset, self.count)
+
+
+Piece = BatchSlice | PackedSlice
+
+
+def pack(lines: bytes | memoryview) -> bytes | None:
+    """These lines as one frame; None where that is not shorter."""
+    if len(lines) < MIN_LINES_BYTES:
+        return None
+    try:
+        context = _compressors.pop()
+    except IndexError:
+        context = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+    frame = context.compress(lines)
+    _compressors.append(context)
+    return frame if len(frame) < len(lines) else None
+
+
+def unpacked_size(frame: bytes | memoryview) -> int:
+    """How many bytes of lines a frame says it holds.
+
+    Raises:
+        BatchError: it is no frame, or says nothing or more than a batch may hold.
+    """
+    try:
+        size = zstandard.frame_content_size(frame)
+    except zstandard.ZstdError as error:
+        msg = f"no zstd frame: {error}"
+        raise BatchError(msg) from None
+    if not 0 < size <= BATCH_LINES_MAX:
+        msg = f"a zstd frame of {size} bytes of lines, expected 1 to {BATCH_LINES_MAX}"
+        raise BatchError(msg)
+    return size
+
+
+def lines_of(header: BatchHeader, stored: bytes | memoryview) -> bytes | memoryview:
+    """The lines of a batch, whatever stands behind its header.
+
+    Takes no more memory than `unpacked_size`, and that is bounded.
+
+    Raises:
+        BatchError: an unknown codec; a frame that is broken, holds more or less than it says, has
+            something behind it, or does not end with a whole line.
+    """
+    codec = (header.attributes & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+    if not codec or not header.count:
+        return stored
+    if codec != ZSTD:
+        msg = f"compression codec {codec} is not known, expected 0 (none) or {ZSTD} (zstd)"
+        raise BatchError(msg)
+    unpacked_size(stored)
+    try:
+        context = _decompressors.pop()
+    except IndexError:
+        context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+    try:
+        lines = context.decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        msg = f"broken zstd frame: {error}"
+        raise BatchError(msg) from None
+    _decompressors.append(context)
+    if not lines.endswith(b"\n"):
+        msg = "a zstd frame that does not end with a whole line"
+        raise BatchError(msg)
+    return lines
+
+
+def stored_as(header: BatchHeader, lines: bytes, count: int) -> tuple[BatchHeader, bytes]:
+    """Header and payload of a batch that keeps ``count`` records: compressed as it was, if at all.
+
+    Length and attributes fit the payload; crc and local part are `rebuilt`'s.
+    """
+    frame = pack(lines) if header.is_compressed else None
+    if frame is not None:
+        return header._replace(length=len(frame), count=count), frame
+    attributes = header.attributes & ~COMPRESSION_MASK
+    return header._replace(length=len(lines), count=count, attributes=attributes), lines
+
+
+def as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memoryview]:
+    """Lines as zstd frames of their own between others, compressed only where ``shorten``.
+
+    Frames that hold bytes as they are cost nothing but a copy and `FRAME_COST_MAX`.
+    """
+    frame = pack(lines) if shorten else None
+    if frame is not None:
+        return [frame]
+    parts: list[bytes | memoryview] = []
+    for start in range(0, len(lines), _RAW_FRAME):
+        content = lines[start : start + _RAW_FRAME]
+        parts.append(_RAW_HEAD + len(content).to_bytes(4, "little"))
+        for at in range(0, len(content), _RAW_BLOCK):
+            block = content[at : at + _RAW_BLOCK]
+            last = at + _RAW_BLOCK >= len(content)
+            parts.append((len(block) << 3 | last).to_bytes(3, "little"))
+            parts.append(block)
+    return parts
