@@ -7,6 +7,9 @@ its present (rule R4). Layout, little-endian::
     length u32 (bytes after the 5-byte prefix) | type u8 | topic id 16s | partition u32
     | leader epoch i32 | session or request u64 | fields of the type | payload (PUSH only)
 
+OPEN and ACK end with the follower's log start. Older brokers neither send nor read it: what stands
+behind the fields that a reader knows is left alone.
+
 A PING has no body. A PAUSE (follower to leader, feature level 3) has only u32 milliseconds: push
 nothing to replicas that are not in sync for so long. It is about no partition, and no promise. The
 receiver refuses a length over its limit before it reads on.
@@ -23,13 +26,15 @@ from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 
 PREFIX = struct.Struct("<IB")
 _HEAD = struct.Struct("<16sIiQ")
-_OPEN = struct.Struct("<IB16sIiQqiqq")
+_OPEN = struct.Struct("<IB16sIiQqiqqq")
 _VALID = struct.Struct("<IB16sIiQQqq")
 _DIVERGING = struct.Struct("<IB16sIiQiq")
 _REFUSED = struct.Struct("<IB16sIiQi")
-_ACK = struct.Struct("<IB16sIiQqq")
+_ACK = struct.Struct("<IB16sIiQqqq")
 _PUSH = struct.Struct("<IB16sIiQqqqqq")
 _PUSH_FIELDS = struct.Struct("<qqqqq")
+_OPEN_FIELDS, _OPEN_ENDS = struct.Struct("<qiqqq"), struct.Struct("<qiqq")
+_ACK_FIELDS, _ACK_ENDS = struct.Struct("<qqq"), struct.Struct("<qq")
 PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
 
 OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING, PAUSE = range(1, 9)
@@ -41,6 +46,8 @@ MAX_PAUSE_MS = 60_000
 
 START_OVER = -2
 """In place of an epoch: what the follower lacks may have held tombstones that are gone (R7)."""
+UNTOLD = -1
+"""In place of a log start: of a follower whose version does not tell it."""
 
 
 class FrameError(ValueError):
@@ -57,6 +64,7 @@ class Open(NamedTuple):
     """Epoch of the last entry; -1 for an empty log."""
     log_end: int
     durable_end: int
+    log_start: int = UNTOLD
 
 
 class Valid(NamedTuple):
@@ -97,6 +105,8 @@ class Ack(NamedTuple):
     leader_epoch: int
     log_end: int
     durable_end: int
+    log_start: int = UNTOLD
+    """Where this log surely begins, after any crash."""
 
 
 class Push(NamedTuple):
@@ -153,14 +163,14 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
     """The bytes of a control frame."""
     topic, partition = key
     match frame:
-        case Ack(session, epoch, log_end, durable_end):
+        case Ack(session, epoch, log_end, durable_end, log_start):
             return _ACK.pack(
-                _size(_ACK), ACK, topic, partition, epoch, session, log_end, durable_end
+                _size(_ACK), ACK, topic, partition, epoch, session, log_end, durable_end, log_start
             )
-        case Open(request, epoch, broker_epoch, last_epoch, log_end, durable_end):
+        case Open(request, epoch, broker_epoch, last_epoch, log_end, durable_end, log_start):
             return _OPEN.pack(
                 _size(_OPEN), OPEN, topic, partition, epoch, request,
-                broker_epoch, last_epoch, log_end, durable_end,
+                broker_epoch, last_epoch, log_end, durable_end, log_start,
             )  # fmt: skip
         case Valid(request, epoch, session, log_start, dropped_to):
             return _VALID.pack(
@@ -209,9 +219,11 @@ def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
                 batches = body[at + _PUSH_FIELDS.size :]
                 return key, Push(number, epoch, a, b, hw, start, batches, everywhere)
             case 5:  # ACK
-                return key, Ack(number, epoch, *struct.unpack_from("<qq", body, at))
+                known = _ACK_FIELDS if len(body) >= at + _ACK_FIELDS.size else _ACK_ENDS
+                return key, Ack(number, epoch, *known.unpack_from(body, at))
             case 1:  # OPEN
-                return key, Open(number, epoch, *struct.unpack_from("<qiqq", body, at))
+                known = _OPEN_FIELDS if len(body) >= at + _OPEN_FIELDS.size else _OPEN_ENDS
+                return key, Open(number, epoch, *known.unpack_from(body, at))
             case 2:  # VALID
                 return key, Valid(number, epoch, *struct.unpack_from("<Qqq", body, at))
             case 3:  # DIVERGING

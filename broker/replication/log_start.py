@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from broker.replication.frames import Diverging, Open, Push, Valid
+from broker.replication.frames import UNTOLD, Diverging, Open, Push, Valid
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
+    from broker.replication.partition_state import LeaderState
     from broker.replication.replica_log import ReplicaLog
-    from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
+    from raft_metadata.common.ids import BrokerId, LeaderEpoch, TopicIdPartition
+    from raft_metadata.image.metadata_image import PartitionRegistration
 
 _log = logging.getLogger("broker.replication")
 
@@ -47,6 +49,38 @@ def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging 
     if at_epoch < message.last_epoch or end < message.log_end:
         return Diverging(message.request, epoch, at_epoch, end)
     return None
+
+
+def proven(log: ReplicaLog) -> int:
+    """Where this log begins after any crash: one that has just started over may yet come back."""
+    return log.log_start_offset if log.durable_end >= log.log_start_offset else 0
+
+
+def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> bool:
+    """Whether a follower would, as leader, show what is deleted here: it may not join (rule R10).
+
+    One whose version does not tell its log start joins as it always did.
+    """
+    return UNTOLD < role.start_of(follower) < log.log_start_offset
+
+
+def lacking(
+    role: LeaderState, registration: PartitionRegistration | None, offset: int
+) -> frozenset[BrokerId]:
+    """Who may lead next, of the replicas that are not known to begin at or behind an offset.
+
+    Only when there is nobody is it certain that a clean election brings no deleted record back.
+    Those are the maximal ISR and the eligible ones (KIP-966). What the image says of these may be
+    older than an ISR that the leader knows already: then every assigned replica may be one.
+    """
+    candidates = role.maximal_isr()
+    if registration is None or registration.partition_epoch < role.partition_epoch:
+        candidates |= role.replicas
+    else:
+        candidates = candidates.union(registration.elr)
+    return frozenset(
+        broker for broker in candidates if broker != role.me and role.start_of(broker) < offset
+    )
 
 
 def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:

@@ -1,8 +1,8 @@
 """Moves log starts: retention of the logs led here, and what operators ask to be deleted.
 
 The leader alone decides (rule R10), never past the high watermark (invariant L24); its followers
-hear of it with the next push. A start is durable before it shows. Everything goes in bounded
-slices: ten thousand partitions neither hold the loop nor, with their small files, the flusher.
+hear of it with the next push. A start is durable before it shows. Retention goes in bounded slices:
+ten thousand partitions neither hold the loop nor, with their small files, the flusher.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from broker.log import retention
 from broker.replication.partition_state import LeaderState
-from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from broker.replication.record_deletion import Deletion
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicIdPartition
 
 if TYPE_CHECKING:
@@ -76,41 +77,21 @@ class LogStarts:
     ) -> int:
         """Forget the records below an offset (-1: the high watermark); the new log start.
 
-        It is durable here on return; followers take it over with what they are pushed next.
+        On return no clean election brings them back: see `Deletion`.
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_OUT_OF_RANGE, naming both ends;
-                KAFKA_STORAGE_ERROR; REQUEST_TIMED_OUT, it may still come.
+                KAFKA_STORAGE_ERROR; OFFSET_NOT_AVAILABLE, nothing was deleted; REQUEST_TIMED_OUT,
+                it was or will be, and not every replica that may lead next is known to know it.
         """
         replica = self._manager.replica(partition)
         role = None if replica is None else replica.partition.role
         if replica is None or not isinstance(role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        log, high_watermark = replica.log, replica.partition.high_watermark
-        offset = high_watermark if before_offset == -1 else before_offset
-        if not 0 <= offset <= high_watermark:
-            raise KafkaError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"can't delete up to offset {before_offset}: log start offset "
-                f"{log.log_start_offset}, high watermark {high_watermark}",
-            )
-        if offset > log.log_start_offset:
-            if offset == log.log_end_offset:
-                log.roll()  # so that the files of what is deleted can go
-            log.advance_log_start(offset)
-            if not await self._durable([log], timeout_ms):
-                raise KafkaError(
-                    ErrorCode.REQUEST_TIMED_OUT,
-                    "the new log start is not on the disk yet",
-                    outcome=Outcome.UNKNOWN,
-                )
-            if replica.partition.role is not role:
-                raise KafkaError(  # who leads now may never hear of it
-                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                    "another broker became the leader meanwhile",
-                    outcome=Outcome.UNKNOWN,
-                )
-        return log.log_start_offset
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        return await Deletion(self._manager, replica, role, self._clock, deadline_ms).run(
+            before_offset
+        )
 
     # retention
 

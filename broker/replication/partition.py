@@ -241,11 +241,11 @@ class Partition:
         behind = tombstones.asked_to_start_over(role, follower, self.log, message)
         if behind is not None:
             return behind
-        ends = (message.log_end, message.durable_end)
+        ends = (message.log_end, message.durable_end, message.log_start)
         leader_end = self.log.log_end_offset
         role.opened(follower, known.broker_epoch, session, ends, leader_end, now_ms)
         # By which rule it goes its first acknowledgement says, which follows at once (rule R1).
-        counted = (message.durable_end, message.durable_end)
+        counted = (message.durable_end, message.durable_end, message.log_start)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
         return log_start.valid(self.log, role.epoch, session, message)
@@ -258,9 +258,8 @@ class Partition:
         role = self.role
         if not isinstance(role, LeaderState) or message.leader_epoch != role.epoch:
             return None
-        ends = (message.log_end, message.durable_end)
-        leader_end = self.log.log_end_offset
-        if not role.acknowledged(follower, message.session, ends, leader_end, now_ms):
+        ends = (message.log_end, message.durable_end, message.log_start)
+        if not role.acknowledged(follower, message.session, ends, self.log.log_end_offset, now_ms):
             return None
         self.advance()
         return role.followers[follower]
@@ -323,12 +322,13 @@ class Partition:
             for follower in role.followers
             if follower not in role.isr
             and role.may_join(follower, self.high_watermark, _eligible(brokers.get(follower)))
+            and not log_start.shows_deleted(role, follower, self.log)
         ]
+        if lag_max_ms is None and not joiners:
+            return None
         leavers: frozenset[BrokerId] = frozenset()
         if lag_max_ms is not None and not joiners:
             leavers = role.laggards(self.log.log_end_offset, now_ms, lag_max_ms)
-        elif lag_max_ms is None and not joiners:
-            return None
 
         def epoch_of(replica: BrokerId) -> BrokerEpoch:
             known = brokers.get(replica)
@@ -386,7 +386,7 @@ class Partition:
         role.refused = False
         return Open(
             request, role.epoch, self.broker_epoch, self.log.last_epoch,
-            self.log.log_end_offset, self._counted_end(),
+            self.log.log_end_offset, self._counted_end(), log_start.proven(self.log),
         )  # fmt: skip
 
     def _awaiting(self, request: int, epoch: int) -> Following | None:
@@ -486,7 +486,7 @@ class Partition:
         # Rule R1: a leader that goes by `os` already may not count what this disk, which goes by
         # `ack`, has neither synced nor noted as unsynced (`server.page_cache_topics`).
         end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
-        return Ack(role.session, role.epoch, end, self._counted_end())
+        return Ack(role.session, role.epoch, end, self._counted_end(), log_start.proven(self.log))
 
     def _counted_end(self) -> int:
         """The durable end, as the leader may count it; `OBSERVES`: not at all."""

@@ -39,6 +39,8 @@ class FollowerState:
     Kept until it is reached. Acknowledgements of a stream overlap: a mark that moved with each of
     them would never be reached under load, and every healthy follower would count as late.
     """
+    log_start: int
+    """Where its log surely begins; -1: it is of a version that does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +142,31 @@ class LeaderState:
         follower: BrokerId,
         broker_epoch: BrokerEpoch,
         session: int,
-        ends: tuple[int, int],
+        ends: tuple[int, int, int],
         leader_end: int,
         now_ms: int,
     ) -> FollowerState:
-        """A validated follower starts a session at its own log end; ``ends`` = log, durable."""
-        log_end, durable_end = ends
+        """A validated follower starts a session at its own log end.
+
+        ``ends`` = log end, durable end, log start.
+        """
+        log_end, durable_end, log_start = ends
         old = self.followers.get(follower)
         caught_up_ms = old.caught_up_ms if old else self.since_ms
         state = FollowerState(
             session, broker_epoch, log_end, durable_end, durable_end, caught_up_ms, now_ms,
-            leader_end,
+            leader_end, log_start,
         )  # fmt: skip
         self.followers[follower] = state
         return state
 
     def acknowledged(
-        self, follower: BrokerId, session: int, ends: tuple[int, int], leader_end: int, now_ms: int
+        self,
+        follower: BrokerId,
+        session: int,
+        ends: tuple[int, int, int],
+        leader_end: int,
+        now_ms: int,
     ) -> bool:
         """Take an acknowledgement; False if it is not of the present session (rule R4)."""
         state = self.followers.get(follower)
@@ -164,6 +174,7 @@ class LeaderState:
             return False
         state.log_end = max(state.log_end, ends[0])
         state.durable_end = max(state.durable_end, ends[1])
+        state.log_start = max(state.log_start, ends[2])
         end = state.durable_end if self.by_durable else state.log_end
         if end >= leader_end:
             state.caught_up_ms = now_ms
@@ -200,6 +211,11 @@ class LeaderState:
                 state = self.followers.get(replica)
                 end = min(end, 0 if state is None else state.log_end)
         return max(end, 0)
+
+    def start_of(self, replica: BrokerId) -> int:
+        """Where a follower's log surely begins, as it said in this epoch; -1 where it did not."""
+        state = self.followers.get(replica)
+        return -1 if state is None else state.log_start
 
     # high watermark
 

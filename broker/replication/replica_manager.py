@@ -339,11 +339,13 @@ class ReplicaManager:
     # ends and high watermarks
 
     def log_start_moved(self, partition: TopicIdPartition) -> None:
-        """Its followers are told with the next tick."""
+        """It is durable: followers are told with the next tick, the leader at once."""
         replica = self.replica(partition)
         if replica is not None:
             event_notes.note_log_start(self.events, replica)
             self._dirty.add(replica)
+            if replica.link is not None:
+                replica.link.acknowledge(replica)
 
     def durable_end_moved(self, replica: Replica) -> None:
         """A sync of its log is over: acknowledge it, or count it."""

@@ -110,7 +110,7 @@ def test_invariant_l24_retention_does_not_overtake_a_replica_that_is_filled_for_
         now_ms=0,
     )
     for broker, end in ((2, 7), (3, 20)):
-        role.opened(BrokerId(broker), BrokerEpoch(1), 10 + broker, (end, end), 50, 0)
+        role.opened(BrokerId(broker), BrokerEpoch(1), 10 + broker, (end, end, 0), 50, 0)
     adding = (BrokerId(3), BrokerId(4))
     assert may_go_up_to(role, (), 40) == 40, "Kafka's rule: a follower that lags holds nothing"
     assert may_go_up_to(role, adding, 40) == 20

@@ -257,7 +257,7 @@ def following(log: list[tuple[int, int]], *, epoch: int = 4) -> Partition:
 def test_a_follower_truncates_to_where_the_epochs_agree() -> None:
     partition = following([(1, 10), (1, 11), (2, 99)])
     message = partition.open_message(9, 0)
-    assert message == Open(9, 4, 2, 2, 3, 0)
+    assert message == Open(9, 4, 2, 2, 3, 0, 0)
     assert partition.on_diverging(Diverging(9, 4, 1, 2))
     assert log_of(partition).entries == [(1, 10), (1, 11)]
     assert partition.high_watermark == 0, "never taken from a diverging answer"
@@ -488,9 +488,9 @@ def test_rule_r1_a_leader_ahead_in_os_counts_what_an_ack_follower_has_synced() -
     log_of(partition).durable_end = 1
     partition.open_message(9, 0)
     partition.on_valid(Valid(9, 4, 5, 0))
-    assert partition.ack_message() == Ack(5, 4, 1, 1)
+    assert partition.ack_message() == Ack(5, 4, 1, 1, 0)
     partition.configure(Settings(2, False))
-    assert partition.ack_message() == Ack(5, 4, 2, 1)
+    assert partition.ack_message() == Ack(5, 4, 2, 1, 0)
 
 
 def test_a_follower_that_shall_be_durable_syncs_what_it_has() -> None:
