@@ -52,8 +52,10 @@ class Finding(NamedTuple):
 
 
 class FoundBatch(NamedTuple):
-    """A batch in a file. ``problem`` is empty where it is whole, its crc right and its lines can
-    be read; they stand here unpacked."""
+    """A batch in a file.
+
+    ``problem`` is empty where it is whole, its crc right and its lines, unpacked here, can be read.
+    """
 
     file: str
     position: int

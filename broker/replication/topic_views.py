@@ -11,6 +11,7 @@ from broker.log.retention import RetentionConfig
 from broker.replication.partition_state import Settings
 from raft_metadata.common.configs.table import (
     CLEANUP_POLICY,
+    COMPRESSION_TYPE,
     DELETE_RETENTION_MS,
     FLUSH,
     MAX_COMPACTION_LAG_MS,
@@ -75,6 +76,7 @@ class TopicViews:
             flush_before_ack=by_durable,
             retention=_retention(layers),
             append_time=layers.word(MESSAGE_TIMESTAMP_TYPE) == "append",
+            zstd=layers.word(COMPRESSION_TYPE) == "zstd",
         )
         return TopicView(Settings(layers.min_isr(factor), by_durable), log_config)
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from raft_metadata.common.configs.layers import ConfigLayers
 from raft_metadata.common.configs.rows import Scope, text_of
 from raft_metadata.common.configs.table import (
+    COMPRESSION_TYPE,
     DEFAULT_REPLICATION_FACTOR,
     MIN_INSYNC_REPLICAS,
     find_config,
@@ -30,6 +31,7 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.admin import AlterConfigs, Altered, ConfigChange
+from raft_metadata.records.feature_levels import COMPRESSED_BATCHES_LEVEL
 from raft_metadata.records.records import (
     ConfigRecord,
     MetadataRecord,
@@ -43,6 +45,7 @@ ELIGIBLE_CLEARED_MAX = 10_000
 """Partitions whose eligible leader replicas one change may clear: 2 MB of records, all at once."""
 
 BROKER_ID_DIGITS_MAX = 10
+ZSTD = "zstd"
 
 CLUSTER_KEY: ConfigKey = (ResourceType.CLUSTER, "")
 _Configs: TypeAlias = dict[ConfigKey, dict[str, str]]
@@ -58,18 +61,20 @@ _SCOPES = {
 
 
 def validated_topic_configs(
-    configs: Mapping[str, str | None], replication_factor: int
+    configs: Mapping[str, str | None], replication_factor: int, feature_level: int
 ) -> dict[str, str]:
     """The configs that are set, as they are stored; None means the default and is left out.
 
     INVALID_CONFIG names an unknown config's nearest neighbour, a value's range, and a
-    ``min.insync.replicas`` that the topic could never reach (rule M8).
+    ``min.insync.replicas`` that the topic could never reach (rule M8). POLICY_VIOLATION: not every
+    node knows what it means.
     """
     valid: dict[str, str] = {}
     for name, value in configs.items():
         row = find_config(name, Scope.TOPIC)
         if value is not None:
             valid[name] = text_of(row.parse(value))
+            _check_level(name, valid[name], feature_level)
     _check_own_min_isr(valid, replication_factor)
     return valid
 
@@ -82,6 +87,16 @@ def topic_config_records(topic_id: TopicId, configs: Mapping[str, str]) -> list[
         )
         for name, value in sorted(configs.items())
     ]
+
+
+def _check_level(name: str, value: str, feature_level: int) -> None:
+    """A broker that can't read what another one stores must not be in the cluster."""
+    if name == COMPRESSION_TYPE and value == ZSTD and feature_level < COMPRESSED_BATCHES_LEVEL:
+        message = (
+            f"{name}={value} needs metadata.version {COMPRESSED_BATCHES_LEVEL}, the cluster is at "
+            f"{feature_level}; raise it once every node runs this version"
+        )
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
 
 
 def _check_own_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
@@ -109,7 +124,8 @@ def decide_alter_configs(
     Raises:
         KafkaError: INVALID_CONFIG (name, value, place, min ISR above a replication factor),
             UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (the cluster's
-            own topics), INVALID_REQUEST (too many changes, one config twice).
+            own topics, a feature level too low), INVALID_REQUEST (too many changes, one config
+            twice).
     """
     _check_shape(command)
     after: _Configs = {}
@@ -121,6 +137,7 @@ def decide_alter_configs(
             configs.pop(change.name, None)
         else:
             configs[change.name] = text_of(row.parse(change.value))
+            _check_level(change.name, configs[change.name], image.feature_level)
     _check_cluster(after, defaults)
     cleared: tuple[MetadataRecord, ...] = tuple(_cleared_elrs(image, after, defaults))
     if len(cleared) > ELIGIBLE_CLEARED_MAX:

@@ -28,7 +28,13 @@ BATCHED_ISR_LEVEL = 3
 """No new record: every controller takes many ISR proposals in one command (`AlterPartitions`)."""
 SEQUENCED_APPENDS_LEVEL = 3
 """No new record: every broker remembers the producers of its logs (invariants T1 to T4)."""
-SUPPORTED_FEATURE_LEVEL = BATCHED_ISR_LEVEL
+FAILED_REPLICAS_LEVEL = 4
+"""No new record: every controller takes what heartbeats say of damaged logs (`FailedReplica`): a
+broker need not end to have one of them filled again."""
+COMPRESSED_BATCHES_LEVEL = 4
+"""No new record: every broker reads compressed batches, so that ``compression.type`` may ask for
+them."""
+SUPPORTED_FEATURE_LEVEL = FAILED_REPLICAS_LEVEL
 """The highest level this version can decide and fold."""
 
 _FIRST = (

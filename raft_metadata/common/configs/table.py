@@ -26,6 +26,7 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 MAX_MESSAGE_BYTES = "max.message.bytes"
 FLUSH = "flush"
 MESSAGE_TIMESTAMP_TYPE = "message.timestamp.type"
+COMPRESSION_TYPE = "compression.type"
 SEGMENT_BYTES = "segment.bytes"
 SEGMENT_MS = "segment.ms"
 RETENTION_MS = "retention.ms"
@@ -94,6 +95,13 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default="create",
         choices=("create", "append"),
         meaning="whose clock look-ups by time use: the producer's or the broker's",
+    ),
+    WordConfig(  # not in config.toml: every node must be able to read it first
+        name=COMPRESSION_TYPE,
+        scopes=_TOPIC,
+        default="uncompressed",
+        choices=("uncompressed", "producer", "zstd"),
+        meaning="zstd: batches are stored compressed from now on; producer: as sent, uncompressed",
     ),
     NumberConfig(
         name=SEGMENT_BYTES,
