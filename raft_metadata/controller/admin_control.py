@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.controller.broker_views import NOTHING_FAILED, Failed
 from raft_metadata.controller.configuration_control import decide_alter_configs
 from raft_metadata.controller.drain_control import decide_drain_broker
 from raft_metadata.controller.election_control import decide_elect_leaders
@@ -54,6 +55,8 @@ class AdminContext:
     """Any number >= 0: where a placement begins."""
     voter_levels: VoterLevels = field(default_factory=lambda: NO_VOTER_LEVELS)
     """What each voter can follow; empty where nobody knows."""
+    failed: Failed = field(default_factory=lambda: NOTHING_FAILED)
+    """Damaged replicas: these are elected last."""
 
 
 _COMMAND_LEVELS: Mapping[type[AdminCommand[Any]], int] = {
@@ -106,7 +109,7 @@ def _decide(image: MetadataImage, command: AdminCommand[Any], context: AdminCont
         case AlterReassignments():
             return decide_alter_reassignments(image, command, defaults=defaults)
         case ElectLeaders():
-            return decide_elect_leaders(image, command, defaults=defaults)
+            return decide_elect_leaders(image, command, defaults=defaults, failed=context.failed)
         case DrainBroker():
             return decide_drain_broker(image, command)
         case _:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from raft_metadata.common.ids import BrokerId, MetadataOffset
+from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.image.metadata_image import BrokerRegistration
+from raft_metadata.records.commands import FailedReplica
 from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import BrokerState, DrainScope
 
@@ -15,6 +16,9 @@ Brokers = Mapping[BrokerId, BrokerRegistration]
 Heard = Mapping[BrokerId, MetadataOffset]
 """By what each live broker last said: it has applied every record below this offset."""
 NOTHING_HEARD: Heard = MappingProxyType({})
+Failed = Mapping[TopicIdPartition, Mapping[BrokerId, FailedReplica]]
+"""Damaged replicas, as the live brokers that hold them say: soft state of sessions, too."""
+NOTHING_FAILED: Failed = MappingProxyType({})
 
 
 def is_electable(brokers: Brokers, broker_id: BrokerId) -> bool:
@@ -42,12 +46,18 @@ def is_drained(brokers: Brokers, broker_id: BrokerId) -> bool:
 
 
 def first_electable(
-    brokers: Brokers, replicas: Iterable[BrokerId], among: Collection[BrokerId]
+    brokers: Brokers,
+    replicas: Iterable[BrokerId],
+    among: Collection[BrokerId],
+    damaged: Collection[BrokerId] = (),
 ) -> BrokerId | None:
-    """The most preferred of ``among`` that may lead; a drained one only if there is no other."""
+    """The most preferred of ``among`` that may lead; a drained one only if there is no other.
+
+    None of the ``damaged`` ones.
+    """
     drained = None
     for replica in replicas:
-        if replica in among and is_electable(brokers, replica):
+        if replica in among and replica not in damaged and is_electable(brokers, replica):
             if not is_drained(brokers, replica):
                 return replica
             if drained is None:
@@ -70,12 +80,20 @@ class BrokerViews:
     """Unclean partitions of registrations that are not settled yet (rule R6)."""
     heard: Heard
     """Soft state of sessions; who is missing has said nothing yet."""
+    failed: Failed
 
     @classmethod
-    def of(cls, brokers: Brokers, level: int, heard: Heard = NOTHING_HEARD) -> BrokerViews:
+    def of(
+        cls,
+        brokers: Brokers,
+        level: int,
+        heard: Heard = NOTHING_HEARD,
+        failed: Failed = NOTHING_FAILED,
+    ) -> BrokerViews:
         """The views of these registrations."""
         return cls(
             heard=heard,
+            failed=failed,
             brokers=brokers,
             level=level,
             unsettled=frozenset(

@@ -22,6 +22,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.admin_control import AdminContext, decide_admin
+from raft_metadata.controller.broker_views import Failed
 from raft_metadata.controller.cluster_control import (
     ShutdownProgress,
     check_broker_epoch,
@@ -61,6 +62,7 @@ from raft_metadata.records.commands import (
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
+    FailedReplica,
     HeartbeatAnswer,
     PartitionAltered,
     PartitionsAltered,
@@ -213,7 +215,10 @@ class Controller:
     ) -> tuple[Records, A]:
         """See `decide_admin`."""
         context = AdminContext(
-            defaults=self.config.defaults, chance=self._chance(), voter_levels=voter_levels
+            defaults=self.config.defaults,
+            chance=self._chance(),
+            voter_levels=voter_levels,
+            failed=self._failed(image),
         )
         return decide_admin(image, command, context)
 
@@ -310,7 +315,7 @@ class Controller:
         """What is nobody's emergency: replicas leave drained brokers, leaders go back."""
         now_ms, defaults = self.sessions.judge_ms, self.config.defaults
         drained = self._drains.moves(image, now_ms, defaults)
-        return drained or self._balance.moves(image, now_ms, defaults)
+        return drained or self._balance.moves(image, now_ms, defaults, self._failed(image))
 
     def _look_at_held(self, image: MetadataImage) -> None:
         for broker_id, (heard, places) in tuple(self._held.items()):
@@ -331,6 +336,7 @@ class Controller:
             defaults=self.config.defaults,
             changes_max=self.config.changes_per_batch_max,
             heard=heard,
+            failed=self._failed(image),
         )
         for where, broker_id in found.held:
             self._held.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
@@ -380,13 +386,16 @@ class Controller:
         present = image.brokers.get(command.broker_id)
         if is_active or (present is not None and present.broker_epoch > command.broker_epoch):
             present = check_broker_epoch(image, command.broker_id, command.broker_epoch)
-        self.sessions.heard(
+        news = self.sessions.heard(
             command.broker_id,
             command.broker_epoch,
             command.metadata_offset,
             now_ms,
             want_shutdown=command.want_shutdown,
+            failed=command.failed,
         )
+        if news and is_active:
+            self._unseen |= {TopicIdPartition(one.topic_id, one.partition): None for one in news}
         state = BrokerState.STARTING
         if present is not None and present.broker_epoch == command.broker_epoch:
             state = present.state
@@ -434,6 +443,16 @@ class Controller:
         progress = shutdown_progress(image, broker_id, self.config.defaults)
         self._progress[broker_id] = (image, progress)
         return progress
+
+    def _failed(self, image: MetadataImage) -> Failed:
+        """Which replicas are damaged, as the brokers say that are heard of now."""
+        found: dict[TopicIdPartition, dict[BrokerId, FailedReplica]] = {}
+        for broker_id, broker in image.brokers.items():
+            session = self.sessions.session(broker_id, broker.broker_epoch)
+            for one in () if session is None else session.failed:
+                where = TopicIdPartition(one.topic_id, one.partition)
+                found.setdefault(where, {})[broker_id] = one
+        return found
 
     def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
         session = self.sessions.session(broker.broker_id, broker.broker_epoch)

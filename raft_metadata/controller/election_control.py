@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId
 from raft_metadata.controller.broker_views import (
+    NOTHING_FAILED,
     Brokers,
+    Failed,
     first_electable,
     is_drained,
     is_electable,
     is_starting,
 )
 from raft_metadata.controller.partition_change import unclean_candidate
-from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft, at
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
@@ -72,7 +74,11 @@ def _open_places(image: MetadataImage, election: Election) -> Iterator[Partition
 
 
 def decide_elect_leaders(
-    image: MetadataImage, command: ElectLeaders, *, defaults: TopicDefaults
+    image: MetadataImage,
+    command: ElectLeaders,
+    *,
+    defaults: TopicDefaults,
+    failed: Failed = NOTHING_FAILED,
 ) -> tuple[tuple[PartitionChangeRecord, ...], LeadersElected]:
     """One part of an election, partition by partition: one that fails stops no other."""
     records: list[PartitionChangeRecord] = []
@@ -86,10 +92,11 @@ def decide_elect_leaders(
             results.append(_failed(place, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "does not exist"))
             continue
         draft = PartitionDraft.of(partition)
+        damaged = failed.get(at(topic.topic_id, place.partition), {}).keys()
         if command.election is Election.PREFERRED:
-            refusal = _elect_preferred(image.brokers, draft)
+            refusal = _elect_preferred(image.brokers, draft, damaged)
         else:
-            refusal = _elect_any(image.brokers, draft)
+            refusal = _elect_any(image.brokers, draft, damaged)
         if refusal is not None:
             results.append(_failed(place, *refusal))
             continue
@@ -136,12 +143,16 @@ def _failed(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionRes
     )
 
 
-def _elect_preferred(brokers: Brokers, draft: PartitionDraft) -> _Refusal | None:
+def _elect_preferred(
+    brokers: Brokers, draft: PartitionDraft, damaged: Collection[BrokerId] = NOBODY
+) -> _Refusal | None:
     """The first replica that stays, if it is in the ISR, alive, and not drained (invariant P9)."""
     preferred = draft.before.target[0]
     if draft.leader == preferred:
         return None
     problem = _why_not(brokers, draft, preferred)
+    if preferred in damaged:
+        problem = "has a damaged log, which is to be filled again first"
     if problem:
         message = f"preferred leader {preferred} {problem}"
         return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, message
@@ -162,16 +173,18 @@ def _why_not(brokers: Brokers, draft: PartitionDraft, preferred: BrokerId) -> st
     return ""
 
 
-def _elect_any(brokers: Brokers, draft: PartitionDraft) -> _Refusal | None:
+def _elect_any(
+    brokers: Brokers, draft: PartitionDraft, damaged: Collection[BrokerId]
+) -> _Refusal | None:
     """Clean, if it can be; else see `unclean_candidate`, which documents the order.
 
     Not while a member of ISR or ELR is starting: it holds everything, and may lead in a moment.
     """
     if draft.before.has_leader:
         return None
-    clean = first_electable(brokers, draft.replicas, draft.isr)
+    clean = first_electable(brokers, draft.replicas, draft.isr, damaged)
     if clean is None:
-        clean = first_electable(brokers, draft.replicas, draft.elr)
+        clean = first_electable(brokers, draft.replicas, draft.elr, damaged)
     if clean is not None:
         draft.lead(clean)
         draft.isr = draft.isr if clean in draft.isr else (clean,)
@@ -180,7 +193,7 @@ def _elect_any(brokers: Brokers, draft: PartitionDraft) -> _Refusal | None:
     if starting:
         message = f"brokers {starting} hold everything and are starting; try again in a moment"
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
-    chosen = unclean_candidate(brokers, draft, any_replica=True)
+    chosen = unclean_candidate(brokers, draft, any_replica=True, damaged=damaged)
     if chosen is None:
         message = f"none of its replicas {list(draft.replicas)} is alive"
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset
+from raft_metadata.records.commands import FailedReplica
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class BrokerSession:
     contact_ms: int
     metadata_offset: MetadataOffset = MetadataOffset(0)
     want_shutdown: bool = False
+    failed: tuple[FailedReplica, ...] = ()
     connections: int = 0
     disconnected_ms: int | None = None
     """When its last connection closed; None while one is open, or none was ever seen."""
@@ -62,16 +64,25 @@ class HeartbeatTracker:
         now_ms: int,
         *,
         want_shutdown: bool = False,
-    ) -> None:
-        """A heartbeat. One of an older registration changes nothing."""
+        failed: tuple[FailedReplica, ...] = (),
+    ) -> tuple[FailedReplica, ...]:
+        """A heartbeat. One of an older registration changes nothing.
+
+        The failed replicas of which it says something new, or no more. One that was overtaken on
+        its way says nothing of them: they may have been filled again since.
+        """
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is None:
-            return
+            return ()
+        news: tuple[FailedReplica, ...] = ()
+        if failed != session.failed and metadata_offset >= session.metadata_offset:
+            news, session.failed = (*session.failed, *failed), failed
         session.contact_ms = self._at(now_ms)
         session.metadata_offset = max(session.metadata_offset, metadata_offset)
         session.want_shutdown = want_shutdown
         session.disconnected_ms = None
         session.was_heard = True
+        return news
 
     def connection_opened(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int

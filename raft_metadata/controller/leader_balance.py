@@ -14,7 +14,12 @@ from raft_metadata.common.configs.table import (
     LEADER_IMBALANCE_CHECK_INTERVAL_MS,
 )
 from raft_metadata.common.ids import BrokerId, TopicId, TopicIdPartition
-from raft_metadata.controller.broker_views import is_drained, is_electable
+from raft_metadata.controller.broker_views import (
+    NOTHING_FAILED,
+    Failed,
+    is_drained,
+    is_electable,
+)
 from raft_metadata.controller.election_control import preferred_leader_record
 from raft_metadata.controller.partition_draft import at
 from raft_metadata.controller.topic_defaults import TopicDefaults, cluster_flag, cluster_number
@@ -86,12 +91,16 @@ class LeaderBalance:
     # ---- decision
 
     def moves(
-        self, image: MetadataImage, now_ms: int, defaults: TopicDefaults
+        self,
+        image: MetadataImage,
+        now_ms: int,
+        defaults: TopicDefaults,
+        failed: Failed = NOTHING_FAILED,
     ) -> tuple[PartitionChangeRecord, ...]:
         """The leaderships that go back now; nothing before the next check is due.
 
         Only to brokers that are alive, in sync, not drained, and returned long enough ago; never
-        of a partition that is being reassigned.
+        of a partition that is being reassigned, or has a damaged replica (``failed``).
         """
         interval_ms = cluster_number(image, LEADER_IMBALANCE_CHECK_INTERVAL_MS)
         if not self._away or now_ms - self._checked_ms < interval_ms:
@@ -105,7 +114,7 @@ class LeaderBalance:
             may_lead = may_lead and not is_drained(image.brokers, broker_id)
             stays_ms = now_ms - self._unfenced_ms.get(broker_id, now_ms)
             if may_lead and stays_ms >= self.returned_ms:
-                self._look_through(image, away, records, defaults)
+                self._look_through(image, away, records, defaults, failed)
         return tuple(records)
 
     def _look_through(
@@ -114,6 +123,7 @@ class LeaderBalance:
         away: dict[TopicIdPartition, None],
         records: list[PartitionChangeRecord],
         defaults: TopicDefaults,
+        failed: Failed,
     ) -> None:
         for where in tuple(away)[:LOOKED_AT_MAX]:
             if len(records) >= self.moves_max:
@@ -123,7 +133,7 @@ class LeaderBalance:
             if partition is None:
                 continue
             away[where] = None  # behind the others, until an image shows it back
-            if partition.has_leader and not partition.is_reassigning:
+            if partition.has_leader and not partition.is_reassigning and where not in failed:
                 topic = image.topics[where.topic_id]
                 record = preferred_leader_record(image, topic, where.partition, partition, defaults)
                 if record is not None:

@@ -21,7 +21,12 @@ from raft_metadata.controller.broker_views import (
     is_fenced,
     is_starting,
 )
-from raft_metadata.controller.partition_draft import PartitionDraft
+from raft_metadata.controller.failed_replicas import (
+    damaged_replicas,
+    leaving_replicas,
+    took_part,
+)
+from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft
 from raft_metadata.controller.reassignment_control import complete_reassignment
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import PartitionRegistration
@@ -36,12 +41,14 @@ def heal(
     views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration, rules: TopicRules
 ) -> PartitionChangeRecord | None:
     """The change that this partition owes to the present state of the brokers, or None."""
-    if _is_plainly_well(views, partition, rules):
+    if where not in views.failed and _is_plainly_well(views, partition, rules):
         return None
     brokers = views.brokers
     draft = PartitionDraft.of(partition)
     draft.directories = _present_directories(brokers, partition)
     lost = _lost_replicas(views, where, partition)
+    failed = leaving_replicas(views, where, partition, lost.moved | lost.unclean)
+    lost = lost._replace(unclean=lost.unclean | failed)
     min_isr = rules.min_isr(partition.replication_factor)
     draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr)
     if partition.is_reassigning:
@@ -50,30 +57,40 @@ def heal(
     draft.remember_last_leader(lost.moved)
     draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
     isr = draft.isr
-    _elect(views, draft, rules)
+    damaged = damaged_replicas(views, where)
+    _elect(views, draft, rules, damaged)
     if draft.isr != isr or draft.unclean:
         draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
+    if draft.leader != NO_LEADER and took_part(views, where, partition, failed):
+        draft.lead(draft.leader)  # what was proposed before is void (rule R4)
     return draft.changed_record(where, views.level)
 
 
 def unclean_candidate(
-    brokers: Brokers, draft: PartitionDraft, *, any_replica: bool
+    brokers: Brokers,
+    draft: PartitionDraft,
+    *,
+    any_replica: bool,
+    damaged: Collection[BrokerId] = NOBODY,
 ) -> BrokerId | None:
     """Who is elected where nobody in ISR or ELR can be: the least loss that is known.
 
     The last known leader, which held everything that was acknowledged and perhaps still does. With
     ``any_replica`` then those that were eligible last, then any other replica; in the order of
-    preference, drained ones behind. Nothing in the metadata tells these apart any further.
+    preference, drained ones behind. Nothing in the metadata tells these apart any further. Those
+    whose logs are ``damaged`` come behind all others, where any replica may lead.
     """
     last = draft.last_known_leader
-    if is_electable(brokers, last):
+    if last not in damaged and is_electable(brokers, last):
         return last
     if not any_replica:
         return None
-    eligible = first_electable(brokers, draft.replicas, draft.last_known_elr)
-    if eligible is not None:
-        return eligible
-    return first_electable(brokers, draft.replicas, draft.replicas)
+    for behind in (damaged, NOBODY):
+        for among in (draft.last_known_elr, draft.replicas):
+            found = first_electable(brokers, draft.replicas, among, behind)
+            if found is not None:
+                return found
+    return None
 
 
 # ---- the parts of `heal`
@@ -156,19 +173,29 @@ def _shrunk_isr(
     return tuple(isr)
 
 
-def _elect(views: BrokerViews, draft: PartitionDraft, rules: TopicRules) -> None:
+def _elect(
+    views: BrokerViews,
+    draft: PartitionDraft,
+    rules: TopicRules,
+    damaged: Collection[BrokerId],
+) -> None:
     """Who leads: the present leader, else somebody of the ISR, else of the ELR, else nobody.
 
-    Nobody else without an operator, but where the topic says so: see `_unclean_choice`.
+    Nobody else without an operator, but where the topic says so: see `_unclean_choice`. One whose
+    log is ``damaged`` is elected only if it alone is left (`failed_replicas`).
     """
     brokers, present = views.brokers, draft.leader
     staying = [replica for replica in draft.isr if replica not in draft.leaving]
-    in_isr = first_electable(brokers, draft.replicas, staying)
+    in_isr = first_electable(brokers, draft.replicas, staying, damaged)
+    if in_isr is None:
+        in_isr = first_electable(brokers, draft.replicas, staying)
     if present != NO_LEADER and not _is_deposed(brokers, draft):
         if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
             # Rule R11: it leads on only while somebody who could take over may come.
             if in_isr is not None or not may_be_relieved(brokers, draft.before, present):
                 draft.lead(NO_LEADER if in_isr is None else in_isr)
+        elif present in damaged:
+            _relieve(brokers, draft, damaged, in_isr)
         elif (
             is_drained(brokers, present) and in_isr is not None and not is_drained(brokers, in_isr)
         ):
@@ -183,15 +210,36 @@ def _elect(views: BrokerViews, draft: PartitionDraft, rules: TopicRules) -> None
         draft.lead(in_elr)
         draft.isr = (in_elr,)
         return
-    chosen = _unclean_choice(views, draft, rules)
+    chosen = _unclean_choice(views, draft, rules, damaged)
     if chosen is not None:
         draft.lead_uncleanly(chosen)
     elif present != NO_LEADER:
         draft.lead(NO_LEADER)
 
 
+def _relieve(
+    brokers: Brokers, draft: PartitionDraft, damaged: Collection[BrokerId], in_isr: BrokerId | None
+) -> None:
+    """Have somebody sound lead instead of a leader whose log is damaged, if there is anybody.
+
+    The old leader stays in the ISR until it has heard of it (rule G3): see `failed_replicas`.
+    """
+    if in_isr is not None and in_isr not in damaged:
+        draft.lead(in_isr)
+        return
+    in_elr = first_electable(brokers, draft.replicas, draft.elr, damaged)
+    if in_elr is not None:
+        draft.lead(in_elr)
+        draft.isr = tuple(
+            replica for replica in draft.replicas if replica in draft.isr or replica == in_elr
+        )
+
+
 def _unclean_choice(
-    views: BrokerViews, draft: PartitionDraft, rules: TopicRules
+    views: BrokerViews,
+    draft: PartitionDraft,
+    rules: TopicRules,
+    damaged: Collection[BrokerId],
 ) -> BrokerId | None:
     """KIP-966 with rule R6: who may be elected without an operator though it may lack records.
 
@@ -206,9 +254,9 @@ def _unclean_choice(
         # Somebody who holds everything is on its way: that is worth the wait.
         if any(is_starting(views.brokers, replica) for replica in counts):
             return None
-        return unclean_candidate(views.brokers, draft, any_replica=True)
+        return unclean_candidate(views.brokers, draft, any_replica=True, damaged=damaged)
     if rules.has_page_cache_rule and not counts:
-        return unclean_candidate(views.brokers, draft, any_replica=False)
+        return unclean_candidate(views.brokers, draft, any_replica=False, damaged=damaged)
     return None
 
 

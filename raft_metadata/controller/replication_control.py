@@ -20,12 +20,15 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import (
+    NOTHING_FAILED,
     NOTHING_HEARD,
     BrokerViews,
+    Failed,
     Heard,
     is_electable,
 )
 from raft_metadata.controller.cluster_control import check_broker_epoch
+from raft_metadata.controller.failed_replicas import unaware_failed
 from raft_metadata.controller.partition_change import heal
 from raft_metadata.controller.partition_draft import PartitionDraft, at
 from raft_metadata.controller.reassignment_control import unaware
@@ -266,7 +269,7 @@ class Consequences:
     seen: int
     """How many of the partitions were looked at, from the first on; the others wait."""
     held: tuple[tuple[TopicIdPartition, BrokerId], ...] = ()
-    """Reassignments that wait until this broker has heard who leads."""
+    """What waits until this broker has heard who leads."""
 
 
 def decide_consequences(
@@ -276,13 +279,14 @@ def decide_consequences(
     defaults: TopicDefaults,
     changes_max: int,
     heard: Heard = NOTHING_HEARD,
+    failed: Failed = NOTHING_FAILED,
 ) -> Consequences:
     """What these partitions owe to the present state of the brokers (rule M4).
 
     At most ``changes_max`` records: go on behind those that were seen, with the image these lead
     to. A partition that is gone owes nothing.
     """
-    views = BrokerViews.of(image.brokers, image.feature_level, heard)
+    views = BrokerViews.of(image.brokers, image.feature_level, heard, failed)
     all_rules: dict[TopicId, TopicRules] = {}
     records: list[PartitionChangeRecord] = []
     held: list[tuple[TopicIdPartition, BrokerId]] = []
@@ -301,6 +305,7 @@ def decide_consequences(
             records.append(record)
             if len(records) == changes_max:
                 break
-        elif partition.removing:
-            held += [(where, broker_id) for broker_id in unaware(views, partition)]
+        elif partition.removing or where in failed:
+            waited_for = {*unaware(views, partition), *unaware_failed(views, where, partition)}
+            held += [(where, broker_id) for broker_id in sorted(waited_for)]
     return Consequences(tuple(records), seen, tuple(held))

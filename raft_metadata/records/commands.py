@@ -58,6 +58,22 @@ class BrokerRegistered:
     broker_epoch: BrokerEpoch
 
 
+FAILED_REPLICAS_MAX = 100
+"""In one heartbeat: 10 KB. Others have their turn when some of these are done with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedReplica:
+    """A replica whose log is damaged: nobody may count on it (rules Q5, R6)."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: LeaderEpoch
+    """The newest one in which this log took part; -1: none in this life."""
+    can_lead: bool
+    """What is readable can be served, where there is nobody else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeat:
     """Sent to *every* controller (rule M7): standbys keep the ages, the active one decides."""
@@ -67,6 +83,8 @@ class BrokerHeartbeat:
     metadata_offset: MetadataOffset
     """Next metadata offset this broker will apply: it has applied everything below."""
     want_shutdown: bool = False
+    failed: tuple[FailedReplica, ...] = ()
+    """At most `FAILED_REPLICAS_MAX`, said again until each is done with; from level 4 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -413,7 +413,7 @@ FEATURES = {
     "cluster_id": CLUSTER_ID,
     "metadata_version": 1,
     "supported_min": 1,
-    "supported_max": 3,
+    "supported_max": 4,
     "brokers": [
         {"broker_id": number, "supported_min": 1, "supported_max": 1} for number in (1, 2, 3)
     ],

@@ -55,6 +55,7 @@ from raft_metadata.records.commands import (
     BrokerHeartbeat,
     CreateTopic,
     DeleteTopic,
+    FailedReplica,
     HeartbeatAnswer,
     IsrMember,
     PartitionAltered,
@@ -132,6 +133,8 @@ class World:
         self.alive: dict[BrokerId, BrokerEpoch] = {}
         self.behind: dict[BrokerId, MetadataOffset] = {}
         """Brokers that read no more of the metadata log: up to where they have."""
+        self.failed: dict[BrokerId, tuple[FailedReplica, ...]] = {}
+        """What brokers say of damaged logs."""
         self.log: list[tuple[MetadataRecord, ...]] = []
         self.invariants = Invariants(self.config.defaults)
         self.core = Controller(self.config, random.Random(self.seed).randbytes, self.now_ms)
@@ -205,6 +208,10 @@ class World:
 
     def beat(self, broker: BrokerId, *, want_shutdown: bool = False) -> HeartbeatAnswer:
         """A heartbeat of a broker that has applied the whole image, or stays `behind`."""
+        failed = self.failed.get(broker, ())
+        for one in failed:
+            where = TopicIdPartition(one.topic_id, one.partition)
+            self.invariants.damaged.setdefault(where, set()).add(broker)
         return self.core.heartbeat(
             self.image,
             BrokerHeartbeat(
@@ -212,6 +219,7 @@ class World:
                 broker_epoch=self.alive[broker],
                 metadata_offset=self.behind.get(broker, self.image.next_offset),
                 want_shutdown=want_shutdown,
+                failed=failed,
             ),
             self.now_ms,
             is_active=True,
@@ -371,6 +379,8 @@ class Invariants:
         self._defaults = defaults
         self._full: dict[TopicIdPartition, int] = {}
         """Partitions whose ISR has reached this min ISR, and lost no disk since (invariant P3)."""
+        self.damaged: dict[TopicIdPartition, set[BrokerId]] = {}
+        """Who has said that it lost records."""
         self.checked = 0
 
     def check(self, before: MetadataImage, after: MetadataImage, *, joins: bool = False) -> None:
@@ -537,6 +547,7 @@ class Invariants:
             broker = image.brokers[replica]
             moved = old.directories[old.replicas.index(replica)] != broker.directory_id
             unclean = where in broker.unclean_partitions and not broker.settled
+            unclean = unclean or replica in self.damaged.get(where, ())
             assert moved or unclean, f"P3 {where} forgot {replica}"
             self._full.pop(where, None)
             if image.feature_level >= OPERATIONS_LEVEL:

@@ -46,7 +46,7 @@ from tests.unit.test_controller_active import Cluster
 from tests.unit.test_controller_security import ACL
 
 B1, B2, B3 = BROKERS
-NEW_VOTERS: VoterLevels = {NodeId(101): 3, NodeId(102): 3, NodeId(103): 3}
+NEW_VOTERS: VoterLevels = {NodeId(voter): SUPPORTED_FEATURE_LEVEL for voter in (101, 102, 103)}
 
 
 def at_level_one(**how: int) -> World:
@@ -54,7 +54,9 @@ def at_level_one(**how: int) -> World:
     world = World()
     world.append([FeatureLevelRecord(level=FIRST_LEVEL)])
     for broker in BROKERS:
-        world.register(registration(broker, level=how.get(f"level_{broker}", 3)))
+        world.register(
+            registration(broker, level=how.get(f"level_{broker}", SUPPORTED_FEATURE_LEVEL))
+        )
     world.pass_time(200)
     world.create(assignments={0: (1, 2, 3), 1: (2, 3, 1)})
     return world
@@ -83,23 +85,25 @@ def refusal(world: World, voters: VoterLevels = NEW_VOTERS, **how: object) -> st
 def test_the_level_is_raised_to_the_highest_all_can_follow() -> None:
     world = at_level_one()
     assert upgrade(world, validate_only=True) == MetadataUpgraded(
-        level_before=1, level=3, next_offset=world.image.next_offset
+        level_before=1, level=SUPPORTED_FEATURE_LEVEL, next_offset=world.image.next_offset
     )
     assert world.image.feature_level == FIRST_LEVEL
     answer = upgrade(world)
-    assert (answer.level_before, answer.level) == (1, 3)
+    assert (answer.level_before, answer.level) == (1, SUPPORTED_FEATURE_LEVEL)
     assert answer.next_offset == world.image.next_offset
     assert world.image.feature_level == SUPPORTED_FEATURE_LEVEL
     again = upgrade(world)
-    assert (again.level_before, again.level) == (3, 3)
-    assert world.log[-1] == (FeatureLevelRecord(level=3),), "a repeat takes no record"
+    assert (again.level_before, again.level) == (SUPPORTED_FEATURE_LEVEL,) * 2
+    assert world.log[-1] == (FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL),), (
+        "a repeat takes no record"
+    )
 
 
-@pytest.mark.parametrize("level", [None, 3])
+@pytest.mark.parametrize("level", [None, SUPPORTED_FEATURE_LEVEL])
 def test_every_node_that_cant_follow_is_named(level: int | None) -> None:
     world = at_level_one(level_2=1, level_3=1)
     world.kill(B3)
-    voters = {NodeId(101): 3, NodeId(102): 1, NodeId(103): None}
+    voters = {NodeId(101): SUPPORTED_FEATURE_LEVEL, NodeId(102): 1, NodeId(103): None}
     message = refusal(world, voters, level=level)
     assert message.startswith(f"metadata.version can't be raised to {level or 2}: ")
     assert "broker 2 follows 1 at most (upgrade and restart it)" in message
@@ -117,8 +121,10 @@ def test_where_nobody_asked_the_controllers_nothing_is_raised() -> None:
 def test_the_level_is_never_lowered_and_never_beyond_what_is_known() -> None:
     world = at_level_one()
     upgrade(world)
-    assert "is 3 and is never lowered, 1 was asked for" in refusal(world, level=1)
-    assert "4 is not known to this controller, 3 is the highest" in refusal(world, level=4)
+    highest = SUPPORTED_FEATURE_LEVEL
+    assert f"is {highest} and is never lowered, 1 was asked for" in refusal(world, level=1)
+    unknown = f"{highest + 1} is not known to this controller, {highest} is the highest"
+    assert unknown in refusal(world, level=highest + 1)
 
 
 def test_an_older_broker_is_refused_by_a_newer_cluster() -> None:
@@ -131,7 +137,7 @@ def test_an_older_broker_is_refused_by_a_newer_cluster() -> None:
         world.register(registration(B3, life="old", last=known, level=1))
     assert world.image is before
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
-    assert "broker 3 follows metadata.version 1 at most, the cluster is at 3" in (
+    assert "broker 3 follows metadata.version 1 at most, the cluster is at 4" in (
         caught.value.message
     )
     world.register(registration(B3, life="new", last=known))

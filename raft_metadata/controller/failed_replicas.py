@@ -1,0 +1,115 @@
+"""What follows from replicas whose logs are damaged, as their brokers say with each heartbeat.
+
+A damaged replica leaves ISR and ELR, and never leads while a sound one can (rules Q5, R6); its
+broker empties it once it sees that committed, and fills it again. Three things hold here.
+
+- Who is taken out is fenced off by a new leader epoch, if its log took part in the present one:
+  nothing that was proposed before can put it back, and its leader counts it again only in a
+  session that the new log has asked for (rule R4).
+- Nobody is taken out where nobody sound could take over at once: what a damaged leader still holds
+  is served until then, and of two damaged ones neither is emptied: each may hold what the other
+  lacks.
+- A damaged leader gives up its leadership first and stays in the ISR until it has heard of that: so
+  long its successor commits nothing without it, and what it answers to readers is so (rule G3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
+from raft_metadata.controller.broker_views import BrokerViews, is_electable
+from raft_metadata.controller.partition_draft import NOBODY
+from raft_metadata.image.metadata_image import PartitionRegistration
+
+
+def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> Collection[BrokerId]:
+    """Everybody who says that its log of this partition is damaged."""
+    said = views.failed.get(where)
+    return NOBODY if said is None else said.keys()
+
+
+def leaving_replicas(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    lost: Collection[BrokerId],
+) -> frozenset[BrokerId]:
+    """Who is to be taken out of ISR and ELR now.
+
+    Those too that are in neither, but took part in the present leader epoch: their leader may be
+    about to propose them. ``lost``: replicas that lose their places for another reason.
+    """
+    wanted = _unwanted(views, where, partition, lost)
+    return wanted.difference(_unaware(views, where, partition, wanted)) if wanted else NOBODY
+
+
+def unaware_failed(
+    views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration
+) -> frozenset[BrokerId]:
+    """Who is to be taken out as soon as it has heard who leads (rule G3)."""
+    return _unaware(views, where, partition, _unwanted(views, where, partition, ()))
+
+
+def took_part(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    replicas: Collection[BrokerId],
+) -> bool:
+    """Whether the log of any of these took part in the present leader epoch."""
+    said = views.failed.get(where, {})
+    return any(
+        replica in said and said[replica].leader_epoch >= partition.leader_epoch
+        for replica in replicas
+    )
+
+
+def _unwanted(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    lost: Collection[BrokerId],
+) -> frozenset[BrokerId]:
+    said = views.failed.get(where)
+    if not said:
+        return NOBODY
+    counting = {*partition.isr, *partition.elr, partition.leader}
+    concerned = frozenset(
+        replica
+        for replica, failed in said.items()
+        if replica in partition.replicas
+        and (replica in counting or failed.leader_epoch >= partition.leader_epoch)
+    )
+    unable = frozenset(replica for replica in concerned if not said[replica].can_lead)
+    leader = said.get(partition.leader)
+    if leader is not None and leader.can_lead:
+        return unable
+    # Where nobody leads, or a sound one does: somebody sound is worth the wait.
+    is_sound = any(
+        replica not in said and replica not in lost for replica in (*partition.isr, *partition.elr)
+    )
+    return concerned if is_sound else unable
+
+
+def _unaware(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    leaving: Collection[BrokerId],
+) -> frozenset[BrokerId]:
+    """Those that may have led until now, and answer reads as if they still did.
+
+    Without a leader that lives nothing is committed, and what they say stays so.
+    """
+    if not is_electable(views.brokers, partition.leader):
+        return NOBODY
+    said = views.failed.get(where, {})
+    return frozenset(
+        replica
+        for replica in leaving
+        if replica in partition.isr
+        and said[replica].can_lead
+        and is_electable(views.brokers, replica)
+        and views.heard.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
+    )

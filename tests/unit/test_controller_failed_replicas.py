@@ -1,0 +1,236 @@
+"""Replicas with damaged logs, as heartbeats tell of them: who leads, who counts, who leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    BrokerId,
+    LeaderEpoch,
+    MetadataOffset,
+    PartitionEpoch,
+    PartitionId,
+)
+from raft_metadata.records.admin import Election
+from raft_metadata.records.commands import BrokerHeartbeat, FailedReplica
+from tests.support.metadata_world import BROKERS, World, config, topic_id
+
+B1, B2, B3 = BROKERS
+
+
+def running(min_isr: int = 2) -> World:
+    """Three brokers and a partition that broker 1 leads, all of them in sync."""
+    world = World(config=config(min_isr=min_isr))
+    world.decide_all()
+    world.join(*BROKERS)
+    world.create(assignments={0: (1, 2, 3)})
+    return world
+
+
+def damaged(world: World, *brokers: BrokerId, can_lead: bool = True, epoch: int = -2) -> None:
+    """Their logs are found damaged, having taken part in this leader epoch, or the present one."""
+    at = world.partition().leader_epoch if epoch == -2 else epoch
+    for broker in brokers:
+        world.failed[broker] = (
+            FailedReplica(
+                topic_id=topic_id(1),
+                partition=PartitionId(0),
+                leader_epoch=LeaderEpoch(at),
+                can_lead=can_lead,
+            ),
+        )
+
+
+def test_rule_q5_a_damaged_follower_leaves_the_isr_and_what_was_proposed_before_is_void() -> None:
+    """Nobody restarts: a new leader epoch keeps an attempt in flight from putting it back."""
+    world = running()
+    before = world.partition()
+    damaged(world, B2)
+    world.pass_time(100)
+    after = world.partition()
+    assert (after.leader, after.isr, after.elr) == (B1, (B1, B3), ())
+    assert after.leader_epoch == before.leader_epoch + 1
+    with pytest.raises(KafkaError) as late:
+        world.alter(
+            (B1, B2, B3),
+            leader_epoch=before.leader_epoch,
+            partition_epoch=PartitionEpoch(after.partition_epoch),
+        )
+    assert late.value.code is ErrorCode.FENCED_LEADER_EPOCH
+    world.pass_time(1_000)
+    assert world.partition() == after, "said again, it changes nothing"
+
+
+def test_rule_r4_a_damaged_replica_out_of_the_isr_is_fenced_off_too() -> None:
+    """Its leader may be about to propose what it saw of the log that is about to be emptied."""
+    world = running()
+    world.alter((B1, B3))
+    before = world.partition()
+    damaged(world, B2)
+    world.pass_time(100)
+    after = world.partition()
+    assert (after.leader_epoch, after.isr) == (before.leader_epoch + 1, before.isr)
+    world.pass_time(1_000)
+    assert world.partition() == after
+
+
+def test_rule_g3_a_damaged_leader_hands_over_and_leaves_once_it_has_heard_of_it() -> None:
+    world = running()
+    damaged(world, B1)
+    world.behind[B1] = world.image.next_offset
+    world.pass_time(100)
+    handed = world.partition()
+    assert (handed.leader, handed.isr) == (B2, (B1, B2, B3)), "until then nothing is committed"
+    del world.behind[B1]
+    world.pass_time(100)
+    after = world.partition()
+    assert (after.leader, after.isr, after.elr) == (B2, (B2, B3), ())
+    assert after.leader_epoch == handed.leader_epoch, "its log took no part in this epoch"
+
+
+def test_rule_q2_nobody_sound_left_a_damaged_leader_stays_and_nobody_is_emptied() -> None:
+    """Two of three are damaged, perhaps at different places; the third is not in sync."""
+    world = running()
+    world.alter((B1, B2))
+    before = world.partition()
+    damaged(world, B1, B2)
+    world.pass_time(1_000)
+    assert world.partition() == before
+    world.catch_up(B3)
+    world.pass_time(200)
+    after = world.partition()
+    assert (after.leader, after.isr) == (B3, (B3,)), "now somebody sound holds everything"
+
+
+def test_the_last_in_sync_replica_keeps_leading_until_an_eligible_one_is_back() -> None:
+    world = running()
+    world.kill(B2, B3)
+    assert (world.partition().isr, set(world.partition().elr)) == ((B1,), {B2, B3})
+    damaged(world, B1)
+    world.pass_time(500)
+    assert (world.partition().leader, world.partition().isr) == (B1, (B1,))
+    world.join(B2, life="b")
+    world.pass_time(200)
+    after = world.partition()
+    assert (after.leader, after.isr) == (B2, (B2,))
+    assert B1 not in after.elr
+
+
+def test_a_clean_election_passes_a_damaged_replica_by() -> None:
+    """The leader dies before the damage is recorded: who is sound leads."""
+    world = running()
+    damaged(world, B2)
+    world.kill(B1)
+    assert (world.partition().leader, world.partition().isr) == (B3, (B3,))
+
+
+def test_somebody_sound_who_is_away_is_worth_the_wait() -> None:
+    world = running(min_isr=1)
+    world.alter((B1, B2))
+    damaged(world, B2)
+    world.kill(B1)
+    world.pass_time(200)
+    after = world.partition()
+    assert (after.leader, after.isr, after.elr) == (NO_LEADER, (), (B1,))
+    world.join(B1, life="b")
+    assert world.partition().leader == B1
+
+
+def test_a_replica_that_alone_is_left_leads_although_it_is_damaged() -> None:
+    world = running()
+    world.create("one", 2, assignments={0: (2,)}, configs={"min.insync.replicas": "1"})
+    world.failed[B2] = (
+        FailedReplica(
+            topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=LeaderEpoch(0),
+            can_lead=True,
+        ),
+    )  # fmt: skip
+    world.pass_time(500)
+    assert (world.partition(2).leader, world.partition(2).isr) == (B2, (B2,))
+
+
+def test_who_can_not_lead_at_all_leaves_even_where_nobody_else_can() -> None:
+    world = running()
+    world.kill(B2, B3)
+    damaged(world, B1, can_lead=False)
+    world.pass_time(200)
+    after = world.partition()
+    assert (after.leader, after.isr, set(after.elr)) == (NO_LEADER, (), {B2, B3})
+    world.join(B3, life="b")
+    assert world.partition().leader == B3
+
+
+@pytest.mark.parametrize("how", ["operator", "topic"])
+def test_an_unclean_election_takes_a_damaged_replica_last(how: str) -> None:
+    """Broker 2 led last; it would be the first choice, and can't serve what it holds."""
+    world = running()
+    world.kill(B1)
+    world.alter((B2,))
+    world.kill(B2)
+    world.kill(B3)
+    world.failed[B2] = (
+        FailedReplica(
+            topic_id=topic_id(1), partition=PartitionId(0), leader_epoch=LeaderEpoch(-1),
+            can_lead=False,
+        ),
+    )  # fmt: skip
+    world.join(B2, life="b")
+    world.join(B3, life="b")
+    world.pass_time(200)
+    if world.partition().leader == NO_LEADER:
+        (result,) = world.elect(Election.UNCLEAN, 0)
+        assert result.error is None
+    assert world.partition().leader == B3
+
+
+def test_a_preferred_election_leaves_a_damaged_replica_alone() -> None:
+    world = running()
+    world.kill(B1)
+    world.join(B1, life="b")
+    world.alter((B1, B2))
+    damaged(world, B1, B2)
+    world.pass_time(200)
+    (result,) = world.elect(Election.PREFERRED, 0)
+    assert "preferred leader 1 has a damaged log" in result.message
+    world.pass_time(60_000)
+    assert (world.partition().leader, world.partition().isr) == (B2, (B1, B2)), "nor later"
+
+
+def test_a_heartbeat_that_was_overtaken_says_nothing_of_damage() -> None:
+    """It may have been sent before the log was filled again."""
+    world = running()
+    before = world.partition()
+    late = BrokerHeartbeat(
+        broker_id=B2,
+        broker_epoch=world.alive[B2],
+        metadata_offset=MetadataOffset(world.image.next_offset - 1),
+        failed=(
+            FailedReplica(
+                topic_id=topic_id(1), partition=PartitionId(0), leader_epoch=LeaderEpoch(0),
+                can_lead=True,
+            ),
+        ),
+    )  # fmt: skip
+    world.core.heartbeat(world.image, late, world.now_ms, is_active=True)
+    world.decide_all()
+    assert world.partition() == before
+
+
+def test_a_new_controller_knows_from_the_heartbeats_it_heard_as_a_standby() -> None:
+    world = running()
+    damaged(world, B2)
+    beat = BrokerHeartbeat(
+        broker_id=B2,
+        broker_epoch=world.alive[B2],
+        metadata_offset=world.image.next_offset,
+        failed=world.failed[B2],
+    )
+    world.invariants.damaged = {(topic_id(1), PartitionId(0)): {B2}}  # type: ignore[dict-item]
+    world.core.heartbeat(world.image, beat, world.now_ms, is_active=False)
+    world.decide_all()
+    assert B2 in world.partition().isr, "a standby decides nothing"
+    world.core.activate(world.image)
+    world.decide_all()
+    assert world.partition().isr == (B1, B3)
