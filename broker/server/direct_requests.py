@@ -8,10 +8,11 @@ done and the caller takes the usual way, `BrokerApis.produce` and `fetch`, whose
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
+from broker.server.gathered_appends import GATHERED_BYTES_MAX, Alike, GatheredAppends
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.record_checks import is_keyless
 from raft_metadata.common.errors import KafkaError, Outcome
@@ -23,15 +24,23 @@ if TYPE_CHECKING:
     from broker.server.live_configs import LiveConfigs
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import DirectProduce, FetchResult
-    from raft_metadata.image.metadata_image import TopicImage
+    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 Answered = Callable[[PartitionId, int, KafkaError | None], None]
+
+
+class _Route(NamedTuple):
+    """A partition that is led here, and what its records must keep to."""
+
+    place: TopicIdPartition
+    max_message_bytes: int
+    is_compacted: bool
 
 
 class DirectRequests:
     """Implements `broker.server.requests.DirectApis`, on the broker's loop.
 
-    Stateless but for the rotation of keyless records over partitions.
+    Keeps where records go, as long as the image does, and the rotation of keyless ones.
     """
 
     def __init__(
@@ -47,44 +56,68 @@ class DirectRequests:
         self._loader = loader
         self._configs = configs
         self._rotation = 0
+        self._gathered = GatheredAppends(local)
+        self._routed_by: MetadataImage | None = None
+        self._routes: dict[tuple[TopicName, PartitionId], _Route] = {}
+        """Of partitions led here, as the image says by which they were found: as many at most."""
 
     def produce(self, request: DirectProduce, answered: Answered) -> bool:
         """See `DirectApis`."""
-        image = self._loader.image
-        topic = image.topic(request.topic)
-        if topic is None or not topic.is_complete or request.topic in INTERNAL_TOPICS:
-            return False
+        route = self._route(request)
         # The sum of all keys, values and headers is less than the body: then none is too large.
-        if request.body_bytes > self._configs.max_message_bytes(image, topic.topic_id):
+        if route is None or request.body_bytes > route.max_message_bytes:
             return False
-        if self._configs.is_compacted(image, topic.topic_id) and any(
-            is_keyless(record) for record in request.records
-        ):
+        if route.is_compacted and any(is_keyless(record) for record in request.records):
             return False
-        number = self._partition_of_all(topic, request)
-        if number is None or not 0 <= number < topic.partitions_count:
-            return False
-        if topic.partitions[number].leader != self._broker_id:
-            return False
+        place = route.place
+        timeout_ms = max(1, min(request.timeout_ms, self._longest_ms))
+        if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
+            alike = Alike(place, request.stored_as, request.acks, timeout_ms)
+            self._gathered.add(alike, request.records, request.body_bytes, answered)
+            return True
 
         def done(base: int, error: KafkaError | None) -> None:
-            answered(number, base, error)
+            answered(place.partition, base, error)
 
         append = Append(
-            partition=TopicIdPartition(topic.topic_id, number),
+            partition=place,
             records=request.records,
             key_format=request.stored_as,
             value_format=request.stored_as,
             acks=request.acks,
-            timeout_ms=max(1, min(request.timeout_ms, self._longest_ms)),
+            timeout_ms=timeout_ms,
         )
         try:
             self._local.append_directly(append, done)
         except KafkaError as error:
             if error.outcome is Outcome.NOT_WRITTEN:
                 return False  # refused again, or not, on the usual way
-            answered(number, -1, error)
+            answered(place.partition, -1, error)
         return True
+
+    def _route(self, request: DirectProduce) -> _Route | None:
+        """Where the records go, if that is one partition that is led here."""
+        image = self._loader.image
+        if image is not self._routed_by:
+            self._routed_by, self._routes = image, {}
+        if request.partition is not None:
+            place = (request.topic, request.partition)
+            if place in self._routes:
+                return self._routes[place]
+        topic = image.topic(request.topic)
+        if topic is None or not topic.is_complete or request.topic in INTERNAL_TOPICS:
+            return None
+        number = self._partition_of_all(topic, request)
+        if number is None or not 0 <= number < topic.partitions_count:
+            return None
+        place = (request.topic, number)
+        if place not in self._routes and topic.partitions[number].leader == self._broker_id:
+            self._routes[place] = _Route(
+                TopicIdPartition(topic.topic_id, number),
+                self._configs.max_message_bytes(image, topic.topic_id),
+                self._configs.is_compacted(image, topic.topic_id),
+            )
+        return self._routes.get(place)
 
     def _partition_of_all(self, topic: TopicImage, request: DirectProduce) -> PartitionId | None:
         """Where all of the records go; None if that takes a look at each of them."""

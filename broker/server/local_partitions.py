@@ -26,9 +26,14 @@ if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
+    from broker.server.gathered_appends import Alike
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
+    from raft_metadata.common.ids import LeaderEpoch, PartitionId, TopicIdPartition
     from raft_metadata.common.producer_claims import Claim
+
+Waiting = tuple[int, "Callable[[PartitionId, int, KafkaError | None], None]"]
+"""A request among others: how many records stand before its own, and whom to tell
+(partition, base offset, error)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +121,7 @@ class LocalPartitions:
             if found is not None:
                 self._answer_again(replica, found, request, done)
                 return
-        role = replica.partition.check_may_append(all_replicas=request.acks == ACKS_ALL)
-        if self._parked_produces >= self._config.limits.max_parked_produces:
-            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
+        role = self._check_may_append(replica, request.acks, 1)
         info = replica.log.append_as_leader(
             request.records,
             key_format=request.key_format,
@@ -137,6 +140,53 @@ class LocalPartitions:
             return
 
         self._park(replica, role.epoch, (base, last), request, done)
+
+    def append_together(
+        self, alike: Alike, records: Sequence[ProduceRecord], waiting: Sequence[Waiting]
+    ) -> None:
+        """Append the records of several requests as one; tell each where its first one stands.
+
+        Who waits is called as `append_directly` calls ``done``.
+
+        Raises:
+            KafkaError: all were refused, or could not be written; then nobody is called.
+        """
+        replica, _ = self.leading(alike.place)
+        role = self._check_may_append(replica, alike.acks, len(waiting))
+        info = replica.log.append_as_leader(
+            records,
+            key_format=alike.stored_as,
+            value_format=alike.stored_as,
+            leader_epoch=role.epoch,
+            now_ms=self._clock.wall_ms(),
+        )
+        number, base, last = alike.place.partition, info.base_offset, info.last_offset
+        self._manager.appended(replica, base, last + 1, info.raw)
+        if alike.acks != ACKS_ALL and (
+            alike.acks == ACKS_NONE or not replica.partition.settings.by_durable
+        ):
+            for first, answered in waiting:
+                answered(number, -1 if alike.acks == ACKS_NONE else base + first, None)
+            return
+
+        def resolved(fate: Fate) -> None:
+            self._parked_produces -= len(waiting)
+            error = None if fate is Fate.OK else self._no_success(replica, fate)
+            for first, answered in waiting:
+                self._answers.call(answered, number, base + first, error)
+
+        deadline_ms = self._clock.monotonic_ms() + alike.timeout_ms
+        self._parked_produces += len(waiting)
+        all_replicas = alike.acks == ACKS_ALL
+        self._manager.park(
+            replica, Parked(role.epoch, base, last, all_replicas, deadline_ms, resolved)
+        )
+
+    def _check_may_append(self, replica: Replica, acks: int, requests: int) -> LeaderState:
+        role = replica.partition.check_may_append(all_replicas=acks == ACKS_ALL)
+        if self._parked_produces + requests > self._config.limits.max_parked_produces:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
+        return role
 
     def _park(
         self,

@@ -62,7 +62,9 @@ V = TypeVar("V")
 
 SERVER: Final = "quorumlog"
 KEPT_MAX = 4_096
-"""Paths, header names and Accepts whose meaning is remembered; then it is all forgotten."""
+"""Paths, header names, Accepts and heads whose meaning is remembered; then it is all forgotten."""
+HEAD_BYTES_MAX: Final = 1_024
+"""Longer heads are not remembered."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
 _DOTS = frozenset({".", ".."})
@@ -115,6 +117,15 @@ class ProducePath(NamedTuple):
     timeout_ms: int
 
 
+class KnownHead(NamedTuple):
+    """What the head of a request means, to the last byte: a produce that the lane takes."""
+
+    path: ProducePath
+    stored_as: RecordFormat
+    length: int
+    """Of the body."""
+
+
 class FastLane:
     """One of a listener. Keeps what paths and headers mean, within `KEPT_MAX`; else stateless."""
 
@@ -124,6 +135,8 @@ class FastLane:
         self._direct = context.apis.direct
         self._limits = context.limits
         self._ids = ids
+        self.heads: dict[bytes, KnownHead] = {}
+        """Of requests that came before; whoever sends the same bytes means the same."""
         self._paths: dict[str, ProducePath | None] = {}
         self._roles: dict[bytes, int] = {}
         self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
@@ -215,11 +228,40 @@ class FastLane:
             return False
         if len(body) > self._limits.max_body_bytes:
             return False
+        return self.append(path, stored_as, body, headers.request_id, answered)
+
+    def learn(
+        self, head: bytes, method: str, path: str, raw_headers: RawHeaders, length: int
+    ) -> None:
+        """Remember a head that the parser has read, if it is a produce that the lane takes.
+
+        Not one with a request id: it comes but once.
+        """
+        if method != "POST" or not 0 < length <= self._limits.max_body_bytes:
+            return
+        meant, headers = self.produce_path(path), self.headers(raw_headers)
+        if meant is None or headers is None or headers.request_id is not None:
+            return
+        stored_as = self._formats.get(headers.content_type or b"")
+        if stored_as is None or not self._reply_to(headers.accept)[0]:
+            return
+        if len(head) <= HEAD_BYTES_MAX:
+            _keep(self.heads, head, KnownHead(meant, stored_as, length))
+
+    def append(
+        self,
+        path: ProducePath,
+        stored_as: RecordFormat,
+        body: bytes,
+        request_id: bytes | None,
+        answered: Callable[[bytes | None], None],
+    ) -> bool:
+        """`produce`, of a request whose headers have been looked at."""
         try:
             records = read_records(body, stored_as, self._limits)
         except RestError:
             return False  # the route will find the same, and say it
-        count, request_id = len(records), headers.request_id
+        count = len(records)
 
         def done(partition: PartitionId, base: int, error: KafkaError | None) -> None:
             if error is None:
@@ -240,7 +282,10 @@ class FastLane:
     def _produced(
         self, partition: PartitionId, base_offset: int, count: int, request_id: bytes | None
     ) -> bytes:
-        body = v2.produce_reply((v2.consecutive_rows(partition, base_offset, count),))
+        row = v2.OFFSET_ROW % (partition, base_offset)
+        if count > 1:
+            row = v2.consecutive_rows(partition, base_offset, count)
+        body = v2.produce_reply((row,))
         return _PRODUCE_HEAD % (len(body), self._now(), self._id(request_id)) + body
 
     def _failed(
@@ -298,6 +343,7 @@ class FastLane:
         result: FetchResult,
         topic: TopicImage,
         content_type: str,
+        coding: bytes,
         pieces: Iterable[bytes | memoryview],
         request_id: bytes | None,
     ) -> bytes:
@@ -310,7 +356,7 @@ class FastLane:
             result.leader_id,
             result.leader_epoch,
             topic.topic_id.encode(),
-            b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode(),
+            (b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode()) + coding,
             sum(map(len, pieces)),
             self._now(),
             self._id(request_id),

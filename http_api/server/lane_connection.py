@@ -6,6 +6,10 @@ the usual way, from the very queue it stands in. Requests of a connection are an
 order: the lane takes one only while aiohttp's own handler of the connection waits for work, and
 that handler is woken only while the lane is idle.
 
+A client says the same head over and over. One that the parser has read before, byte for byte, with
+its whole body behind it and nothing else, is not read again: what it means is known. Such a request
+is shown to the parser only if it has to take the usual way after all.
+
 This is the one place that uses aiohttp's private names (aiohttp is pinned; `PRIVATE_NAMES` is
 checked at import). The switch is ``http_fast_lane`` of config.toml; contract tests run either way.
 """
@@ -36,13 +40,15 @@ HELD_BYTES_MAX = 4 << 20
 """A longer body is read the usual way: what a connection may hold in memory stays bounded."""
 HELD_S_MAX = 5.0
 """So is a body that has not come within this time; there it has its own limit."""
+_UNKNOWN: Final = -1
 PRIVATE_NAMES: Final = {
     web.RequestHandler: (
         "_buffer_paused", "_close", "_force_close", "_handler_waiter", "_keepalive_timeout",
         "_max_msg_queue_size", "_message_tail", "_messages", "_msg_queue_resume_size",
-        "_next_keepalive_close_time", "_parser", "_pause_reading_for_buffer", "_paused",
-        "_payload_parser", "_process_keepalive", "_request_count", "_request_in_progress",
-        "_resume_reading_if_drained", "_upgraded", "_waiter",
+        "_next_keepalive_close_time", "_parser", "_pause_reading_for_buffer",
+        "_pause_transport_reading", "_paused", "_payload_parser", "_process_keepalive",
+        "_request_count", "_request_in_progress", "_resume_reading_if_drained",
+        "_resume_transport_reading", "_upgraded", "_waiter",
     ),
     StreamReader: ("_buffer",),
     BaseProtocol: (),
@@ -67,20 +73,67 @@ class LaneConnection(EnvelopeRequestHandler):
         self._lane_holds: asyncio.TimerHandle | None = None
         """The body of the head of the queue is still arriving."""
         self._lane_pumps = False
+        self._lane_due = 0
+        """Bytes until the parser has whole requests and nothing more; `_UNKNOWN`: can't be told."""
+        self._lane_unparsed: bytes | None = None
+        """The request that waits, if the parser has not seen it."""
+        self._lane_later = b""
+        """What came behind it."""
 
     # what the transport says
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._lane is None or self._force_close or self._close or not self._is_ours():
+        if (
+            self._lane is None
+            or self._force_close
+            or self._close
+            or self._payload_parser is not None
+            or self._upgraded
+        ):
+            self._lane_due = _UNKNOWN
             super().data_received(data)
-            return
+        elif self._lane_unparsed is not None or self._lane_later:
+            self._lane_later += data
+            self._pause_transport_reading()
+        elif self._lane_due or not self._take_known(self._lane, data):
+            self._parse(self._lane, data)
+            self._pump()
+
+    def _take_known(self, lane: FastLane, data: bytes) -> bool:
+        """Append what stands behind a head that was parsed before; False: parse it."""
+        end = data.find(b"\r\n\r\n") + 4
+        known = lane.heads.get(data[:end])
+        if known is None or len(data) != end + known.length or self._lane_waits:
+            return False
+        if self._messages or self._paused or not self._is_ours():
+            return False
+        self._lane_waits = self._request_in_progress = True
+        self._lane_unparsed = data
+        try:
+            taken = lane.append(known.path, known.stored_as, data[end:], None, self._produced)
+        except Exception as error:  # noqa: BLE001 as in `_pump`
+            self._lane_failed(error)
+            return True
+        if taken:
+            self._request_count += 1
+        else:
+            self._lane_waits = self._request_in_progress = False
+            self._lane_unparsed = None
+        return taken
+
+    def _parse(self, lane: FastLane, data: bytes) -> None:
+        """As aiohttp's own, but nobody is woken."""
         assert self._parser is not None
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
         except HttpProcessingError as error:
             refused = _ErrInfo(status=400, exc=error, message=error.message)
             messages, upgraded, tail = [(refused, EMPTY_PAYLOAD)], False, b""
+        if self._lane_due > 0:
+            self._lane_due = max(self._lane_due - len(data), _UNKNOWN)
+        elif not self._lane_due and data:
+            self._lane_due = _due(lane, data, [message for message, _ in messages])
         if messages:
             self._request_count += len(messages)
             self._messages.extend(messages)
@@ -89,7 +142,6 @@ class LaneConnection(EnvelopeRequestHandler):
         self._upgraded = upgraded
         if upgraded and tail:
             self._message_tail = tail
-        self._pump()
 
     @override
     def resume_writing(self) -> None:
@@ -99,6 +151,7 @@ class LaneConnection(EnvelopeRequestHandler):
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         self._let_go()
+        self._lane_unparsed, self._lane_later = None, b""
         super().connection_lost(exc)
 
     @override
@@ -177,13 +230,14 @@ class LaneConnection(EnvelopeRequestHandler):
         return False
 
     def _produced(self, answer: bytes | None) -> None:
-        """The answer to the produce at the head of the queue; None: the usual way finds one."""
+        """The answer to the produce that waits; None: the usual way finds one."""
         try:
             if self.transport is None:
                 self._answered()  # to nobody
                 return
             if answer is None:
                 self._lane_waits = self._request_in_progress = False
+                self._show_parser()
                 self._usual_way()
                 return
             self.transport.write(answer)
@@ -194,17 +248,42 @@ class LaneConnection(EnvelopeRequestHandler):
             self._lane_failed(failure)
 
     def _answered(self) -> None:
-        """The head of the queue is done with."""
+        """The request that was begun is done with: the head of the queue, or an unparsed one."""
         self._lane_waits = self._request_in_progress = False
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)  # `shutdown` waits for it
         if self._parser is None:
             return  # the connection is gone
+        if self._lane_unparsed is not None:
+            self._lane_unparsed = None
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+            if self._lane_later:
+                self._loop.call_soon(self._go_on)
+            return
         self._messages.popleft()
         self._parser.message_consumed()
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
+
+    def _show_parser(self) -> None:
+        """The request that was taken unparsed has to go the usual way."""
+        data, self._lane_unparsed = self._lane_unparsed, None
+        if data is not None:
+            assert self._lane is not None
+            self._request_count -= 1  # it is counted again
+            self._parse(self._lane, data)
+            if self._lane_later:
+                self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what came while an unparsed request was waiting."""
+        if self._lane_unparsed is not None or not self._lane_later or self.transport is None:
+            return
+        later, self._lane_later = self._lane_later, b""
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+        self.data_received(later)
 
     def _usual_way(self) -> None:
         """Wake aiohttp's handler: it takes the queue from its head on."""
@@ -218,6 +297,7 @@ class LaneConnection(EnvelopeRequestHandler):
         """A bug. What was appended may be kept, so nothing is said but that the connection ends."""
         _log.error("fast lane failed", exc_info=error)
         self._lane_waits = self._request_in_progress = False
+        self._lane_unparsed, self._lane_later = None, b""
         self.force_close()
 
     # a body that arrives in pieces
@@ -237,3 +317,22 @@ class LaneConnection(EnvelopeRequestHandler):
         if self._lane_holds is not None:
             self._lane_holds.cancel()
             self._lane_holds = None
+
+
+def _due(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:
+    """What a parser that knew of nothing still has to get, now that it has this; the head is kept.
+
+    Only where this began with one request can it be told (RFC 9112, 6.3: by its Content-Length).
+    """
+    if len(messages) != 1:
+        return _UNKNOWN
+    message = messages[0]
+    if isinstance(message, _ErrInfo) or message.chunked or message.upgrade:
+        return _UNKNOWN
+    length = message.headers.get("Content-Length", "0")
+    if not (length.isascii() and length.isdecimal()):
+        return _UNKNOWN
+    end = data.find(b"\r\n\r\n") + 4
+    if not message.should_close:
+        lane.learn(data[:end], message.method, message.path, message.raw_headers, int(length))
+    return max(end + int(length) - len(data), _UNKNOWN)

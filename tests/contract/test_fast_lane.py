@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,30 +15,22 @@ from http_api.server import lane_connection
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.http_door import FAST_LANE, Door, open_door, read_answer
+from tests.support.lane_requests import (
+    JSON_V2,
+    ONE,
+    HeldAppends,
+    connection,
+    get,
+    offset_in,
+    post,
+)
 
-JSON_V2 = "application/vnd.kafka.json.v2+json"
-ONE = b'{"records":[{"key":"k","value":{"x":1}}]}'
 LIMITS = BrokerLimits(
     max_body_bytes=200_000, max_records_per_request=50, max_objects_per_request=1_000,
     max_header_bytes=4_000,
 )  # fmt: skip
 DATE = re.compile(rb"Date: [^\r]*")
 ID = re.compile(rb"X-Request-Id: [0-9a-f]{8}-[0-9a-f]+")
-
-
-def post(
-    body: bytes,
-    path: str = "/topics/flights/partitions/0",
-    *headers: str,
-    content_type: str | None = JSON_V2,
-) -> bytes:
-    typed = () if content_type is None else (f"Content-Type: {content_type}",)
-    lines = [f"POST {path} HTTP/1.1", "Host: x", *typed, *headers, f"Content-Length: {len(body)}"]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def get(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
 
 
 RECORDS = "/topics/flights/partitions/0/records"
@@ -219,25 +211,6 @@ async def test_rule_r5_an_append_without_success_is_told_or_made_again_elsewhere
         assert fast.apis.direct.taken == 1
 
 
-@asynccontextmanager
-async def connection(
-    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None
-) -> AsyncIterator[tuple[Door, asyncio.StreamReader, asyncio.StreamWriter]]:
-    async with open_door(apis, limits) as door:
-        host, _, port = door.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            yield door, reader, writer
-        finally:
-            writer.close()
-
-
-async def offset_in(reader: asyncio.StreamReader) -> int:
-    answer = await asyncio.wait_for(read_answer(reader), 10)
-    assert answer.status == 200
-    return int(answer.json["offsets"][0]["offset"])
-
-
 async def test_requests_of_both_kinds_in_one_packet_are_answered_in_their_order() -> None:
     async with connection() as (door, reader, writer):
         writer.write(post(ONE) * 40 + get("/topics") + post(ONE) + get(f"{RECORDS}?offset=40") * 2)
@@ -331,24 +304,6 @@ async def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
         assert door.apis.direct.taken - taken < 40
         for _ in range(100):
             assert (await asyncio.wait_for(read_answer(reader), 10)).status == 200
-
-
-class HeldAppends:
-    """Keeps what is to be answered until it is let go."""
-
-    def __init__(self, apis: FakeBrokerApis) -> None:
-        self.held: list[Callable[[], None]] = []
-        produce = apis.direct.produce
-
-        def hold(request: object, answered: Callable[..., None]) -> bool:
-            return produce(request, lambda *fate: self.held.append(lambda: answered(*fate)))  # type: ignore[arg-type]
-
-        apis.direct.produce = hold  # type: ignore[assignment, method-assign]
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(5):
-            while len(self.held) < count:  # noqa: ASYNC110 filled by a callback
-                await asyncio.sleep(0.005)
 
 
 async def test_a_request_waits_for_the_one_before_it_on_its_connection() -> None:

@@ -3,112 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.log.log_manager import LogManager
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.replication.replica_manager import ReplicaManager
-from broker.server.local_partitions import Append, LocalPartitions, Read
+from broker.server.local_partitions import Append, Read
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.faults import ProcessFaultHandler
-from raft_metadata.common.ids import (
-    BrokerEpoch,
-    BrokerId,
-    ClusterId,
-    DirectoryId,
-    IncarnationId,
-    LeaderEpoch,
-    MetadataOffset,
-    PartitionEpoch,
-    PartitionId,
-    TopicId,
-    TopicIdPartition,
-    TopicName,
-)
-from raft_metadata.image.metadata_image import (
-    BrokerRegistration,
-    MetadataImage,
-    PartitionRegistration,
-    TopicImage,
-)
-from raft_metadata.records.records import BrokerState
-
-ME, OTHER = BrokerId(1), BrokerId(2)
-TOPIC = TopicId("A" * 22)
-HERE = TopicIdPartition(TOPIC, PartitionId(0))
-
-
-def broker(broker_id: BrokerId) -> BrokerRegistration:
-    return BrokerRegistration(
-        broker_id=broker_id,
-        broker_epoch=BrokerEpoch(broker_id),
-        incarnation_id=IncarnationId(f"life-{broker_id}"),
-        directory_id=DirectoryId(f"disk-{broker_id}"),
-        http="",
-        peer="",
-        rack=None,
-        state=BrokerState.UNFENCED,
-        settled=True,
-    )
-
-
-def image(epoch: int, isr: tuple[BrokerId, ...], leader: BrokerId = ME) -> MetadataImage:
-    partition = PartitionRegistration(
-        replicas=(ME, OTHER),
-        directories=(DirectoryId("disk-1"), DirectoryId("disk-2")),
-        isr=isr,
-        elr=(),
-        leader=leader,
-        leader_epoch=LeaderEpoch(epoch),
-        partition_epoch=PartitionEpoch(epoch * 10 - len(isr)),
-        leader_epoch_offset=MetadataOffset(10 + epoch),
-    )
-    topic = TopicImage(
-        name=TopicName("t"), topic_id=TOPIC, partitions_count=1, partitions=(partition,)
-    )
-    return MetadataImage(
-        next_offset=MetadataOffset(20 + epoch),
-        brokers={ME: broker(ME), OTHER: broker(OTHER)},
-        topics={TOPIC: topic},
-        topic_ids={TopicName("t"): TOPIC},
-    )
-
-
-@dataclasses.dataclass
-class Here:
-    manager: ReplicaManager
-    local: LocalPartitions
-    proven: list[bool]
+from tests.support.one_broker import HERE, ME, OTHER, Here, image, one_broker
 
 
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Here]:
-    config = BrokerConfig(
-        broker_id=ME,
-        cluster_id=ClusterId("c"),
-        directory_id=DirectoryId("disk-1"),
-        data_dir=tmp_path,
-        advertised_http="",
-        advertised_peer="",
-    )
-    clock, faults = SystemClock(), ProcessFaultHandler()
-    logs = LogManager(tmp_path, on_failed=lambda error: faults.fatal("log", error))
-    logs.open()
-    logs.start(asyncio.get_running_loop())
-    nobody = cast("Any", None)  # no task runs: neither controllers nor peers are ever asked
-    manager = ReplicaManager(config, IncarnationId("life-1"), logs, nobody, nobody, clock, faults)
-    proven = [True]
-    yield Here(manager, LocalPartitions(config, manager, clock, lambda: proven[0]), proven)
-    logs.close(None)
+    async with one_broker(tmp_path) as broker:
+        yield broker
 
 
 def records(count: int, acks: int, timeout_ms: int = 5_000) -> Append:
@@ -149,7 +61,7 @@ async def test_rule_r8_between_high_watermark_and_log_end_waits(here: Here) -> N
     here.manager.on_metadata_update(image(1, (ME, OTHER)))
     await here.local.append(records(2, ACKS_LEADER))
     for offset in (0, 1, 2):
-        assert (await here.local.fetch(read(offset, wait_ms=1))).slices == []
+        assert not (await here.local.fetch(read(offset, wait_ms=1))).slices
     for offset in (-1, 3):
         with pytest.raises(KafkaError) as caught:
             await here.local.fetch(read(offset))

@@ -1,0 +1,225 @@
+"""A head that was parsed before is not parsed again: only where nothing else can be meant by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from http_api.server import lane_connection
+from http_api.server.fast_lane import KEPT_MAX, FastLane
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from tests.support.fake_broker_apis import FakeBrokerApis
+from tests.support.http_door import open_door, read_answer
+from tests.support.lane_requests import (
+    JSON_V2,
+    ONE,
+    HeldAppends,
+    connection,
+    get,
+    offset_in,
+    post,
+)
+
+NOT_WRITTEN = KafkaError(
+    ErrorCode.NOT_LEADER_OR_FOLLOWER, "led elsewhere", outcome=Outcome.NOT_WRITTEN
+)
+
+
+@pytest.fixture
+def unparsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Every request that was taken without the parser."""
+    taken: list[bytes] = []
+    take = lane_connection.LaneConnection._take_known
+
+    def noted(self: lane_connection.LaneConnection, lane: object, data: bytes) -> bool:
+        done: bool = take(self, lane, data)  # type: ignore[arg-type]
+        if done:
+            taken.append(data)
+        return done
+
+    monkeypatch.setattr(lane_connection.LaneConnection, "_take_known", noted)
+    return taken
+
+
+def flights() -> FakeBrokerApis:
+    apis = FakeBrokerApis()
+    apis.add_topic("flights", 2)
+    return apis
+
+
+async def test_the_second_of_its_kind_is_not_parsed_on_any_connection(
+    unparsed: list[bytes],
+) -> None:
+    async with open_door(flights()) as door:
+        host, _, port = door.address.rpartition(":")
+        for number in range(3):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            for turn in range(2):
+                writer.write(post(ONE))
+                assert await offset_in(reader) == 2 * number + turn
+            writer.close()
+        assert len(unparsed) == 5
+        answers = [bytes(p.lines) for p in door.apis.logs["flights", 0].slices]
+        assert len(answers) == 6
+
+
+async def test_what_looks_like_a_known_request_inside_another_one_is_not_taken(
+    unparsed: list[bytes],
+) -> None:
+    """Its bytes come alone, in a packet of their own: in a body, in chunks, behind half a head."""
+    inner = post(ONE)
+    chunked = (
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n"
+        % len(inner)
+    )
+    outer = [
+        post(b" " * len(inner), "/nowhere")[: -len(inner)],
+        post(b" " * len(inner), content_type=JSON_V2)[: -len(inner)],
+        post(b" " * (len(inner) + 1), "/nowhere")[: -len(inner)],
+        chunked,
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nX: ",
+        b"PO",
+        b"\r\n",
+        get("/topics")[:-2],
+        get("/topics") + b"G",
+    ]
+    for beginning in outer:
+        async with connection(flights()) as (_, reader, writer):
+            writer.write(inner)
+            assert await offset_in(reader) == 0
+            writer.write(inner)
+            assert await offset_in(reader) == 1
+            before = len(unparsed)
+            assert before, "the head is known"
+            writer.write(beginning)
+            await writer.drain()
+            await asyncio.sleep(0.02)  # packets of their own
+            writer.write(inner)
+            await asyncio.sleep(0.02)
+            assert len(unparsed) == before, beginning
+        unparsed.clear()
+
+
+async def test_behind_a_long_body_heads_are_known_again(unparsed: list[bytes]) -> None:
+    body = b'{"records":[{"value":"%b"}]}' % (b"v" * 400_000)
+    async with connection() as (_, reader, writer):
+        writer.write(post(body))
+        assert await offset_in(reader) == 0
+        for offset in (1, 2):
+            writer.write(post(ONE))
+            assert await offset_in(reader) == offset
+        assert unparsed == [post(ONE)]
+
+
+async def test_a_packet_with_two_requests_is_parsed(unparsed: list[bytes]) -> None:
+    async with connection() as (door, reader, writer):
+        writer.write(post(ONE))
+        await offset_in(reader)
+        writer.write(post(ONE) + post(ONE))
+        assert [await offset_in(reader), await offset_in(reader)] == [1, 2]
+        assert not unparsed
+        assert door.apis.direct.taken == 3
+
+
+async def test_what_comes_while_an_unparsed_request_waits_is_answered_behind_it(
+    unparsed: list[bytes],
+) -> None:
+    apis = flights()
+    held = HeldAppends(apis)
+    async with connection(apis) as (_, reader, writer):
+        writer.write(post(ONE))
+        await held.until(1)
+        held.held[0]()
+        assert await offset_in(reader) == 0
+        writer.write(post(ONE))
+        await held.until(2)
+        assert len(unparsed) == 1
+        for request in (get("/topics"), post(ONE)):
+            writer.write(request)
+            await asyncio.sleep(0.02)
+        assert len(held.held) == 2
+        held.held[1]()
+        assert await offset_in(reader) == 1
+        assert (await read_answer(reader)).json == ["flights"]
+        assert await offset_in(reader) == 2
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_an_unparsed_request_that_was_surely_not_written_takes_the_usual_way(
+    unparsed: list[bytes], more: bool
+) -> None:
+    apis = flights()
+    async with connection(apis) as (_, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        held = HeldAppends(apis)
+        apis.direct.fate = NOT_WRITTEN
+        writer.write(post(ONE))
+        await held.until(1)
+        assert len(unparsed) == 1
+        if more:
+            writer.write(get("/topics"))
+            await asyncio.sleep(0.02)
+        held.held[0]()
+        assert await offset_in(reader) == 1, "by the usual way, once"
+        if more:
+            assert (await read_answer(reader)).json == ["flights"]
+        assert apis.logs["flights", 0].end == 2
+
+
+async def test_a_known_head_with_a_body_for_the_usual_way(unparsed: list[bytes]) -> None:
+    """The lane looks at each body: refusals have their one place."""
+    bad = ONE.replace(b'"k"', b'\xff"k')[: len(ONE)]
+    async with connection() as (_, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        writer.write(post(bad))
+        assert (await read_answer(reader)).status == 400
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 1
+        assert unparsed == [post(ONE)]
+
+
+async def test_a_stop_waits_for_an_unparsed_request_and_a_client_may_leave() -> None:
+    apis = flights()
+    async with connection(apis) as (door, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        held = HeldAppends(apis)
+        writer.write(post(ONE))
+        await held.until(1)
+        host, _, port = door.address.rpartition(":")
+        _, other = await asyncio.open_connection(host, int(port))
+        other.write(post(ONE))
+        await held.until(2)
+        other.transport.abort()
+        stop = asyncio.get_running_loop().create_task(door.server.stop())
+        await asyncio.sleep(0.1)
+        assert not stop.done()
+        for let_go in held.held:
+            let_go()
+        assert await offset_in(reader) == 1
+        await stop
+
+
+async def test_heads_that_are_kept_are_few_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: list[FastLane] = []
+    made = FastLane.__init__
+
+    def noted(lane: FastLane, *arguments: Any) -> None:
+        made(lane, *arguments)
+        lanes.append(lane)
+
+    monkeypatch.setattr(FastLane, "__init__", noted)
+    async with connection() as (_, reader, writer):
+        (lane,) = lanes
+        for headers in (("X-Request-Id: a",), ("X: " + "a" * 2_000,), ("Quorumlog-Other: 1",)):
+            writer.write(post(ONE, "/topics/flights", *headers))
+            await offset_in(reader)
+            assert not lane.heads
+        raw = ((b"Content-Type", JSON_V2.encode()),)
+        for number in range(KEPT_MAX + 5):
+            lane.learn(b"%d" % number, "POST", "/topics/flights", raw, 10)
+        assert len(lane.heads) == 5
