@@ -17,9 +17,11 @@ from broker.record.batch import (
     BatchError,
     BatchHeader,
     BatchSlice,
+    Lines,
     parse_header,
     place_of,
     verify,
+    whole_lines,
     whole_slices,
 )
 from broker.record.compression import PackedSlice, Piece, lines_of, unpacked_size
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from broker.log.segment import OpenFiles, Segment
+
+    Part = Piece | Lines
+    Whole = Callable[
+        [memoryview, int, tuple[int, int], int], tuple[Sequence[BatchSlice | Lines], int, int]
+    ]
+    """`whole_slices` or `whole_lines`."""
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -49,6 +57,25 @@ def read(
     """
     found = read_pieces(files, segments, from_offset, max_bytes, up_to_offset, packed=False)
     return cast("list[BatchSlice]", found)
+
+
+def read_lines(
+    files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
+) -> Lines:
+    """The lines of `read` alone, for who does not ask what their batches say of them.
+
+    Raises:
+        CorruptionError: names file and offset.
+    """
+    wanted = (from_offset, up_to_offset)
+    found = _read(files, segments, wanted, max_bytes, packed=False, whole=whole_lines)
+    pieces: list[bytes | bytearray | memoryview] = []
+    for part in found:
+        if isinstance(part, Lines):
+            pieces += part.pieces
+        elif isinstance(part, BatchSlice):
+            pieces.append(part.lines)
+    return Lines(pieces, found[-1].next_offset if found else from_offset)
 
 
 def read_pieces(
@@ -77,50 +104,38 @@ def read_pieces(
     Raises:
         CorruptionError: names file and offset.
     """
-    offset = from_offset
+    wanted = (from_offset, up_to_offset)
+    found = _read(files, segments, wanted, max_bytes, packed=packed, whole=whole_slices)
+    return cast("list[Piece]", found)
+
+
+def _read(
+    files: OpenFiles,
+    segments: list[Segment],
+    wanted: tuple[int, int],
+    max_bytes: int,
+    *,
+    packed: bool,
+    whole: Whole,
+) -> list[Part]:
+    offset, up_to_offset = wanted
     while offset < up_to_offset:
         segment = _segment_of(segments, offset)
         if segment is None:
             break
         buffer, at = _fetch(files, segment, offset, max_bytes)
-        wanted = (offset, up_to_offset)
-        slices, reached = _slices(segment, buffer, at, wanted, max_bytes, packed=packed)
-        if slices:
-            return slices
-        if reached <= offset:
+        answer = _Answer(segment, (offset, up_to_offset), max_bytes, packed=packed)
+        answer.take_all(buffer, at, whole)
+        if answer.slices:
+            return answer.slices
+        if answer.reached <= offset:
             break
-        offset = reached
+        offset = answer.reached
     return []
 
 
-def _slices(
-    segment: Segment,
-    buffer: bytes,
-    at: int,
-    wanted: tuple[int, int],
-    max_bytes: int,
-    *,
-    packed: bool,
-) -> tuple[list[Piece], int]:
-    """What of a buffer is wanted, and how far it came without finding any."""
-    answer = _Answer(segment, wanted, max_bytes, packed=packed)
-    view = memoryview(buffer)
-    while True:
-        whole, at, answer.room = whole_slices(view, at, wanted, answer.room)
-        answer.slices += whole
-        if at + HEADER_SIZE > len(buffer) or (answer.room <= 0 and answer.slices):
-            break
-        header = _whole(segment, buffer, at)
-        if header is None or header.base_offset >= wanted[1]:
-            break
-        lines_at, at = at + HEADER_SIZE, at + header.size
-        if not answer.take(header, view[lines_at:at]):
-            break
-    return answer.slices, answer.reached
-
-
 class _Answer:
-    """A read under way: takes the batches that `whole_slices` leaves, one by one, in order."""
+    """A read under way. ``reached``: how far it came where it found nothing that is wanted."""
 
     __slots__ = ("_packed", "_segment", "_wanted", "reached", "room", "slices")
 
@@ -130,11 +145,26 @@ class _Answer:
         self._segment = segment
         self._wanted = wanted
         self._packed = packed
-        self.slices: list[Piece] = []
+        self.slices: list[Part] = []
         self.room = max_bytes
         self.reached = wanted[0]
 
-    def take(self, header: BatchHeader, stored: memoryview) -> bool:
+    def take_all(self, buffer: bytes, at: int, whole: Whole) -> None:
+        """What is wanted of a buffer: by ``whole`` where it can, the other batches one by one."""
+        view, size, wanted = memoryview(buffer), len(buffer), self._wanted
+        while True:
+            found, at, self.room = whole(view, at, wanted, self.room)
+            self.slices += found
+            if at + HEADER_SIZE > size or (self.room <= 0 and self.slices):
+                return
+            header = _whole(self._segment, buffer, at)
+            if header is None or header.base_offset >= wanted[1]:
+                return
+            lines_at, at = at + HEADER_SIZE, at + header.size
+            if not self._take(header, view[lines_at:at]):
+                return
+
+    def _take(self, header: BatchHeader, stored: memoryview) -> bool:
         """What is wanted of this batch; False where the answer ends before it or in it."""
         from_offset, up_to_offset = self._wanted
         following = min(header.next_offset, up_to_offset)

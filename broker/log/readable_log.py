@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 from broker.log import log_reader
 from broker.log.disk import OUT_OF_DESCRIPTORS
 from broker.log.page_cache import ColdRange, cold_range
+from broker.record.batch import Lines
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -58,6 +59,17 @@ class ReadableLog(ABC):
         if from_offset >= up_to_offset:
             return []
         return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
+
+    def read_lines(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Lines:
+        """The lines of `read` alone, which takes less: see `log_reader.read_lines`.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return Lines((), from_offset)
+        return self._reading(log_reader.read_lines, from_offset, max_bytes, up_to_offset)
 
     def read_packed(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Sequence[Piece]:
         """As `read`; batches that are compressed and wanted whole come as they are stored.

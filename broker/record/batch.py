@@ -46,6 +46,8 @@ _LOCAL = Struct("<4sIqII")
 _REST = Struct("<qIIiqqqqhiH")
 _WHOLE = Struct("<4sIqIIqIIiqqqqhiH")
 _PLACE = Struct("<4sIqIIqII")
+_LOOK = Struct("<4sI12xIqII42xH")
+"""Magic, length, crc, base offset, count, last offset delta, attributes."""
 _I64 = Struct("<q")
 _STAMP = Struct("<qI")
 HEADER_SIZE = _WHOLE.size
@@ -156,6 +158,14 @@ class BatchSlice(NamedTuple):
     first_offset: int
     next_offset: int
     count: int  # type: ignore[assignment]  # as above
+
+
+class Lines(NamedTuple):
+    """The lines of consecutive batches, without what the batches say of them."""
+
+    pieces: Sequence[bytes | bytearray | memoryview]
+    next_offset: int
+    """Where reading goes on."""
 
 
 def attributes_of(
@@ -424,6 +434,35 @@ def whole_slices(
         room -= length
         at = end
     return slices, at, room
+
+
+def whole_lines(
+    view: memoryview, at: int, wanted: tuple[int, int], room: int
+) -> tuple[list[Lines], int, int]:
+    """`whole_slices` for a reader of lines alone: all of them as one, if there are any.
+
+    Headers that nobody looks at take half of a read where batches hold one record each.
+    """
+    lines: list[Buffer] = []
+    add, unpack = lines.append, _LOOK.unpack_from
+    first, up_to = wanted
+    size = len(view)
+    last, reached = size - HEADER_SIZE, first
+    while at <= last and room > 0:
+        magic, length, crc, base, count, delta, attributes = unpack(view, at)
+        start = at + HEADER_SIZE
+        end = start + length
+        following = base + delta + 1
+        if magic != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
+            break
+        if base < first or following > up_to or attributes & COMPRESSION_MASK:
+            break
+        if end > size or crc32(view[at + _REST_AT : end]) != crc:
+            break
+        add(view[start:end])
+        room -= length
+        at, reached = end, following
+    return [Lines(lines, reached)] if lines else [], at, room
 
 
 _SLICE = Struct("<IIqq")

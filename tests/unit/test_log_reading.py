@@ -45,6 +45,11 @@ def test_whole_batches_are_read_as_they_are_one_by_one(
         for up_to in (offset + 1, 43, 143, sum(SIZES))
     ]
     quick = [log.read(*one) for one in asked]
+    for one, slices in zip(asked, quick, strict=True):
+        lines = log.read_lines(*one)
+        assert b"".join(lines.pieces) == b"".join([piece.lines for piece in slices])
+        assert lines.next_offset == (slices[-1].next_offset if slices else one[0])
+    assert log.read_lines(sum(SIZES), 1_000, sum(SIZES)) == ((), sum(SIZES))
     monkeypatch.setattr(log_reader, "whole_slices", none_in_one_go)
     assert quick == [log.read(*one) for one in asked]
     assert any(len(slices) > 5 for slices in quick)
@@ -66,7 +71,8 @@ def test_invariant_l22_no_batch_of_a_read_is_served_rotten(
     where = positions[number] + at if at >= 0 else positions[number + 1] + at
     (byte,) = life.manager._files.disk.read(segment.fd, 1, where)
     life.manager._files.disk.write(segment.fd, bytes([byte ^ 1]), where)
-    with pytest.raises(CorruptionError):
-        log.read(0, 1 << 20, log.log_end_offset)
+    for read in (log.read, log.read_lines):
+        with pytest.raises(CorruptionError):
+            read(0, 1 << 20, log.log_end_offset)
     assert isinstance(log.failed, CorruptionError)
     life.close()
