@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import encode_checkpoint, place_file
 from broker.log.producer_snapshot import ProducerLimits
+from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from broker.log.segment import OpenFiles
 
 PARTITION_FILE = "partition.json"
+
+
+class InDoubtError(CorruptionError):
+    """A change of a log's files stopped on the way: what is in memory says nothing of them now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,11 @@ import logging
 import re
 from typing import TYPE_CHECKING, cast
 
+from typing_extensions import override
+
 from broker.log.checkpoints import decode_checkpoint
-from broker.log.directory_files import (
-    CleanShutdown,
-    DirectoryFiles,
-    encode_high_watermarks,
-    text_of,
-)
+from broker.log.damaged_logs import DamagedLogs
+from broker.log.directory_files import CleanShutdown, encode_high_watermarks, text_of
 from broker.log.disk import PASSING, Disk, ReadCounts, descriptors_for_segments
 from broker.log.flusher import Flushable, Flusher
 from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
@@ -30,7 +28,6 @@ from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import ProducerLimits
 from broker.log.recovery import holds_proof, recover_log
 from broker.log.segment import OpenFiles
-from broker.log.segment_removals import SegmentRemovals
 from raft_metadata.common.errors import (
     CorruptionError,
     ErrorCode,
@@ -51,15 +48,13 @@ if TYPE_CHECKING:
 
 
 LOCK_FILE = "lock"
-QUARANTINE = ".deleted"
 HIGH_WATERMARK_INTERVAL_MS = 5_000
 """Kafka's replica.high.watermark.checkpoint.interval.ms."""
-_NAME_BYTES_MAX = 255
 _DIRECTORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}-\d+")
 _log = logging.getLogger("broker.log")
 
 
-class LogManager:
+class LogManager(DamagedLogs):
     """Owns every PartitionLog, the open files, the flusher; lives on the broker's loop.
 
     ``open`` locks the directory, recovers every log in it and syncs what it found (rule Q1);
@@ -82,6 +77,7 @@ class LogManager:
     ) -> None:
         self.root = str(data_dir / "log")
         self._disk = disk or Disk()
+        super().__init__(self._disk, self.root, remove_delay_ms)
         self._on_failed = on_failed
         self._files = OpenFiles(self._disk, min(max_open_segments, descriptors_for_segments()))
         self._files.on_pressure = self._flush_for_descriptors
@@ -90,21 +86,10 @@ class LogManager:
         self._producers = producers or ProducerLimits()
         self._shared: LogDirectory | None = None
         self._lock = -1
-        self._logs: dict[TopicIdPartition, PartitionLog] = {}
-        self.offline: dict[TopicIdPartition, StorageError] = {}
-        """Partitions that can't be served from this disk: out of ISR and ELR (rules Q5, R6)."""
-        self.lost: list[tuple[str, BaseException]] = []
-        """Logs, by name, that were open and whose durable bytes turned out to be gone."""
-        self.unclean: dict[TopicIdPartition, str] = {}
-        """Partitions to report at every registration until `forget_unclean`: durable (rule R6)."""
         self.clean_broker_epoch: BrokerEpoch | None = None
         """The broker epoch of the last life, if it was shut down cleanly."""
-        self.failed: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keys: dict[str, TopicIdPartition] = {}
         self._unidentified: dict[str, CorruptionError] = {}
-        self._small = DirectoryFiles(self._disk, self.root)
-        self.removals = SegmentRemovals(self._disk, remove_delay_ms)
         self.on_log_start: Callable[[PartitionLog], None] = lambda _: None
         """Told when a log's start has moved and is durable."""
 
@@ -221,7 +206,7 @@ class LogManager:
         except (OSError, StorageError) as error:
             _log.error("shutdown is not clean error=%s", error)
         finally:
-            for log in self._logs.values():
+            for log in (*self._logs.values(), *self.damaged.values()):
                 log.close()
             flusher.close()
             self._disk.close(self._lock)
@@ -309,42 +294,15 @@ class LogManager:
             if log is not None:
                 log.close()
                 self.removals.forget(log)
-                moved |= self._quarantine(log.name, key, mark)
+                moved |= self._set_aside(log.name, text_of(key) + mark)
             elif key in self.offline:
-                moved |= self._quarantine(self._name_of(key), key, mark)
+                self._close_damaged(key)
+                moved |= self._set_aside(self._name_of(key), text_of(key) + mark)
             self.offline.pop(key, None)
             marked |= self.unclean.pop(key, None) is not None
         if moved:
-            self._sync_quarantine()
+            self._quarantine.sync()
         if marked:  # else a replica that comes back, sound, is refused at the next start
-            self._small.write_damaged(self.unclean)
-
-    def purge(self, names: Iterable[str]) -> None:
-        """Unlink these quarantined directories: their grace period is over."""
-        for name in names:
-            self._disk.remove_tree(f"{self.root}/{QUARANTINE}/{name}")
-
-    def quarantined(self) -> list[str]:
-        """What `purge` may take: ``<topic id>:<partition><mark>`` of each deleted log."""
-        path = f"{self.root}/{QUARANTINE}"
-        return self._disk.names(path) if self._disk.exists(path) else []
-
-    def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """Set a damaged log aside, so that an empty one can be filled from a peer.
-
-        Only once the controller has recorded it: the mark goes with it. A crash in between leaves
-        the mark without a directory, which is reported once more.
-        """
-        key = TopicIdPartition(topic_id, partition)
-        if self.offline.pop(key, None) is not None:
-            if self._quarantine(self._name_of(key), key):
-                self._sync_quarantine()
-            self.forget_unclean(topic_id, partition)
-
-    def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """The broker's image shows it recorded: it need not be reported again (rule R6)."""
-        key = TopicIdPartition(topic_id, partition)
-        if self.unclean.pop(key, None) is not None:
             self._small.write_damaged(self.unclean)
 
     def checkpoint_high_watermarks(self) -> None:
@@ -364,7 +322,7 @@ class LogManager:
         directory = f"{self.root}/{name}"
         data = self._disk.read_file(f"{directory}/{PARTITION_FILE}")
         if not data or not data.strip(b"\0"):
-            self._set_aside_torn(name)
+            self._refuse_torn(name)
             return
         try:
             content = decode_checkpoint(data, f"{directory}/{PARTITION_FILE}")
@@ -401,14 +359,7 @@ class LogManager:
         self._logs[key] = log
         self._keys[name] = key
 
-    def _refuse(self, name: str, key: TopicIdPartition, error: CorruptionError) -> None:
-        _log.error("partition offline log=%s error=%s", name, error)
-        self._keys[name] = key
-        self.offline[key] = error
-        self.unclean[key] = str(error)
-        self._small.write_damaged(self.unclean)
-
-    def _set_aside_torn(self, name: str) -> None:
+    def _refuse_torn(self, name: str) -> None:
         """A crash came before this directory's first sync: nothing in it was ever durable."""
         if holds_proof(self._disk, f"{self.root}/{name}"):
             msg = f"{self.root}/{name}/{PARTITION_FILE} is gone"
@@ -416,8 +367,8 @@ class LogManager:
             _log.error("partition unreadable error=%s", msg)
             return
         _log.warning("never synced directory set aside log=%s", name)
-        self._move(name, f"torn:{name}"[:_NAME_BYTES_MAX])
-        self._sync_quarantine()
+        self._quarantine.move(name, f"torn:{name}")
+        self._quarantine.sync()
 
     def _check_creatable(self, topic: TopicName, key: TopicIdPartition) -> None:
         name = f"{topic}-{key.partition}"
@@ -433,28 +384,6 @@ class LogManager:
                 ErrorCode.INCONSISTENT_TOPIC_ID,
                 f"log {name} belongs to topic id {other.topic_id}, not {key.topic_id}",
             )
-
-    def _name_of(self, key: TopicIdPartition) -> str:
-        return next(name for name, other in self._keys.items() if other == key)
-
-    def _quarantine(self, name: str, key: TopicIdPartition, mark: str = "") -> bool:
-        """Move the directory aside, not yet durable; whether there was one."""
-        self._keys.pop(name, None)
-        exists = self._disk.exists(f"{self.root}/{name}")
-        if exists:
-            self._move(name, text_of(key) + mark)
-        return exists
-
-    def _move(self, name: str, quarantined: str) -> None:
-        target = f"{self.root}/{QUARANTINE}"
-        self._disk.make_directory(target)
-        if self._disk.exists(f"{target}/{quarantined}"):
-            self._disk.remove_tree(f"{target}/{quarantined}")
-        self._disk.rename(f"{self.root}/{name}", f"{target}/{quarantined}")
-
-    def _sync_quarantine(self) -> None:
-        self._disk.sync_directory(f"{self.root}/{QUARANTINE}")
-        self._disk.sync_directory(self.root)
 
     def _close_cleanly(self, flusher: Flusher, broker_epoch: BrokerEpoch) -> None:
         for log in self._logs.values():
@@ -478,17 +407,7 @@ class LogManager:
         self.removals.note(log)
         self.on_log_start(log)
 
-    def _on_log_failed(self, name: str | None, error: BaseException) -> None:
-        """One log's durable bytes are gone, or (None) the disk is in doubt."""
-        if name is None:
-            self._fail_all(error)
-            return
-        key = self._keys[name]
-        self._logs.pop(key, None)
-        self.lost.append((name, error))
-        damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
-        self._refuse(name, key, damage)
-
+    @override
     def _fail_all(self, error: BaseException) -> None:
         """Rule Q2: after a failed sync or write no log of this directory is believed."""
         if self.failed is not None:

@@ -390,7 +390,7 @@ class PartitionLog(ReadableLog):
                 self._be_empty(self.log_start_offset)
             self._not_cut(error)
         except (OSError, CorruptionError) as error:
-            self._fail(error)
+            self._fail_in_doubt(error)
             self._storage_error(error, Outcome.UNKNOWN)
         self._be_empty(offset)
         self.request_flush()
@@ -452,7 +452,7 @@ class PartitionLog(ReadableLog):
         except WriteError as error:
             self._not_cut(error)
         except (OSError, CorruptionError) as error:
-            self._fail(error)
+            self._fail_in_doubt(error)
             self._storage_error(error, Outcome.UNKNOWN)
         self.log_end_offset = end
         self.durable_end = min(self.durable_end, self.log_end_offset)

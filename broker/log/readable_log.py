@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
 from broker.log.disk import OUT_OF_DESCRIPTORS
+from broker.log.log_directory import InDoubtError
 from broker.log.page_cache import ColdRange, cold_range
 from broker.record.batch import Lines
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
@@ -152,6 +153,10 @@ class ReadableLog(ABC):
             self.failed = error
             doubtful = None if isinstance(error, OSError) else self.name
             self._shared.on_failed(doubtful, error)
+
+    def _fail_in_doubt(self, error: OSError | CorruptionError) -> None:
+        """A change of the files stopped on the way."""
+        self._fail(error if isinstance(error, OSError) else InDoubtError(str(error)))
 
     @abstractmethod
     def request_flush(self) -> None:
