@@ -6,7 +6,7 @@ number (attribute bits 6 to 8). `lines_of` is the one way from what is stored to
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import zstandard
 
@@ -17,7 +17,10 @@ from broker.record.batch import (
     BatchHeader,
     BatchSlice,
 )
-from broker.record.lines import BATCH_LINES_MAX
+from broker.record.lines import BATCH_BYTES_MAX, BATCH_LINES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 ZSTD = 4
 """Kafka's number of the codec (KIP-110)."""
@@ -28,8 +31,6 @@ MIN_LINES_BYTES = 256
 """Shorter lines lose less than a tenth of a batch and are stored as they are."""
 WINDOW_BYTES_MAX = 1 << 23
 """What any reader of `Content-Encoding: zstd` has to have room for (RFC 9659)."""
-FRAME_COST_MAX = 64
-"""More than a frame of its own adds to bytes that are not compressed, for each `_RAW_FRAME`."""
 _RAW_FRAME = 1 << 20
 _RAW_BLOCK = 1 << 17
 """Largest block of a frame (RFC 8878, 3.1.1.2)."""
@@ -144,10 +145,48 @@ def stored_as(header: BatchHeader, lines: bytes, count: int) -> tuple[BatchHeade
     return header._replace(length=len(lines), count=count, attributes=attributes), lines
 
 
-def as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memoryview]:
+class Framed(NamedTuple):
+    """A body of zstd frames, and how many bytes it holds unpacked."""
+
+    parts: list[bytes | memoryview]
+    lines_size: int
+
+
+def framed(pieces: Iterable[Piece], before: Callable[[Piece], bytes] | None = None) -> Framed:
+    """The lines of these pieces, in order, as zstd frames one behind the other (RFC 8878, 3.1).
+
+    Frames go as they are stored; what was cut out of a compressed batch is compressed again, what
+    was stored as lines goes as it is. ``before``: bytes put in front of each piece's lines.
+    """
+    parts: list[bytes | memoryview] = []
+    plain: list[bytes | memoryview] = []
+    size = 0
+    for piece in pieces:
+        if before is not None:
+            plain.append(before(piece))
+            size += len(plain[-1])
+        if isinstance(piece, PackedSlice):
+            size += piece.lines_size
+            frames: list[bytes | memoryview] = [piece.frame]
+        else:
+            size += len(piece.lines)
+            if not piece.header.is_compressed or len(piece.lines) > BATCH_BYTES_MAX:
+                plain.append(piece.lines)
+                continue
+            frames = _as_frames(piece.lines, shorten=True)
+        if plain:
+            parts += _as_frames(b"".join(plain), shorten=False)
+            plain = []
+        parts += frames
+    if plain:
+        parts += _as_frames(b"".join(plain), shorten=False)
+    return Framed(parts, size)
+
+
+def _as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memoryview]:
     """Lines as zstd frames of their own between others, compressed only where ``shorten``.
 
-    Frames that hold bytes as they are cost nothing but a copy and `FRAME_COST_MAX`.
+    Frames that hold bytes as they are cost nothing but a copy, and 33 bytes a megabyte.
     """
     frame = pack(lines) if shorten else None
     if frame is not None:

@@ -26,6 +26,8 @@ from broker.record.values import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from broker.record.compression import Piece
+
 _UNTIMED = re.compile(rb'^(\{"offset":\d+),(?!"timestamp":)', re.MULTILINE)
 _OFFSET_AT = len(b'{"offset":')
 
@@ -57,21 +59,25 @@ def lines_with_batches(slices: Sequence[BatchSlice]) -> bytes:
     """
     parts: list[bytes | bytearray | memoryview] = []
     for piece in slices:
-        header = piece.header
-        parts.append(
-            b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,'
-            b'"key_format":"%b","value_format":"%b"}}\n'
-            % (
-                piece.first_offset,
-                piece.next_offset,
-                piece.count,
-                header.append_timestamp,
-                header.key_format.name.lower().encode(),
-                header.value_format.name.lower().encode(),
-            )
-        )
+        parts.append(batch_line(piece))
         parts.append(piece.lines)
     return b"".join(parts)
+
+
+def batch_line(piece: Piece) -> bytes:
+    """The line about a batch that `lines_with_batches` puts before its lines."""
+    header = piece.header
+    return (
+        b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,'
+        b'"key_format":"%b","value_format":"%b"}}\n'
+    ) % (
+        piece.first_offset,
+        piece.next_offset,
+        piece.count,
+        header.append_timestamp,
+        header.key_format.name.lower().encode(),
+        header.value_format.name.lower().encode(),
+    )
 
 
 def splice_timestamps(piece: BatchSlice) -> bytes:

@@ -441,6 +441,7 @@ class RoutedBrokerApis:
                 timestamp_ms=request.timestamp_ms,
                 max_bytes=max(1, min(request.max_bytes, limits.max_fetch_bytes)),
                 max_wait_ms=max(0, wait_until_ms - self._clock.monotonic_ms()),
+                packed=request.packed,
             )
             if registration.leader == self._config.broker_id:
                 return await self._local.fetch(read)

@@ -136,7 +136,13 @@ class DirectRequests:
         return PartitionId(partition_for_key(key, count))
 
     def fetch(
-        self, topic: TopicName, partition: PartitionId, offset: int, max_bytes: int
+        self,
+        topic: TopicName,
+        partition: PartitionId,
+        offset: int,
+        max_bytes: int,
+        *,
+        packed: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
         """See `DirectApis`."""
         image = self._loader.image.topic(topic)
@@ -145,5 +151,5 @@ class DirectRequests:
         if image.partitions[partition].leader != self._broker_id:
             return None
         place = TopicIdPartition(image.topic_id, partition)
-        result = self._local.fetch_directly(place, offset, max_bytes)
+        result = self._local.fetch_directly(place, offset, max_bytes, packed=packed)
         return None if result is None else (result, image)

@@ -79,6 +79,7 @@ class FollowerReads:
             timestamp_ms=None,
             max_bytes=max(1, min(request.max_bytes, self._limits.max_fetch_bytes)),
             max_wait_ms=max_wait_ms,
+            packed=request.packed,
         )
         try:
             if near == self._me:
@@ -108,7 +109,9 @@ class FollowerReads:
             replica, role = self._in_sync(read.partition)
             return Standing(replica, role.leader, role.epoch)
 
-        found = await self._reads.read(offset, read.max_bytes, deadline_ms, standing, _check_range)
+        found = await self._reads.read(
+            offset, read.max_bytes, deadline_ms, standing, _check_range, packed=read.packed
+        )
         return replace(found, served_by=self._me)
 
     def _in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:

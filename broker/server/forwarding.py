@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from broker.coordinator import group_wire
-from broker.record.batch import RecordFormat, decode_slices, encode_slices
+from broker.record.batch import BatchSlice, RecordFormat, decode_slices, encode_slices
+from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
 from broker.server.progress import local_progress
+from broker.server.reads import parted
 from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
+    from broker.record.compression import Piece
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.log_starts import LogStarts
     from broker.replication.replica_manager import ReplicaManager
@@ -126,6 +129,7 @@ def encode_fetch(request: Read) -> bytes:
             "timestamp_ms": request.timestamp_ms,
             "max_bytes": request.max_bytes,
             "max_wait_ms": request.max_wait_ms,
+            "packed": request.packed,
         }
     )
 
@@ -194,8 +198,10 @@ def decode_base_offset(body: bytes) -> int:
 def decode_fetch(body: bytes) -> FetchResult:
     """The answer to FETCH."""
     head, payload = _split(body)
+    lines, frames = parted(_told_apart(decode_slices(payload), head.get("packed", ())))
     return FetchResult(
-        slices=decode_slices(payload),
+        slices=lines,
+        packed=frames,
         high_watermark=head["high_watermark"],
         log_start_offset=head["log_start_offset"],
         next_offset=head["next_offset"],
@@ -218,11 +224,20 @@ def _read(head: dict[str, Any]) -> Read:
         timestamp_ms=head["timestamp_ms"],
         max_bytes=head["max_bytes"],
         max_wait_ms=head["max_wait_ms"],
+        packed=head.get("packed", False),
     )
 
 
+def _told_apart(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Piece]:
+    """Which of these hold frames is said beside them: what was cut out of one is lines."""
+    pieces: list[Piece] = list(slices)
+    for index in packed:
+        pieces[index] = PackedSlice(*slices[index])
+    return pieces
+
+
 def _fetched(result: FetchResult) -> bytes:
-    head = {
+    head: dict[str, Any] = {
         "high_watermark": result.high_watermark,
         "log_start_offset": result.log_start_offset,
         "next_offset": result.next_offset,
@@ -231,7 +246,11 @@ def _fetched(result: FetchResult) -> bytes:
     }
     if result.served_by is not None:
         head["served_by"] = result.served_by
-    return _join(head, encode_slices(result.slices))
+    if not result.packed:
+        return _join(head, encode_slices(result.slices))
+    pieces = result.packed
+    head["packed"] = [at for at, piece in enumerate(pieces) if isinstance(piece, PackedSlice)]
+    return _join(head, encode_slices([BatchSlice(*piece) for piece in pieces]))
 
 
 class NearReads(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition_state import LeaderState
-from broker.server.reads import Reads, Standing
+from broker.server.reads import Reads, Standing, read_now
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
@@ -62,6 +62,8 @@ class Read:
     timestamp_ms: int | None
     max_bytes: int
     max_wait_ms: int
+    packed: bool = False
+    """See `FetchResult.packed`."""
 
 
 class LocalPartitions:
@@ -252,7 +254,7 @@ class LocalPartitions:
         )
 
     def fetch_directly(
-        self, place: TopicIdPartition, offset: int, max_bytes: int
+        self, place: TopicIdPartition, offset: int, max_bytes: int, *, packed: bool = False
     ) -> FetchResult | None:
         """`fetch`, of records that are here now; None where there is anything else to be said."""
         replica = self._manager.replica(place)
@@ -266,14 +268,15 @@ class LocalPartitions:
             return None
         if log.cold_range(offset, max_bytes) is not None:
             return None  # waited for elsewhere
-        slices = log.read(offset, max_bytes, high_watermark)
-        if not slices:
+        slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
+        if not slices and not frames:
             return None
         return FetchResult(
             slices=slices,
+            packed=frames,
             high_watermark=high_watermark,
             log_start_offset=log.log_start_offset,
-            next_offset=slices[-1].next_offset,
+            next_offset=(slices or frames)[-1].next_offset,
             leader_id=self._config.broker_id,
             leader_epoch=role.epoch,
         )
@@ -292,7 +295,12 @@ class LocalPartitions:
             return Standing(replica, self._config.broker_id, role.epoch)
 
         return await self._reads.read(
-            offset, request.max_bytes, deadline_ms, standing, self._check_range
+            offset,
+            request.max_bytes,
+            deadline_ms,
+            standing,
+            self._check_range,
+            packed=request.packed,
         )
 
     def _check_range(self, replica: Replica, offset: int) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from broker.log.page_cache import warm
+from broker.record.compression import PackedSlice
 from broker.server.requests import FetchResult
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from broker.log.readable_log import ReadableLog
+    from broker.record.batch import BatchSlice
+    from broker.record.compression import Piece
+    from broker.replication.partition import Partition
     from broker.replication.replica import Replica
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, LeaderEpoch
@@ -40,11 +45,14 @@ class Reads:
         deadline_ms: int,
         standing: Callable[[], Standing],
         check: Callable[[Replica, int], None],
+        *,
+        packed: bool = False,
     ) -> FetchResult:
         """Records from an offset on, or none at the deadline.
 
         ``standing`` raises where nothing may be served any more, ``check`` where this offset may
         not: both are asked anew after every wait, and between them and the read is no ``await``.
+        ``packed``: see `FetchResult.packed`.
         """
         now = standing()
         first_epoch = now.epoch
@@ -55,7 +63,8 @@ class Reads:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
             check(replica, offset)
             partition, log = replica.partition, replica.log
-            slices = []
+            slices: Sequence[BatchSlice] = ()
+            frames: Sequence[Piece] = ()
             if offset < partition.high_watermark:
                 cold = None if is_warm else log.cold_range(offset, max_bytes)
                 if cold is not None:
@@ -63,16 +72,18 @@ class Reads:
                     await warm(cold)
                     now = standing()
                     continue
-                slices = log.read(offset, max_bytes, partition.high_watermark)
-                if not slices:
+                slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
+                if not slices and not frames:
                     offset = partition.high_watermark  # rule R7: no record is left in between
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
-            if slices or remaining_ms <= 0:
+            if slices or frames or remaining_ms <= 0:
+                last = (slices or frames)[-1:]
                 return FetchResult(
                     slices=slices,
+                    packed=frames,
                     high_watermark=partition.high_watermark,
                     log_start_offset=log.log_start_offset,
-                    next_offset=slices[-1].next_offset if slices else offset,
+                    next_offset=last[0].next_offset if last else offset,
                     leader_id=leader,
                     leader_epoch=epoch,
                 )
@@ -94,6 +105,23 @@ class Reads:
             self._parked -= 1
             timer.cancel()
             replica.wait_no_more(waiter)
+
+
+def read_now(
+    log: ReadableLog, offset: int, max_bytes: int, partition: Partition, *, packed: bool
+) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
+    """What is below the high watermark, as (`FetchResult.slices`, `FetchResult.packed`)."""
+    if packed:
+        return parted(log.read_packed(offset, max_bytes, partition.high_watermark))
+    return log.read(offset, max_bytes, partition.high_watermark), ()
+
+
+def parted(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
+    """These pieces as (`FetchResult.slices`, `FetchResult.packed`): one of the two is empty."""
+    for piece in found:
+        if isinstance(piece, PackedSlice):
+            return (), found
+    return cast("Sequence[BatchSlice]", found), ()
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

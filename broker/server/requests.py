@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.batch import BatchSlice, RecordFormat
+    from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
     from broker.server.metadata_requests import MetadataApis
     from raft_metadata.common.producer_claims import Claim
@@ -79,6 +80,8 @@ class FetchRequest:
     max_wait_ms: int = 1_000
     rack: str | None = None
     """Where the reader is: a replica in that rack may serve it (KIP-392)."""
+    packed: bool = False
+    """Compressed batches are taken as they are stored: see `FetchResult.packed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,8 @@ class FetchResult:
     """Stored lines below the high watermark, batch by batch; empty at the time-out."""
 
     slices: Sequence[BatchSlice]
+    packed: Sequence[Piece] = ()
+    """In place of ``slices``, for who asked for it, where a compressed batch is among them."""
     high_watermark: int
     log_start_offset: int
     next_offset: int
@@ -125,9 +130,18 @@ class DirectApis(Protocol):
         ...
 
     def fetch(
-        self, topic: TopicName, partition: PartitionId, offset: int, max_bytes: int
+        self,
+        topic: TopicName,
+        partition: PartitionId,
+        offset: int,
+        max_bytes: int,
+        *,
+        packed: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
-        """Records from this offset on, if some are here to be read; else None."""
+        """Records from this offset on, if some are here to be read; else None.
+
+        ``packed``: see `FetchResult.packed`.
+        """
         ...
 
 

@@ -18,6 +18,11 @@ LINES = "application/vnd.quorumlog.lines+json"
 """Stored lines as one JSON array."""
 TEXT = "text/plain; charset=utf-8"
 
+ZSTD = "zstd"
+"""The one content coding there is: topics with ``compression.type=zstd``, read as NDJSON."""
+DECODED_LENGTH_HEADER = "Quorumlog-Decoded-Length"
+"""Bytes of a zstd answer once decoded: a reader that gets fewer has lost frames."""
+
 MAX_ACCEPT_RANGES = 32
 """More media ranges than this in one Accept header are not looked at; browsers send about eight."""
 
@@ -97,6 +102,20 @@ def produce_format(content_type: str | None) -> EmbeddedFormat | None:
         return None
     known = PRODUCE_FORMATS.get(content_type)
     return known if known is not None else PRODUCE_FORMATS.get(essence(content_type))
+
+
+def takes_zstd(accept_encoding: str | None) -> bool:
+    """Whether an Accept-Encoding names zstd, and likes nothing that is sent otherwise better.
+
+    A wildcard does not: who knows zstd says so (RFC 9110, 12.5.3).
+    """
+    if not accept_encoding or ZSTD not in accept_encoding.lower():
+        return False
+    said = {
+        essence(part): _quality(part)
+        for part in accept_encoding.split(",", MAX_ACCEPT_RANGES)[:MAX_ACCEPT_RANGES]
+    }
+    return said.get(ZSTD, 0.0) > 0 and said.get(ZSTD, 0.0) >= said.get("identity", 0.0)
 
 
 def choose_reply(accept: str | None, offered: Mapping[str, str]) -> str | None:

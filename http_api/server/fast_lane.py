@@ -13,12 +13,14 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from broker.record.batch import RecordFormat
+from broker.record.batch import COMPRESSION_MASK, RecordFormat
+from broker.record.compression import framed
 from broker.record.render import array_pieces, render_v2
 from broker.server.requests import ACKS_ALL, DirectProduce, RecordResult
 from http_api.contract import v2
 from http_api.contract.errors import RestError
 from http_api.contract.media_types import (
+    DECODED_LENGTH_HEADER,
     FETCH_REPLIES,
     LINES,
     NDJSON,
@@ -26,7 +28,9 @@ from http_api.contract.media_types import (
     V2,
     V2_JSON,
     V2_REPLIES,
+    ZSTD,
     choose_reply,
+    takes_zstd,
 )
 from http_api.server.routes.v2.fetch import (
     MAX_BYTES_DEFAULT,
@@ -80,13 +84,16 @@ _FETCH_HEAD = (
     b"Server: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
 )
 _FAILED = b"%b\r\nContent-Length: %d\r\nDate: %b\r\nServer: %b\r\nX-Request-Id: %b\r\n\r\n%b"
-_COMPRESSED = 0b111 << 6
-"""Attribute bits of a batch whose lines are not plain text: the routes know what to do."""
+_VARY = b"Vary: Accept-Encoding\r\n"
+_ZSTD_HEAD = (
+    b"Content-Encoding: " + ZSTD.encode() + b"\r\n" + _VARY + DECODED_LENGTH_HEADER.encode()
+) + b": %d\r\n"
 
-_NO, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID = range(5)
+_NO, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID, _ENCODING = range(6)
 _ROLES = {
     b"content-type": _CONTENT_TYPE,
     b"accept": _ACCEPT,
+    b"accept-encoding": _ENCODING,
     b"x-request-id": _REQUEST_ID,
     b"authorization": _NO,
     b"content-encoding": _NO,
@@ -106,6 +113,8 @@ class Headers(NamedTuple):
     content_type: bytes | None
     accept: bytes | None
     request_id: bytes | None
+    encoding: bytes | None = None
+    """Accept-Encoding."""
 
 
 class ProducePath(NamedTuple):
@@ -140,6 +149,8 @@ class FastLane:
         self._paths: dict[str, ProducePath | None] = {}
         self._roles: dict[bytes, int] = {}
         self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
+        self._zstd: dict[bytes, bool] = {}
+        """Accept-Encoding → whether it takes zstd."""
         self._formats = {
             name.encode(): STORED_FORMATS[embedded]
             for name, embedded in PRODUCE_FORMATS.items()
@@ -150,7 +161,7 @@ class FastLane:
 
     def headers(self, raw: RawHeaders) -> Headers | None:
         """What a request's headers say; None where one of them is not for the lane."""
-        found: list[bytes | None] = [None, None, None, None, None]
+        found: list[bytes | None] = [None, None, None, None, None, None]
         roles = self._roles
         for name, value in raw:
             role = roles.get(name)
@@ -161,7 +172,7 @@ class FastLane:
             if role is _NO or found[role] is not None:
                 return None
             found[role] = value
-        return Headers(found[_CONTENT_TYPE], found[_ACCEPT], found[_REQUEST_ID])
+        return Headers(found[_CONTENT_TYPE], found[_ACCEPT], found[_REQUEST_ID], found[_ENCODING])
 
     def _learn(self, name: bytes) -> int:
         lower = name.lower()
@@ -329,14 +340,32 @@ class FastLane:
         ):
             return None
         topic, partition = TopicName(match[1]), PartitionId(int(match[2]))
-        found = self._direct.fetch(topic, partition, offset, max_bytes)
+        packed = content_type == NDJSON and self._takes_zstd(headers.encoding)
+        found = self._direct.fetch(topic, partition, offset, max_bytes, packed=packed)
         if found is None:
             return None
         result, image = found
-        if any(piece.header.attributes & _COMPRESSED for piece in result.slices):
-            return None
-        pieces = _pieces(result.slices, content_type, topic, partition)
-        return [self._fetch_head(result, image, content_type, pieces, headers.request_id), *pieces]
+        coding = b""
+        if result.packed:
+            pieces, lines_size = framed(result.packed)
+            coding = _ZSTD_HEAD % lines_size
+        else:
+            pieces = _pieces(result.slices, content_type, topic, partition)
+            if content_type == NDJSON and any(
+                piece.header.attributes & COMPRESSION_MASK for piece in result.slices
+            ):
+                coding = _VARY
+        head = self._fetch_head(result, image, content_type, coding, pieces, headers.request_id)
+        return [head, *pieces]
+
+    def _takes_zstd(self, encoding: bytes | None) -> bool:
+        if encoding is None:
+            return False
+        takes = self._zstd.get(encoding)
+        if takes is None:
+            takes = takes_zstd(encoding.decode("utf-8", "surrogateescape"))
+            _keep(self._zstd, encoding, takes)
+        return takes
 
     def _fetch_head(
         self,

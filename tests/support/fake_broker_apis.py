@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
+from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines
 from broker.record.values import partition_for_key
@@ -73,6 +74,8 @@ class FakePartition:
     slices: list[BatchSlice] = field(default_factory=list)
     start: int = 0
     end: int = 0
+    zstd: bool = False
+    """What is appended from now on is stored compressed."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -155,7 +158,13 @@ class FakeDirect:
         return True
 
     def fetch(
-        self, topic: TopicName, partition: PartitionId, offset: int, max_bytes: int
+        self,
+        topic: TopicName,
+        partition: PartitionId,
+        offset: int,
+        max_bytes: int,
+        *,
+        packed: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
         apis = self._apis
         image, log = apis.image.topic(topic), apis.logs.get((topic, partition))
@@ -165,9 +174,15 @@ class FakeDirect:
             return None
         self.taken += 1
         apis.requests.append(
-            FetchRequest(topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
+            FetchRequest(
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                max_bytes=max_bytes,
+                packed=packed,
+            )
         )
-        return apis.result_of(log, offset), image
+        return apis.result_of(log, offset, packed=packed), image
 
 
 class FakeMetadata:
@@ -363,12 +378,14 @@ class FakeBrokerApis:
             leader_epoch=4,
             append_timestamp=APPEND_MS,
             durable_end=log.end,
+            codec=ZSTD,
+            pack=pack if log.zstd else None,
         ):
             header = parse_header(batch.raw)
             log.slices.append(
                 BatchSlice(
                     header,
-                    batch.raw[HEADER_SIZE:],
+                    lines_of(header, batch.raw[HEADER_SIZE:]),
                     header.base_offset,
                     header.next_offset,
                     header.count,
@@ -403,16 +420,24 @@ class FakeBrokerApis:
                     await log.changed.wait()
         except TimeoutError:
             pass
-        return self.result_of(log, offset)
+        return self.result_of(log, offset, packed=request.packed)
 
-    def result_of(self, log: FakePartition, offset: int) -> FetchResult:
+    def result_of(self, log: FakePartition, offset: int, *, packed: bool) -> FetchResult:
         found = [piece for piece in log.slices if piece.next_offset > offset]
         if found:
             first = found[0]
             skipped = skip_lines(bytes(first.lines), first.header, offset)
             found[0] = first._replace(lines=bytes(first.lines)[skipped:])
+        frames = [
+            PackedSlice.whole(piece.header, pack(piece.lines) or b"")
+            if piece.header.is_compressed and piece.first_offset >= offset
+            else piece
+            for piece in found
+        ]
+        packed = packed and any(isinstance(piece, PackedSlice) for piece in frames)
         return FetchResult(
-            slices=found,
+            slices=() if packed else found,
+            packed=frames if packed else (),
             high_watermark=log.end,
             log_start_offset=log.start,
             next_offset=found[-1].next_offset if found else offset,

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs, web
 
 from broker.record.batch import RecordFormat
+from broker.record.compression import framed
 from broker.record.render import (
+    batch_line,
     lines_to_array,
     lines_with_batches,
     render_v2,
@@ -22,12 +24,15 @@ from broker.record.values import UnreadableRecordError
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import (
+    DECODED_LENGTH_HEADER,
     FETCH_REPLIES,
     LINES,
     NDJSON,
     V2_BINARY,
     V2_JSON,
+    ZSTD,
     choose_reply,
+    takes_zstd,
 )
 from http_api.server.bodies import not_acceptable
 from http_api.server.context import ERROR_TYPE, reply
@@ -72,15 +77,13 @@ class FetchRoutes:
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
         request[ERROR_TYPE] = content_type
-        fetch = self._request(topic_name(topic), partition_id(partition), request)
         include = _include(request.query, content_type)
+        packed = _takes_frames(request, content_type, include)
+        fetch = self._request(topic_name(topic), partition_id(partition), request, packed=packed)
         image = await self._existing(fetch.topic, fetch.partition)
         result = await self._fetch(fetch)
-        try:
-            body = _render(result.slices, content_type, fetch, include)
-        except UnreadableRecordError as error:
-            raise _unreadable(error, fetch) from None
-        headers = self._headers(result, content_type, image)
+        body, coding = _body(result, content_type, fetch, include)
+        headers = self._headers(result, content_type, image) | coding
         if fetch.rack is not None:
             headers |= self._served_by(result)
         return await _send(request, body, headers)
@@ -104,7 +107,7 @@ class FetchRoutes:
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
 
     def _request(
-        self, topic: TopicName, partition: PartitionId, request: web.Request
+        self, topic: TopicName, partition: PartitionId, request: web.Request, *, packed: bool
     ) -> FetchRequest:
         query = request.query
         offset, timestamp = _start(query)
@@ -121,6 +124,7 @@ class FetchRoutes:
                 query, "timeout", TIMEOUT_MS_DEFAULT, 0, limits.max_fetch_wait_ms
             ),
             rack=_rack(request),
+            packed=packed,
         )
 
     def _headers(self, result: FetchResult, content_type: str, topic: TopicImage) -> dict[str, str]:
@@ -153,6 +157,38 @@ def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
     """Where to ask directly next time."""
     broker = image.brokers.get(leader)
     return None if broker is None else f"http://{broker.http}"
+
+
+def _body(
+    result: FetchResult, content_type: str, fetch: FetchRequest, include: str | None
+) -> tuple[bytes, dict[str, str]]:
+    """The body, and what is to be said of its coding."""
+    if result.packed:
+        found = framed(result.packed, batch_line if include == "batches" else None)
+        return b"".join(found.parts), zstd_headers(found.lines_size)
+    try:
+        body = _render(result.slices, content_type, fetch, include)
+    except UnreadableRecordError as error:
+        raise _unreadable(error, fetch) from None
+    if content_type == NDJSON and any(piece.header.is_compressed for piece in result.slices):
+        return body, {hdrs.VARY: hdrs.ACCEPT_ENCODING}
+    return body, {}
+
+
+def zstd_headers(lines_size: int) -> dict[str, str]:
+    """What is said of a body of zstd frames that holds so many bytes."""
+    return {
+        hdrs.CONTENT_ENCODING: ZSTD,
+        hdrs.VARY: hdrs.ACCEPT_ENCODING,
+        DECODED_LENGTH_HEADER: str(lines_size),
+    }
+
+
+def _takes_frames(request: web.Request, content_type: str, include: str | None) -> bool:
+    """Whether stored frames can be the answer: lines as they are, to who can read them."""
+    if content_type != NDJSON or include == "timestamp":
+        return False
+    return takes_zstd(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, ())))
 
 
 def _rack(request: web.Request) -> str | None:
