@@ -13,7 +13,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from broker.record.batch import COMPRESSION_MASK, RecordFormat
+from broker.record.batch import RecordFormat
 from broker.record.compression import framed
 from broker.record.render import array_pieces, render_v2
 from broker.server.requests import ACKS_ALL, DirectProduce, RecordResult
@@ -345,16 +345,12 @@ class FastLane:
         if found is None:
             return None
         result, image = found
-        coding = b""
         if result.packed:
             pieces, lines_size = framed(result.packed)
             coding = _ZSTD_HEAD % lines_size
         else:
             pieces = _pieces(result.slices, content_type, topic, partition)
-            if content_type == NDJSON and any(
-                piece.header.attributes & COMPRESSION_MASK for piece in result.slices
-            ):
-                coding = _VARY
+            coding = _VARY if content_type == NDJSON else b""
         head = self._fetch_head(result, image, content_type, coding, pieces, headers.request_id)
         return [head, *pieces]
 

@@ -129,9 +129,9 @@ async def test_others_get_lines(request_: bytes, lane: bool) -> None:
     assert answer.status == 200
     assert "content-encoding" not in answer.headers
     assert answer.body == expected.body
-    varies = NDJSON.encode() in request_ and b"timeout=0" not in request_
+    varies = NDJSON.encode() in request_  # the type may be switched at any time
     assert answer.headers.get("vary") == ("Accept-Encoding" if varies else None)
-    assert "vary" not in expected.headers
+    assert expected.headers.get("vary") == answer.headers.get("vary")
 
 
 @pytest.mark.parametrize("lane", [True, False])

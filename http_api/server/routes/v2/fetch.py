@@ -170,9 +170,7 @@ def _body(
         body = _render(result.slices, content_type, fetch, include)
     except UnreadableRecordError as error:
         raise _unreadable(error, fetch) from None
-    if content_type == NDJSON and any(piece.header.is_compressed for piece in result.slices):
-        return body, {hdrs.VARY: hdrs.ACCEPT_ENCODING}
-    return body, {}
+    return body, {hdrs.VARY: hdrs.ACCEPT_ENCODING} if content_type == NDJSON else {}
 
 
 def zstd_headers(lines_size: int) -> dict[str, str]:
