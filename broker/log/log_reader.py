@@ -25,7 +25,7 @@ from broker.record.batch import (
     whole_slices,
 )
 from broker.record.compression import PackedSlice, Piece, lines_of, unpacked_size
-from broker.record.render import offset_of_line, skip_lines, timestamp_of_line
+from broker.record.render import offset_of_line, timestamp_of_line
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -161,11 +161,13 @@ class _Answer:
             if header is None or header.base_offset >= wanted[1]:
                 return
             lines_at, at = at + HEADER_SIZE, at + header.size
-            if not self._take(header, view[lines_at:at]):
+            if not self._take(header, buffer, view[lines_at:at], (lines_at, at)):
                 return
 
-    def _take(self, header: BatchHeader, stored: memoryview) -> bool:
-        """What is wanted of this batch; False where the answer ends before it or in it."""
+    def _take(
+        self, header: BatchHeader, text: bytes, stored: memoryview, place: tuple[int, int]
+    ) -> bool:
+        """What is wanted of the batch ``stored`` at ``place`` of ``text``; False: no more is."""
         from_offset, up_to_offset = self._wanted
         following = min(header.next_offset, up_to_offset)
         slices = self.slices
@@ -185,13 +187,14 @@ class _Answer:
                     return True
                 if slices:
                     return False
-            lines = _unpacked(self._segment, header, partial(lines_of, header), stored)
+            text = bytes(_unpacked(self._segment, header, partial(lines_of, header), stored))
+            lines, place = text, (0, len(text))
         if not inside and len(lines) <= self.room:
             base, count = header.base_offset, header.count
             slices.append(BatchSlice(header, lines, base, header.next_offset, count))
             self.room -= len(lines)
             return True
-        cut = _cut(header, bytes(lines), self._wanted, self.room, first=not slices)
+        cut = _cut(header, text, place, self._wanted, self.room, first=not slices)
         if cut is not None:
             slices.append(cut)
             self.room -= len(cut.lines)
@@ -335,26 +338,54 @@ def _unpacked(segment: Segment, header: BatchHeader, how: Callable[[A], T], what
 
 
 def _cut(
-    header: BatchHeader, lines: bytes, wanted: tuple[int, int], room: int, *, first: bool
+    header: BatchHeader,
+    text: bytes,
+    place: tuple[int, int],
+    wanted: tuple[int, int],
+    room: int,
+    *,
+    first: bool,
 ) -> BatchSlice | None:
-    """The records of a batch inside ``wanted`` that fit; the first of an answer always fits."""
+    """The records of a batch inside ``wanted`` that fit; the first of an answer always fits.
+
+    Its lines lie in ``text``, at ``place``: nothing of what is not wanted is copied or looked at.
+    """
     from_offset, up_to_offset = wanted
-    start = skip_lines(lines, header, from_offset)
-    end = len(lines)
-    following = header.next_offset
+    start, last = place
+    end, following = last, header.next_offset
+    if from_offset > header.base_offset:
+        start = line_from(text, start, last, from_offset)
     if up_to_offset < following:
-        end = skip_lines(lines, header, up_to_offset)
+        end = line_from(text, start, last, up_to_offset)
         following = up_to_offset
     if end - start > room:
-        end = lines.rfind(b"\n", start, start + max(room, 0)) + 1
+        end = text.rfind(b"\n", start, start + max(room, 0)) + 1
         if end <= start:
             if not first:
                 return None
-            end = lines.index(b"\n", start) + 1
-        following = header.next_offset if end == len(lines) else offset_of_line(lines, end)
+            end = text.index(b"\n", start) + 1
+        following = header.next_offset if end == last else offset_of_line(text, end)
     if end <= start:
         return None
-    kept = lines[start:end]
     return BatchSlice(
-        header, kept, offset_of_line(kept, 0), min(following, up_to_offset), kept.count(b"\n")
+        header,
+        memoryview(text)[start:end],
+        offset_of_line(text, start),
+        min(following, up_to_offset),
+        text.count(b"\n", start, end),
     )
+
+
+def line_from(text: bytes, start: int, end: int, offset: int) -> int:
+    """Where among whole lines the first one at or behind this offset begins; ``end``: nowhere.
+
+    By halving, with the offsets that the lines say, so a compacted batch is searched as any other
+    (rule R7): a dozen looks in the largest one, where splitting it took 0.3 ms.
+    """
+    while start < end:
+        at = max(text.rfind(b"\n", start, (start + end) >> 1) + 1, start)
+        if offset_of_line(text, at) >= offset:
+            end = at
+        else:
+            start = text.index(b"\n", at) + 1
+    return start

@@ -8,11 +8,13 @@ import pytest
 
 from broker.log import log_reader
 from broker.log.disk import Disk
+from broker.log.log_reader import line_from
 from broker.record.batch import HEADER_SIZE, BatchSlice
 from raft_metadata.common.errors import CorruptionError
 from tests.support.logs import Life, append
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from broker.log.partition_log import PartitionLog
@@ -76,3 +78,14 @@ def test_invariant_l22_no_batch_of_a_read_is_served_rotten(
             read(0, 1 << 20, log.log_end_offset)
     assert isinstance(log.failed, CorruptionError)
     life.close()
+
+
+@pytest.mark.parametrize("offsets", [range(95, 125), (3,), (3, 9), (98, 99, 1_000, 1_001, 10_000)])
+def test_rule_r7_a_line_is_found_by_the_offset_it_says(offsets: Sequence[int]) -> None:
+    """Wherever the lines lie in a buffer, and whatever is missing between two of them."""
+    lines = [b'{"offset":%d,"key":null,"value":"%b"}\n' % (at, b"x" * (at % 7)) for at in offsets]
+    text = b"header\n" + b"".join(lines) + b'{"offset":0,"the":"next batch"}\n'
+    start, end = 7, 7 + sum(map(len, lines))
+    for wanted in range(offsets[0] - 1, offsets[-1] + 2):
+        before = [line for at, line in zip(offsets, lines, strict=True) if at < wanted]
+        assert line_from(text, start, end, wanted) == start + sum(map(len, before))
