@@ -10,6 +10,7 @@ from typing import TypeVar
 import aiohttp
 
 from http_api.client.calls import Answer, Call, ClientError, Request
+from http_api.client.content_coding import decoded
 from http_api.client.producer import NewRecord, ProduceExchange, RecordOutcome
 from http_api.client.routes import Exchange, Routes
 from http_api.client.transport import CONNECT_TIMEOUT_S, DEFAULT_RETRY_S, LostError, NotSentError
@@ -35,7 +36,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections),
-            auto_decompress=True,
+            auto_decompress=False,  # by us, within a bound (`content_coding`)
             skip_auto_headers=("User-Agent",),
         )
         return self
@@ -116,7 +117,7 @@ class AsyncClient:
             ) as response:
                 body = await response.read()
                 headers = {name.lower(): value for name, value in response.headers.items()}
-                return Answer(status=response.status, headers=headers, body=body)
+                answer = Answer(status=response.status, headers=headers, body=body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotSentError(str(error)) from error
         except aiohttp.InvalidURL as error:
@@ -127,6 +128,7 @@ class AsyncClient:
             raise LostError(msg) from error
         except (aiohttp.ClientError, OSError) as error:
             raise LostError(str(error) or repr(error)) from error
+        return decoded(answer, request)
 
 
 async def _only_once(

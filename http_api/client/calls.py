@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from http_api.contract.idempotence import claim_headers
-from http_api.contract.media_types import JSON
+from http_api.contract.media_types import JSON, ZSTD
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.producer_claims import Claim
 
@@ -83,6 +83,8 @@ class Request:
     """Said twice is as good as said once. None: a GET is, nothing else."""
     claim: Claim | None = None
     """Under which producer id, epoch and sequence it writes."""
+    decoded_max: int = 0
+    """Takes an answer in zstd of at most so many bytes once it is decoded; 0: takes none."""
 
     @property
     def may_repeat(self) -> bool:
@@ -91,7 +93,8 @@ class Request:
 
     @property
     def headers(self) -> dict[str, str]:
-        headers = {"Accept": self.accept}
+        coding = ZSTD if self.decoded_max else "identity"
+        headers = {"Accept": self.accept, "Accept-Encoding": coding}
         if self.body is not None:
             headers["Content-Type"] = self.content_type
         if self.claim is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,10 @@ from http_api.contract.media_types import LINES, NDJSON, V2, V2_BINARY, V2_JSON
 DEFAULT_WAIT_MS = 1_000
 DEFAULT_MAX_BYTES = 1_048_576
 _NETWORK_MARGIN_S = 10.0
+_OVER_BYTES = 1 << 27
+"""A first record may be longer than ``max_bytes``, up to 64 MiB with what a line adds."""
+_LINES_PER_BATCH = 4
+"""Lines about batches of one short record each are a few times as long as those records."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -151,10 +155,14 @@ def fetch_stored(
     max_bytes: int = DEFAULT_MAX_BYTES,
     rack: str | None = None,
 ) -> Call[StoredPage]:
-    """As `fetch`, for readers that decode many records at once."""
+    """As `fetch`, for readers that decode many records at once.
+
+    What is stored compressed comes compressed, and is decoded here.
+    """
     request = _fetch_request(
         topic, partition, offset, wait_ms, max_bytes, NDJSON, include="batches", rack=rack
     )
+    request = replace(request, decoded_max=_LINES_PER_BATCH * max_bytes + _OVER_BYTES)
 
     def parse(answer: Answer) -> StoredPage:
         return StoredPage(

@@ -16,6 +16,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from http_api.client.calls import Answer, Call, Request
+from http_api.client.content_coding import decoded
 from http_api.client.routes import Exchange, Routes
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class Client:
             reason = "timed out" if isinstance(error, TimeoutError) else str(error) or repr(error)
             raise LostError(reason) from error
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(status=response.status, headers=headers, body=body)
+        return decoded(Answer(status=response.status, headers=headers, body=body), request)
 
     def _connected(self, url: str) -> http.client.HTTPConnection:
         kept = self._connections.get(url)
