@@ -61,16 +61,8 @@ class LogSegments:
     """
 
     __slots__ = (
-        "_aside",
-        "_new_directory",
-        "_new_segment",
-        "_sealed_to",
-        "_shared",
-        "cleaned",
-        "directory",
-        "pending",
-        "recovery_point",
-        "segments",
+        "_aside", "_new_directory", "_new_segment", "_sealed_to", "_shared", "cleaned", "directory",
+        "pending", "recovery_point", "segments",
     )  # fmt: skip
 
     def __init__(self, shared: LogDirectory, directory: str) -> None:
@@ -262,8 +254,11 @@ class LogSegments:
             name = active.index_path.rpartition("/")[2]
             data = active.index_bytes(files.disk, files.use(active))
             place_file(files.disk, self.directory, name, data, sync=False)
+        # Torn by a power cut, these are made of the first segment: if the log begins behind that,
+        # they are synced one by one, else what was deleted would be back (rule R10).
+        first = self.segments[0].base_offset if self.segments else -1
         for name, data in checkpoint_files(epochs, self._sealed_to, log_start_offset):
-            place_file(files.disk, self.directory, name, data, sync=False)
+            place_file(files.disk, self.directory, name, data, sync=first < log_start_offset)
 
     # the log start
 

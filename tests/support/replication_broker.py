@@ -9,19 +9,25 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from broker.log.log_directory import LogConfig
-from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
+from broker.record.lines import ProduceRecord, make_raw
+from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following, Idle, Partition, Role
 from broker.replication.partition_state import LeaderState, Proposal, Settings
+from broker.replication.topic_views import TopicViews
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
 from raft_metadata.common.producer_claims import Claim, next_sequence
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import AlterPartition, IsrMember
 from tests.support import replication_invariants as check
-from tests.support.replica_stores import TOPIC, DiskStore, MemoryStore, batches_of
+from tests.support.replica_bytes import TOPIC, batches_of
+from tests.support.replica_memory import MemoryStore
+from tests.support.replica_stores import DiskStore, config_of
 from tests.support.replication_controller import HERE, MIN_ISR, is_os
 from tests.support.replication_invariants import Entry, Violation
+from tests.support.replication_topics import PLAIN_KEYS, small
+from tests.support.replication_upkeep import Upkeep
 
 if TYPE_CHECKING:
     from tests.support.replication_world import World
@@ -74,6 +80,11 @@ class Broker:
         """The durable mark of a topic that is, or was, `os` (rules R1, R6); `PageCacheTopics`."""
         self.clear_at: int | None = None
         self.was_on_platters: list[Entry | None] = []
+        self.skew_ms = 0
+        """By how much its wall clock is off."""
+        self.upkeep: Upkeep | None = None
+        self.views = TopicViews(config_of(b))
+        self.topic_config: LogConfig | None = None
         self.start(f"life{b}")
 
     # what the store says
@@ -83,6 +94,13 @@ class Broker:
 
     def cut(self, end: int) -> None:
         self.world.judge.cut(self, end)
+
+    def record_of(self, value: int) -> ProduceRecord:
+        """As a client sends it. Where keys mean something, each number keeps its own."""
+        if self.world.topic is not None:
+            return self.world.records.record(value)
+        key = self.rng.choice(PLAIN_KEYS)
+        return ProduceRecord(key=make_raw(key), value=make_raw(b"%d" % value))
 
     def durable(self) -> None:
         """A sync of the log is over."""
@@ -108,12 +126,17 @@ class Broker:
         self.paused = self.leaving = self.wants_to_leave = False
         self.partition = None
         self.up = self.store.start(incarnation)
+        if self.up and self.world.topic is not None:
+            self.upkeep = Upkeep(self)
 
     def stop(self, *, power: bool) -> None:
         if self.partition is not None:
             self.partition.parked.give_up()
         self.world.power_cuts += power
         self.store.stop(power=power)
+        if self.upkeep is not None:
+            self.upkeep.end()
+            self.upkeep = None
         self.lost_power |= power
         self.clear_at = None
         self.partition = None
@@ -169,6 +192,10 @@ class Broker:
         assert registration is not None
         by_durable = not is_os(image)
         self.leaving = False
+        self.topic_config = None
+        if self.world.topic is not None:
+            config = self.views.of(image, TOPIC, registration).log_config
+            self.topic_config = small(config, self.world.topic.segment_bytes)
         if self.id not in registration.replicas and self.broker_epoch is not None:
             waits = self.partition is not None and len(self.partition.parked)
             self.leaving = bool(waits) and registration.has_leader
@@ -209,14 +236,16 @@ class Broker:
         return True
 
     def log_config(self, *, by_durable: bool) -> LogConfig:
+        if self.topic_config is not None:
+            return self.topic_config
         size = getattr(self.store, "segment_bytes", 1 << 30)
         return LogConfig(segment_bytes=size, flush_before_ack=by_durable)
 
     def configure(self, *, by_durable: bool) -> None:
         partition = self.partition
+        if isinstance(self.store, DiskStore) and self.store.log is not None:
+            self.store.log.config = self.log_config(by_durable=by_durable)
         if partition is not None and partition.settings.by_durable is not by_durable:
-            if isinstance(self.store, DiskStore) and self.store.log is not None:
-                self.store.log.config = self.log_config(by_durable=by_durable)
             partition.configure(Settings(min_isr=MIN_ISR, by_durable=by_durable))
 
     def high_watermark_moved(self, partition: Partition) -> None:
@@ -264,6 +293,9 @@ class Broker:
         self.world.departures += 1
         if self.partition is not None:
             self.partition.parked.give_up()
+        if self.upkeep is not None:
+            self.upkeep.cancel()
+            self.upkeep = None
         self.partition = None
         self.store.close(BrokerEpoch(broker_epoch))
         self.up = self.paused = False
@@ -309,6 +341,9 @@ class Broker:
             partition.drop_session()
             return
         moved = partition.log.log_start_offset != start
+        if message.at_epoch == START_OVER:
+            self.world.counts["started over"] += again
+            moved = True
         if not self.unclean_cut and not moved:  # who starts over moves both
             self.world.judge.diverged(self, message, before, partition.high_watermark)
         self.unclean_cut = False
@@ -375,12 +410,17 @@ class Broker:
         start = max(state.sent, partition.log.log_start_offset)  # what is deleted is skipped
         end = partition.log.log_end_offset
         try:
-            raw, state.sent = self.store.read(start, end, self.rng.choice((1, 500, 8000)))
+            sizes = (1, 1, 500) if self.world.features.compacts else (1, 500, 8000)
+            raw, state.sent = self.store.read(start, end, self.rng.choice(sizes))
         except CorruptionError:
             return  # the log has failed: this process ends
+        everywhere = 0
+        if self.topic_config is not None and self.topic_config.compaction is not None:
+            everywhere = role.replicated_to(end)
+            self.world.judge.keys.says_replicated(self, everywhere)
         message = Push(
             state.session, role.epoch, start, state.sent,
-            partition.high_watermark, partition.log.log_start_offset, raw,
+            partition.high_watermark, partition.log.log_start_offset, raw, everywhere,
         )  # fmt: skip
         self.world.send(follower, "on_push", message)
 
@@ -406,11 +446,12 @@ class Broker:
         base = log.log_end_offset
         before = (base, size_of(store))
         claim = None if writer is None else writer.claim
+        now_ms = self.world.now_ms + self.skew_ms
         try:
             leads = partition.check_may_append(all_replicas=acks == "all")
-            found = log.repeated(claim, len(values), self.world.now_ms) if claim else None
+            found = log.repeated(claim, len(values), now_ms) if claim else None
             if found is None:
-                store.append(leads.epoch, values, self.world.now_ms, claim)
+                store.append(leads.epoch, values, now_ms, claim)
         except KafkaError as error:
             if writer is not None and error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 writer.told(values, Fate.OK)  # it was there, and is deleted: nobody knows where

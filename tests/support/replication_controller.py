@@ -52,7 +52,7 @@ from raft_metadata.records.records import (
     ResourceType,
     TopicRecord,
 )
-from tests.support.replica_stores import TOPIC
+from tests.support.replica_bytes import TOPIC
 
 if TYPE_CHECKING:
     from tests.support.replication_world import World

@@ -296,3 +296,97 @@ def t4_producers_are_the_replay(t: Tally, known: object, replayed: object, broke
     t["T4"] += 1
     if known != replayed:
         raise Violation("T4", f"broker {broker} remembers {known}, its log says {replayed}")
+
+
+def r7_latest_of_each_key(
+    t: Tally,
+    log: Mirror,
+    keys: Mapping[int, Sequence[int]],
+    tombstones: Collection[int],
+    starts: tuple[int, int],
+    place: str,
+) -> None:
+    """``keys``: the offsets of each key's records that were seen; ``starts``: what is below the
+    first was deleted for all, below the second it can't be read in this log.
+
+    The newest stands there, or is a tombstone that is gone; and then nothing older is left.
+    """
+    t["rule R7"] += 1
+    deleted_to, start = starts
+    for key, offsets in keys.items():
+        newest = offsets[-1]
+        if newest < deleted_to or log[newest] is not None:
+            continue
+        if newest not in tombstones:
+            raise Violation("rule R7", f"{place} lacks the newest of key {key}, at {newest}")
+        back = [at for at in offsets if at >= start and log[at] is not None]
+        if back:
+            raise Violation("rule R7", f"{place}: key {key} is back, deleted at {newest}", back)
+
+
+def r7_table_is_the_latest(
+    t: Tally,
+    found: Mapping[int, int],
+    sent: Mapping[int, Sequence[tuple[int, bool, bool | None, int]]],
+    start: int,
+) -> None:
+    """What a client makes of a read from the beginning, by what it was told of its writes alone.
+
+    ``found``: offset by number of the newest record of each key. ``sent``: by key, each write as
+    (number, is a tombstone, whether it is there: None where nobody knows, its offset).
+    """
+    t["rule R7 read"] += 1
+    for key, writes in sent.items():
+        known = [write for write in writes if write[2] and write[3] >= start]
+        last = max(known, key=lambda write: write[3], default=None)
+        may_be = {write[0] for write in writes if write[2] is None}
+        there = [write[0] for write in writes if write[0] in found]
+        if not there:
+            gone = last is None or last[1]
+            if not gone and not any(tombstone and fate is None for _, tombstone, fate, _ in writes):
+                raise Violation("rule R7", f"key {key} is not there", last)
+            continue
+        (number,) = there
+        if last is not None and found[number] < last[3]:
+            raise Violation("rule R7", f"key {key} is as it was: {number}, later was {last}")
+        if number not in may_be and (last is None or number != last[0]):
+            raise Violation("rule R7", f"key {key} is {number}, last was {last}")
+
+
+def r7_only_below(t: Tally, gone: Sequence[int], high_watermark: int, durable: int, b: int) -> None:
+    """What is compacted away was committed, and is on the disk."""
+    t["rule R7 below"] += 1
+    if gone and gone[-1] >= min(high_watermark, durable):
+        raise Violation("rule R7", f"broker {b} lost {gone}", high_watermark, durable)
+
+
+def r7_tombstone_may_go(
+    t: Tally, offset: int, replicated_to: int, clean_for_ms: int, retention_ms: int, b: int
+) -> None:
+    t["rule R7 tombstones"] += 1
+    if offset >= replicated_to:
+        raise Violation("rule R7", f"broker {b} drops {offset}", f"all hold {replicated_to}")
+    if clean_for_ms < retention_ms:
+        why = f"clean for {clean_for_ms} ms of {retention_ms}"
+        raise Violation("rule R7", f"broker {b} drops {offset}", why)
+
+
+def r7_replicated_to(t: Tally, said: int, held: Mapping[int, int], leader: int) -> None:
+    """By every assigned replica the leader knows of, at some time in its life."""
+    t["rule R7 replicated"] += 1
+    if said > min(held.values()):
+        raise Violation("rule R7", f"leader {leader} says all hold {said}", held)
+
+
+def r10_old_enough(t: Tally, ages_ms: Sequence[int], retention_ms: int, leader: int) -> None:
+    """What goes for its age, by the clock that all agree on."""
+    t["rule R10 age"] += 1
+    young = [age for age in ages_ms if age < retention_ms]
+    if young or retention_ms < 0:
+        raise Violation("rule R10", f"leader {leader} deletes of age {young}", retention_ms)
+
+
+def r10_decided_by_a_leader(t: Tally, start: int, decided: int, broker: int) -> None:
+    t["rule R10"] += 1
+    if start > decided:
+        raise Violation("rule R10", f"broker {broker} begins at {start}, decided was {decided}")

@@ -21,6 +21,7 @@ from raft_metadata.records.records import BrokerState
 from tests.support import replication_invariants as check
 from tests.support.replication_controller import MIN_ISR
 from tests.support.replication_invariants import Entry, Tally, Violation
+from tests.support.replication_keys import KeyJudge
 
 if TYPE_CHECKING:
     from tests.support.replication_broker import Broker
@@ -34,6 +35,7 @@ JUDGED = (
     "T4",
     "rule R5",
     "rule G3",
+    "rule R10",
 )
 """Everything that has to be judged in a run of many seeds."""
 
@@ -57,6 +59,7 @@ class Judge:
         self.unclean_epoch = -1
         self.unclean_pending = False
         self.unclean_elections = 0
+        self.keys = KeyJudge(world, self.tally)
 
     # appends and cuts
 
@@ -69,6 +72,8 @@ class Judge:
         if reign is None or len(reign) != base:
             raise Violation("L15", f"leader {broker.id} of {epoch} appends at {base}")
         reign.extend((epoch, value) for value in values)
+        if self.world.topic is not None:
+            self.keys.produced(broker, values)
 
     def cut(self, broker: Broker, end: int) -> None:
         partition = broker.partition
@@ -125,8 +130,11 @@ class Judge:
             broker.store.flush_all()
         mirror = broker.store.mirror
         kept = 0
-        while kept < min(len(mirror), len(self.exposed)) and mirror[kept] == self.exposed[kept]:
+        while kept < min(len(mirror), len(self.exposed)):
+            if mirror[kept] not in (None, self.exposed[kept]):
+                break
             kept += 1
+        self.keys.forget_from(kept)
         del self.exposed[kept:], self.exposed_in[kept:]
         self.where = {value: at for value, at in self.where.items() if at < kept}
         self.answers = {
@@ -230,7 +238,8 @@ class Judge:
         newest = self.exposed[-1][0] if self.exposed else -1
         check.l19_zombie_commits_nothing(self.tally, role.epoch, newest, broker.id)
         for entry in log[len(self.exposed) : end]:
-            assert entry is not None
+            if entry is None:
+                raise Violation("rule R7", f"broker {broker.id} compacted what nobody has seen")
             if self.answers.get(entry[1]) is Fate.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, (entry[1],), entry[1])
             if self.where.get(entry[1], self.start) < self.start:
@@ -239,6 +248,8 @@ class Judge:
                 del self.where[entry[1]]
             check.t1_once(self.tally, self.where, entry[1], len(self.exposed))
             self.where[entry[1]] = len(self.exposed)
+            if self.world.topic is not None:
+                self.keys.exposed(entry[1], len(self.exposed))
             self.exposed.append(entry)
             self.exposed_in.append(role.epoch)
         for other in self.world.brokers:
@@ -276,8 +287,12 @@ class Judge:
             if self.is_of_the_present(broker):
                 check.l20_reads_are_seen(t, high_watermark, len(seen), broker.id)
                 check.l24_start_below_high_watermark(t, log.log_start_offset, len(seen), broker.id)
+                if self.unclean_epoch < 0:
+                    check.r10_decided_by_a_leader(t, log.log_start_offset, start, broker.id)
             if isinstance(partition.role, LeaderState):
                 self._check_reign(broker, partition.role, p)
+        if world.topic is not None:
+            self.keys.saw_ends()
         if self.unclean_pending:
             return
         for b in world.ids:
@@ -290,6 +305,8 @@ class Judge:
                 raise Violation("L3", f"eligible {b} lacks on its platters what was seen")
             if broker.up and broker.partition is not None:
                 check.l3_candidate_completeness(t, broker.store.mirror, seen, start, b)
+            if world.topic is not None:
+                self.keys.check_replica(broker)
 
     def _check_reign(self, broker: Broker, role: LeaderState, p: PartitionRegistration) -> None:
         t, partition = self.tally, broker.partition
@@ -348,12 +365,16 @@ class Judge:
                 check.t1_once(self.tally, place, entry[1], at)
                 place[entry[1]] = at
         for value, fate in self.answers.items():
-            if fate is Fate.OK and self.where[value] >= self.start:
+            at = self.where.get(value, -1)
+            gone = self.world.topic is not None and at >= 0 and leader.store.mirror[at] is None
+            if fate is Fate.OK and self.where[value] >= self.start and not gone:
                 check.l10_acknowledged_is_read(
                     self.tally, place, value, self.where[value], "at the end"
                 )
             if fate is Fate.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, place.keys(), value)
+        if self.world.topic is not None:
+            self.keys.check_reader(leader)
         self.all_pairs()
 
     def all_pairs(self) -> None:

@@ -23,11 +23,20 @@ from raft_metadata.common.ids import BrokerId
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 from tests.support import replication_invariants as check
-from tests.support.replica_stores import SEGMENT_BYTES, DiskStore, PowerCut
+from tests.support.replica_flusher import PowerCut
+from tests.support.replica_stores import SEGMENT_BYTES, DiskStore
 from tests.support.replication_broker import CONTROLLER, FAR, Broker, Writer
-from tests.support.replication_controller import MIN_ISR, Controller, is_os
+from tests.support.replication_controller import HERE, MIN_ISR, Controller, is_os
 from tests.support.replication_invariants import Violation
 from tests.support.replication_judge import Judge
+from tests.support.replication_topics import (
+    CLOCK_DIFFERENCE_MS,
+    POLICIES,
+    YEAR_MS,
+    Records,
+    Topic,
+    draw_topic,
+)
 
 KINDS = ("kill", "power", "disk", "rot", "pause", "fence", "move", "cut_all", "shutdown")
 DISK_KINDS = ("eio", "full", "cut_at")
@@ -48,17 +57,25 @@ class Features:
     """A client numbers its batches and sends each until it is there (invariants T1, T4)."""
     trims: bool = False
     """Records are deleted from the beginning."""
+    compacts: bool = False
+    """The topic is compacted (rule R7)."""
+    retains: bool = False
+    """Its records are deleted as they grow old, or many (rule R10)."""
 
 
-def draw_features(rng: random.Random) -> Features:
+def draw_features(rng: random.Random, topics: random.Random) -> Features:
     roll = rng.random()
+    on_disk, unclean = rng.random() < 0.7, roll > 0.95
+    keyed = on_disk and not unclean
     return Features(
-        on_disk=rng.random() < 0.7,
+        on_disk=on_disk,
         moves=roll < 0.2,
         flush=0.15 < roll < 0.35,
-        unclean=roll > 0.95,
+        unclean=unclean,
         trims=rng.random() < 0.4,
         numbered=rng.random() < 0.6,
+        compacts=topics.random() < 0.25 and keyed,
+        retains=topics.random() < 0.2 and keyed,
     )
 
 
@@ -70,12 +87,20 @@ class World:
 
     def __init__(self, seed: int, **forced: bool) -> None:
         rng = self.rng = random.Random(seed)
-        self.features = replace(draw_features(rng), **forced)
+        topics = random.Random(f"topic {seed}")
+        self.features = replace(draw_features(rng, topics), **forced)
         moves, unclean = self.features.moves, self.features.unclean
         old = not (moves or unclean) and rng.random() < 0.3
         self.feature_level = 1 if old else SUPPORTED_FEATURE_LEVEL
         self.ids = tuple(BrokerId(number) for number in range(4 if moves else 3))
         self.counts: Counter[str] = Counter()
+        self.topic: Topic | None = None
+        if self.features.compacts or self.features.retains:
+            compacts, retains = self.features.compacts, self.features.retains
+            self.topic = draw_topic(topics, compacts=compacts, retains=retains)
+        self.records = Records(topics)
+        self.here = HERE
+        self._is_between = False
         self.judge = Judge(self)
         self.numbers = 100
         self.now_ms = 1_000_000
@@ -88,6 +113,9 @@ class World:
         self.controller = Controller(self, self.ids[:3])
         if unclean:
             self.controller.configure("unclean.leader.election.enable", "true")
+        if self.topic is not None:
+            for name, value in self.topic.configs().items():
+                self.controller.configure(name, value)
         size = rng.choice(SEGMENT_BYTES)
         on_disk = self.features.on_disk
         self.brokers = [Broker(self, b, on_disk=on_disk, segment_bytes=size) for b in self.ids]
@@ -104,6 +132,10 @@ class World:
             kinds |= {"disk": 4, "fence": 3, "pause": 2}  # else somebody clean is always there
         if self.features.flush:
             kinds |= {"flush": 4, "cut_at": 0}  # such a cut can't be weighed against the budget
+        if self.topic is not None:
+            kinds |= {"clock": 1, "policy": self.topic.may_change}
+        if self.features.compacts:
+            kinds |= {"disk": 3, "move": 3}  # a replica is filled by one leader, then by another
         self.kinds = kinds
         self.p_lost, self.p_late = rng.choice((0, 0.02, 0.08)), rng.choice((0, 0.1, 0.3))
         self.p_unknown = rng.choice((0, 0.2, 0.5))
@@ -174,6 +206,14 @@ class World:
             return True
         return False
 
+    def begin(self) -> None:
+        """A compacted topic is one already when things begin to go wrong."""
+        for number in range(8 * self.features.compacts):
+            self.now_ms += 100
+            self.client()
+            self.client()
+            self.calm_round(number, fair=False)
+
     # the loss budget
 
     def lost(self, b: BrokerId) -> bool:
@@ -229,6 +269,16 @@ class World:
         )
         self.judge.after_event()
 
+    def meanwhile(self) -> None:
+        """Somebody's thread is amid its work: now and then others have a turn."""
+        if not self._is_between and self.rng.random() < 0.1:
+            self._is_between = True
+            try:
+                for _ in range(self.rng.randint(1, 3)):
+                    self.step()
+            finally:
+                self._is_between = False
+
     def is_heartbeat_missed(self, broker: Broker) -> bool:
         """Whether somebody waits for what its next heartbeat says: others are left out."""
         removing = self.controller.partition.removing
@@ -260,6 +310,12 @@ class World:
             choices.append(broker.ask_to_leave)
         if rng.random() < 0.1:
             choices.append(broker.store.idle)
+        if broker.upkeep is not None:
+            if not broker.upkeep.is_clock_trusted() and rng.random() < 0.3:
+                choices.append(broker.upkeep.hear_controller)
+            if rng.random() < 0.2:
+                choices.append(broker.upkeep.retain)
+            choices += [broker.upkeep.clean] * 2 * self.features.compacts
         parked = partition is not None and len(partition.parked)
         if parked and rng.random() < 0.05:
             choices = [broker.give_up]
@@ -280,7 +336,8 @@ class World:
             leader = rng.choice(leaders)
             self.act(leader, self.send_numbered, leader)
         elif leaders:
-            values = [self.number() for _ in range(rng.choice((1, 1, 2, 3)))]
+            many = (1, 1, 2, 3) if self.topic is None else (1, 2, 4, 8)
+            values = [self.number() for _ in range(rng.choice(many))]
             acks = "leader" if rng.random() < 0.1 else "all"
             leader = rng.choice(leaders)
             self.act(leader, leader.produce, values, acks)
@@ -381,6 +438,17 @@ class World:
     def _fault_flush(self, _: Broker) -> None:
         self.controller.configure("flush", "ack" if is_os(self.controller.image) else "os")
 
+    def _fault_clock(self, broker: Broker) -> None:
+        """Set wrong by a year, or by as little as nobody minds, or right again."""
+        near = CLOCK_DIFFERENCE_MS
+        choices = (0, 0, near, -near, YEAR_MS, -YEAR_MS)
+        broker.skew_ms = self.rng.choice(choices)
+
+    def _fault_policy(self, _: Broker) -> None:
+        assert self.topic is not None
+        policies = [p for p in POLICIES if self.features.compacts or "compact" not in p]
+        self.controller.configure("cleanup.policy", self.rng.choice(policies))
+
     def _fault_reassign(self, _: Broker) -> None:
         size = self.rng.randint(MIN_ISR, len(self.ids))
         self.counts["reassigned"] += self.controller.reassign(
@@ -416,6 +484,11 @@ class World:
             self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)
         if fair or self.rng.random() < self.p_flush:
             broker.store.flush_all()
+        if broker.upkeep is not None:
+            broker.upkeep.hear_controller()
+            broker.upkeep.retain()
+            if self.features.compacts:
+                broker.upkeep.clean_some(6)
         role = broker.role
         if isinstance(role, LeaderState):
             if fair and role.in_flight is not None:
@@ -458,6 +531,7 @@ class World:
         """Whoever died of an old fault is started again; no new ones come."""
         for broker in self.brokers:
             broker.paused = False
+            broker.skew_ms = 0
             leaves = self.controller.image.brokers[broker.id].state
             if broker.up and leaves is BrokerState.CONTROLLED_SHUTDOWN:
                 broker.stop(power=False)
@@ -485,6 +559,7 @@ class World:
             self.given_up = True
 
     def _finish(self) -> None:
+        self._is_between = True  # nothing goes wrong from here on
         self._revive()
         self.net += [message for message in self.late if self.rng.random() < 0.5]
         self.late = []
@@ -525,6 +600,8 @@ class World:
                 continue
             judge = self.judge
             broker.store.flush_all()
+            if store.log.stored is not None:
+                store.log.stored.settle()
             found = store.read_all(store.log)
             check.l22_served_is_sound(judge.tally, found, judge.exposed, 0, broker.id)
             check.l12_in_order(judge.tally, store.runs(), broker.id)
@@ -572,6 +649,7 @@ def live_epochs(log: Any) -> list[tuple[int, int]]:
 def run(seed: int, steps: int = 300, **forced: bool) -> World:
     """One seed: faults for ``steps`` steps, then healing, draining, electing each in turn."""
     world = World(seed, **forced)
+    world.begin()
     for _ in range(steps):
         world.step()
     world.finish()

@@ -10,8 +10,8 @@ import pytest
 from broker.log.log_directory import LogConfig
 from raft_metadata.common.errors import KafkaError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
-from tests.support.logs import TOPIC_ID, Life, append, values_of
-from tests.support.replica_stores import FlusherThread
+from tests.support.logs import EPOCH, TOPIC_ID, Life, append, values_of
+from tests.support.replica_flusher import FlusherThread
 from tests.support.simulated_disk import SimulatedDisk
 
 KEY = TopicIdPartition(TOPIC_ID, PartitionId(0))
@@ -98,3 +98,31 @@ def test_rule_q3_no_round_begins_amid_a_cut_because_descriptors_are_short() -> N
     for _ in range(4):
         thread.step()
     assert log.durable_end <= log.log_end_offset == 1
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_rule_r10_what_was_deleted_stays_so_where_the_power_goes_amid_a_clean_shutdown(
+    everything: bool,
+) -> None:
+    """Its checkpoint was in place before a byte of it was synced: the log began at 0 again."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a", "b"])
+    append(log, ["c"])
+    life.flush()
+    if everything:
+        log.start_over(3)
+    else:
+        log.advance_log_start(2)
+    life.flush()
+    assert log.log_start_offset == (3 if everything else 2)
+    life.manager.removals.rename_some()
+    disk.fail_once("sync_filesystem", path="/data/log")
+    life.manager.close(EPOCH)
+    for seed in range(16):
+        copy = deepcopy(disk)
+        copy.cut_power(random.Random(seed))
+        found = Life(copy).log()
+        assert found.log_start_offset == (3 if everything else 2)
+        assert found.log_end_offset == 3
