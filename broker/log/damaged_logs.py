@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.log.directory_files import DirectoryFiles
 from broker.log.disk import PASSING
+from broker.log.log_directory import InDoubtError
 from broker.log.quarantine import Quarantine
 from broker.log.segment_removals import SegmentRemovals
 from raft_metadata.common.errors import CorruptionError, StorageError
@@ -35,6 +36,8 @@ class DamagedLogs(ABC):
         """Partitions that can't be served from this disk: out of ISR and ELR (rules Q5, R6)."""
         self.damaged: dict[TopicIdPartition, PartitionLog] = {}
         """Of these, the logs that were open when it was found."""
+        self.in_use: set[TopicIdPartition] = set()
+        """Damaged, and used as they are: `use_damaged`."""
         self.lost: list[tuple[str, BaseException]] = []
         """Logs, by name, whose damage was found while they were open, and nobody was told of."""
         self.unclean: dict[TopicIdPartition, str] = {}
@@ -78,14 +81,28 @@ class DamagedLogs(ABC):
             self._fail_all(error)
             return
         key = self._keys[name]
-        log = self._logs.pop(key, None)
+        log = self._logs.get(key)
         if log is None:
             return
-        self.damaged[key] = log
+        if key in self.in_use and not isinstance(error, InDoubtError):
+            log.failed = self.failed  # what is asked for is refused, the rest goes on
+            return
         self.lost.append((name, error))
+        self.give_up(key, error)
+
+    def identity(self, name: str) -> TopicIdPartition:
+        """Whose log has this name."""
+        return self._keys[name]
+
+    def give_up(self, key: TopicIdPartition, error: BaseException) -> None:
+        """This open log is damaged: it takes no more bytes, and is reported from now on."""
+        log = self._logs.pop(key)
+        log.failed = log.failed or error
+        self.damaged[key] = log
+        self.in_use.discard(key)
         damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
         try:
-            self._refuse(name, key, damage)
+            self._refuse(log.name, key, damage)
         except OSError as full:
             if full.errno not in PASSING:
                 self._fail_all(full)
@@ -136,6 +153,7 @@ class DamagedLogs(ABC):
         del self.damaged[key], self.offline[key]
         log.failed = self.failed
         self._logs[key] = log
+        self.in_use.add(key)
         self.removals.note(log)
         log.request_flush()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import encode_checkpoint, place_file
 from broker.log.producer_snapshot import ProducerLimits
-from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from broker.log.segment import OpenFiles
 
 PARTITION_FILE = "partition.json"
+
+
+class UnreadableError(KafkaError, CorruptionError):
+    """A damaged batch was asked for: it is never served (invariant L22)."""
+
+    def __init__(self, name: str, damage: CorruptionError) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, f"log {name}: {damage}")
 
 
 class InDoubtError(CorruptionError):

@@ -293,6 +293,7 @@ class LogManager(DamagedLogs):
             log = self._logs.pop(key, None)
             if log is not None:
                 log.close()
+                self.in_use.discard(key)
                 self.removals.forget(log)
                 moved |= self._set_aside(log.name, text_of(key) + mark)
             elif key in self.offline:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
 from broker.log.disk import OUT_OF_DESCRIPTORS
-from broker.log.log_directory import InDoubtError
+from broker.log.log_directory import InDoubtError, UnreadableError
 from broker.log.page_cache import ColdRange, cold_range
-from broker.record.batch import Lines
+from broker.record.whole_batches import Lines
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ class ReadableLog(ABC):
             if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
                 self._storage_error(error, Outcome.NOT_WRITTEN)
             self._fail(error)
+            if isinstance(error, CorruptionError):
+                raise UnreadableError(self.name, error) from error
             raise
 
     # epochs

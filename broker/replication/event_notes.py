@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from broker.replication.events import EventJournal, EventKind, EventSink, role_name
+from broker.replication.events import EventKind, EventSink, role_name
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 
@@ -152,10 +152,12 @@ def note_log_start(events: EventSink, replica: Replica) -> None:
     )  # fmt: skip
 
 
-def note_lost(events: EventJournal, name: str, error: object) -> None:
-    """Durable bytes of an open log are gone. Written at once: this process is about to end."""
-    events.note(EventKind.LOG_FAILED, None, -1, log=name, reason=str(error))
-    events.close()
+def note_lost(
+    events: EventSink, where: TopicIdPartition, replica: Replica | None, error: object
+) -> None:
+    """Durable bytes of an open log are gone."""
+    epoch = -1 if replica is None else replica.partition.role.epoch
+    events.note(EventKind.LOG_FAILED, where, epoch, reason=str(error))
 
 
 def note_repaired(events: EventSink, partition: TopicIdPartition, damage: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Set
 from itertools import compress, count
 from operator import is_not
 
-from raft_metadata.common.ids import BrokerId, PartitionId
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicId
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.records import ResourceType
 
@@ -33,6 +33,18 @@ def concerns_all(before: MetadataImage, after: MetadataImage, broker_id: BrokerI
         (old := before.brokers.get(other)) is None or old.broker_epoch != broker.broker_epoch
         for other, broker in after.brokers.items()
     )
+
+
+def topic_name(image: MetadataImage, topic_id: TopicId) -> str:
+    """A topic's name, "" where it is not known (any more)."""
+    topic = image.topics.get(topic_id)
+    return "" if topic is None else topic.name
+
+
+def peer_of(image: MetadataImage, broker_id: BrokerId) -> str | None:
+    """Where a broker takes streams of other brokers."""
+    registration = image.brokers.get(broker_id)
+    return None if registration is None else registration.peer
 
 
 def dropped_topics(before: MetadataImage, after: MetadataImage) -> list[TopicImage]:

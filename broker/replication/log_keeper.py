@@ -7,6 +7,7 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from broker.replication.event_notes import note_repaired
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from broker.log.log_directory import LogConfig
     from broker.log.log_manager import LogManager
     from broker.log.partition_log import PartitionLog
+    from broker.replication.events import EventSink
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 QUARANTINED_AT_ONCE = 50
@@ -43,19 +45,28 @@ class LogKeeper:
         """Deleted logs on disk, and since when this process has known of each."""
 
     def open(
-        self, image: MetadataImage, topic: TopicImage, number: PartitionId, config: LogConfig
+        self,
+        image: MetadataImage,
+        topic: TopicImage,
+        number: PartitionId,
+        config: LogConfig,
+        events: EventSink | None = None,
     ) -> PartitionLog | None:
         """The log of an assigned partition; None while it is offline (rule Q5).
 
         A replica that was removed from this broker and comes back starts empty: what it had is set
-        aside first, and never counts as in sync.
+        aside first, and never counts as in sync. ``events`` are told of a repair.
         """
         partition_id = TopicIdPartition(topic.topic_id, number)
         if partition_id in self._aside:
             self._quarantine([partition_id])
         self._logs.identify(topic.name, number, topic.topic_id)
-        if partition_id in self._logs.offline and not self._set_damaged_aside(image, partition_id):
-            return None
+        damage = self._logs.offline.get(partition_id)
+        if damage is not None:
+            if not self._set_damaged_aside(image, partition_id):
+                return None
+            if events is not None:
+                note_repaired(events, partition_id, damage)
         holder = self._logs.holder(topic.name, number)
         if holder is not None and holder != topic.topic_id:
             # A name has one topic id at a time: this one says that the other was deleted (M5).
@@ -70,10 +81,11 @@ class LogKeeper:
         registration = image.partition(*partition_id)
         if partition_id not in self._recorded_damage(image) or registration is None:
             return False
+        if partition_id in self._logs.damaged:
+            return False  # found since that registration: see `Repairs`
         if not registration.has_leader or registration.leader == self._config.broker_id:
             return False
-        self._logs.reset_damaged(*partition_id)
-        return True
+        return self._logs.reset_damaged(*partition_id)
 
     def _recorded_damage(self, image: MetadataImage) -> PartitionSet:
         """What this incarnation reported and the controller has recorded (rules M4, R6)."""

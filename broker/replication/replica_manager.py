@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from broker.replication import event_notes
+from broker.replication import image_changes as changes
 from broker.replication.early_opens import EarlyOpens
 from broker.replication.event_file import EventFile
 from broker.replication.events import EventJournal
@@ -28,24 +29,23 @@ from broker.replication.frames import (
     key_of,
     topic_id_bytes,
 )
-from broker.replication.image_changes import concerns_all, dropped_topics, partitions_to_apply
 from broker.replication.isr_keeper import IsrKeeper
 from broker.replication.leader_link import LeaderLink
 from broker.replication.leader_stream import LeaderStream
 from broker.replication.log_keeper import LogKeeper
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
+from broker.replication.repairs import Repairs
 from broker.replication.replica import Replica
 from broker.replication.throttle import Throttles
 from broker.replication.topic_views import TopicViews
-from broker.replication.upkeep import Rounds, StreamCare
+from broker.replication.upkeep import Rounds, StreamCare, forgive
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
     IncarnationId,
     LeaderEpoch,
     PartitionId,
-    TopicId,
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
@@ -110,9 +110,12 @@ class ReplicaManager:
         self._leaving: set[Replica] = set()
         """Removed from this broker; they stay until what waits there is known."""
         self._early = EarlyOpens(config.broker_id)
-        file = EventFile(str(config.data_dir))
-        self.events = EventJournal(file, clock, incarnation_id, self._topic_name)
+        self.events = EventJournal(
+            EventFile(str(config.data_dir)), clock, incarnation_id,
+            lambda topic_id: changes.topic_name(self.image, topic_id),
+        )  # fmt: skip
         self._notes = event_notes.RoleNotes(self.events)
+        self.repairs = Repairs(config.broker_id, logs, self.events, faults, self)
         self._isr = IsrKeeper(
             config.broker_id, controllers, clock, lambda: self.image.feature_level, self.events
         )
@@ -161,7 +164,7 @@ class ReplicaManager:
 
     def appended(self, replica: Replica, base_offset: int, next_offset: int, raw: bytes) -> None:
         """A leader append was written whole: push it, count it (rule R2). The log has it synced."""
-        for session in replica.sessions.values():
+        for session in replica.sessions:
             session.offer(base_offset, next_offset, raw)
         if not replica.partition.settings.by_durable:  # else nothing counts yet (rule R1)
             replica.partition.advance()
@@ -187,14 +190,14 @@ class ReplicaManager:
             self._keeper.set_aside_strays(image)
         self._keeper.forget_recorded_damage(image)
         self._notes.begin()
-        for topic in dropped_topics(before, image):
+        for topic in changes.dropped_topics(before, image):
             yield from self._drop_topic(topic)
-        everything = concerns_all(before, image, self._config.broker_id)
+        everything = changes.concerns_all(before, image, self._config.broker_id)
         steps = 0
-        for topic, numbers in partitions_to_apply(before, image, everything=everything):
+        for topic, numbers in changes.partitions_to_apply(before, image, everything=everything):
             raw_id = topic_id_bytes(topic.topic_id)
             for number in numbers:
-                self._apply_partition(topic, Key(raw_id, number))
+                self.apply_partition(topic, Key(raw_id, number))
                 steps += 1
                 if steps % PARTITIONS_PER_STEP == 0:
                     yield
@@ -207,8 +210,11 @@ class ReplicaManager:
                     yield
         self._notes.end(image.next_offset, len(self._led), len(self._replicas))
 
-    def _apply_partition(self, topic: TopicImage, key: Key) -> None:
+    def apply_partition(self, topic: TopicImage, key: Key) -> None:
+        """Take the role that the image gives to this broker; again, it changes nothing."""
         registration = topic.partitions[key.partition]
+        if self.repairs.damaged and self.repairs.holds_back(key, registration):
+            return
         replica = self._replicas.get(key)
         here = self._config.broker_id in registration.replicas
         if not here and (replica is None or not self._stays_a_while(replica, registration)):
@@ -253,12 +259,9 @@ class ReplicaManager:
             return None
         number = PartitionId(key.partition)
         view = self._views.of(self.image, topic.topic_id, topic.partitions[number])
-        damage = self._logs.offline.get(TopicIdPartition(topic.topic_id, number))
-        log = self._keeper.open(self.image, topic, number, view.log_config)
+        log = self._keeper.open(self.image, topic, number, view.log_config, self.events)
         if log is None:
             return None
-        if damage is not None:
-            event_notes.note_repaired(self.events, self._logs.key_of(log), damage)
         partition = Partition(
             self._logs.key_of(log),
             self._config.broker_id,
@@ -273,9 +276,7 @@ class ReplicaManager:
         return replica
 
     def _role_changed(self, replica: Replica) -> None:
-        for session in list(replica.sessions.values()):
-            session.forget()
-        replica.sessions.clear()
+        replica.forget_sessions()
         role = replica.partition.role
         if replica.link is not None:
             replica.link.leave(replica)
@@ -291,21 +292,13 @@ class ReplicaManager:
         link = self._links.get(leader)
         if link is None:
             link = self._links[leader] = LeaderLink(
-                leader, self._peer_of, self._peers, self, self._clock,
+                leader, lambda b: changes.peer_of(self.image, b), self._peers, self, self._clock,
                 backoff_ms=self._config.timeouts.reconnect_backoff_ms,
                 number=self._numbers.__next__,
             )  # fmt: skip
             if self._tasks is not None:
                 self._tasks.create_task(link.run(), name=f"leader-link-{leader}")
         return link
-
-    def _topic_name(self, topic_id: TopicId) -> str:
-        topic = self.image.topics.get(topic_id)
-        return "" if topic is None else topic.name
-
-    def _peer_of(self, broker_id: BrokerId) -> str | None:
-        registration = self.image.brokers.get(broker_id)
-        return None if registration is None else registration.peer
 
     def _drop_topic(self, topic: TopicImage) -> Iterator[None]:
         """A topic was deleted: nothing of it is served any more; its logs go in bounded steps."""
@@ -319,10 +312,14 @@ class ReplicaManager:
 
     def _drop(self, replica: Replica, *, topic_lives: bool) -> None:
         """No replica here any more. Its data stays until that fact is old enough (rule M5)."""
+        self.release(replica)
+        self._keeper.set_aside(replica.partition.id, topic_lives=topic_lives)
+
+    def release(self, replica: Replica) -> None:
+        """Nothing is served, followed or counted here any more."""
         del self._replicas[replica.key]
-        for session in list(replica.sessions.values()):
-            session.forget()
-        replica.sessions.clear()
+        self.repairs.forget(replica.key)
+        replica.forget_sessions()
         if replica.link is not None:
             replica.link.leave(replica)
         self._led.pop(replica, None)
@@ -334,7 +331,11 @@ class ReplicaManager:
         replica.log.on_durable = None
         replica.partition.retire()
         replica.wake_fetches()
-        self._keeper.set_aside(replica.partition.id, topic_lives=topic_lives)
+
+    def stand_down(self, replica: Replica) -> None:
+        """It neither leads nor follows until an image says so, in a newer epoch."""
+        replica.partition.retire()
+        self._role_changed(replica)
 
     # ends and high watermarks
 
@@ -380,8 +381,7 @@ class ReplicaManager:
         for session in stream.sessions.values():
             replica = session.replica
             replica.partition.stream_closed(stream.follower, session.number)
-            if replica.sessions.get(stream.follower) is session:
-                del replica.sessions[stream.follower]
+            replica.detach(session)
         stream.sessions.clear()
 
     def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None:
@@ -453,7 +453,7 @@ class ReplicaManager:
         self._look_after_replicas(now_ms, stalled_ms)
         dirty, self._dirty = self._dirty, set()
         for replica in dirty:
-            for session in replica.sessions.values():
+            for session in replica.sessions:
                 session.announce()
         self.events.high_watermarks_moved(dirty)
         for link in self._links.values():
@@ -474,19 +474,14 @@ class ReplicaManager:
 
     def _look_after_replicas(self, now_ms: int, stalled_ms: int) -> None:
         if stalled_ms > STALL_MS:
-            for replica in self._led:
-                if isinstance(replica.partition.role, LeaderState):
-                    replica.partition.role.forgive(stalled_ms)
+            forgive(self._led, stalled_ms)
         for replica in list(self._parked):
             replica.partition.parked.expire(now_ms)
             if not len(replica.partition.parked):
                 self._parked.discard(replica)
         for replica in [one for one in self._leaving if not len(one.partition.parked)]:
             self._drop(replica, topic_lives=True)
-        for name, error in self._logs.lost:
-            # Reported unclean at the registration of the next life; the other replicas serve.
-            event_notes.note_lost(self.events, name, error)
-            self._faults.fatal(f"log {name} failed", error)
+        self.repairs.look(now_ms)
 
     def _propose(self, replica: Replica, *, lag_max_ms: int | None) -> None:
         epoch = self.broker_epoch

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from broker.replication.partition_state import LeaderState
+
 if TYPE_CHECKING:
     from broker.replication.follower_stream import FollowerStream
     from broker.replication.leader_stream import LeaderStream
+    from broker.replication.replica import Replica
 
 T = TypeVar("T")
 
@@ -36,6 +39,13 @@ class Rounds(Generic[T]):
             self._left, self._share = iter(now), len(now) // self._ticks + 1
         self._tick = (self._tick + 1) % self._ticks
         return islice(self._left, self._share)
+
+
+def forgive(led: Iterable[Replica], stalled_ms: int) -> None:
+    """This process stood still: nobody is blamed for it (rule M7)."""
+    for replica in led:
+        if isinstance(replica.partition.role, LeaderState):
+            replica.partition.role.forgive(stalled_ms)
 
 
 class StreamCare:

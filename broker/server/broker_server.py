@@ -83,6 +83,7 @@ class BrokerServer:
             self._unclean_partitions,
             clock,
             self._make_disk_watch(disk, clock).is_silent,
+            self.manager.repairs.report,
         )
         local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
         self._coordinator = self._make_coordinator(local, clock)

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 from broker.server.controller_clock import ControllerClock
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
-from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer, RegisterBroker
+from raft_metadata.records.commands import (
+    BrokerHeartbeat,
+    FailedReplica,
+    HeartbeatAnswer,
+    RegisterBroker,
+)
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
@@ -50,6 +55,7 @@ class Lifecycle:
         unclean_partitions: Callable[[], PartitionSet],
         clock: Clock,
         disk_is_silent: Callable[[], bool] = lambda: False,
+        failed_replicas: Callable[[], tuple[FailedReplica, ...]] = tuple,
     ) -> None:
         self.broker_epoch: BrokerEpoch | None = None
         """As answered by the controller; roles go by what the image says."""
@@ -66,6 +72,7 @@ class Lifecycle:
         self._unclean_partitions = unclean_partitions
         self._disk_is_silent = disk_is_silent
         self._was_silent = False
+        self._failed_replicas = failed_replicas
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
         self._beaten = asyncio.Event()
@@ -180,6 +187,7 @@ class Lifecycle:
     async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
         """Tell the heartbeats where this broker stands, until the registration is gone."""
         at_once = True
+        told: tuple[tuple[FailedReplica, ...], int] = ((), 0)
         with self._controllers.heartbeats(self._heard) as heartbeats:
             while not self._is_gone(epoch):
                 self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
@@ -188,7 +196,11 @@ class Lifecycle:
                     broker_epoch=epoch,
                     metadata_offset=self._loader.image.next_offset,
                     want_shutdown=self._want_shutdown,
+                    failed=self._failed_replicas(),
                 )
+                if command.failed:  # what waits for it goes on as soon as it is heard
+                    news = (command.failed, command.metadata_offset)
+                    at_once, told = at_once or news != told, news
                 if not self._keeps_silent():
                     heartbeats.say(command, at_once=at_once)
                 at_once = await self._asked_within(PROGRESS_MS)

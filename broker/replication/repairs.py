@@ -1,0 +1,228 @@
+"""Damaged replicas of a running broker: said to the controllers, emptied, filled again (rule Q5).
+
+Found while they are read, these logs take no more bytes. Heartbeats name them until each is done
+with, and the controllers hand over what is led here and take the replica out of ISR and ELR, behind
+a new leader epoch, where somebody sound can lead (`raft_metadata.controller.failed_replicas`).
+
+A log is set aside only once this broker's own image, which is committed, shows all of that:
+somebody else leads, this replica counts nowhere, and the leader epoch is newer than any in which
+this log took part. An attempt in flight that would put it back is of an older leader epoch, and
+refused; its leader knows of no session of that log any more (rule R4). A crash at any point leaves
+the mark, so that the next start refuses the log and reports it (rule R6); one behind the move
+leaves an empty replica, which counts nowhere.
+
+Where nobody sound can lead, this replica leads on: what is readable is served, what is not is
+refused, and nothing is emptied. Alone in ISR and ELR it takes writes, too. The damaged records are
+gone here then, unless an operator finds them in another replica's copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from broker.log.disk import PASSING
+from broker.log.log_directory import InDoubtError
+from broker.replication import event_notes
+from broker.replication.partition_state import LeaderState
+from raft_metadata.common.ids import LeaderEpoch
+from raft_metadata.records.commands import FAILED_REPLICAS_MAX, FailedReplica
+from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
+
+if TYPE_CHECKING:
+    from broker.log.log_manager import LogManager
+    from broker.replication.events import EventJournal
+    from broker.replication.frames import Key
+    from broker.replication.replica import Replica
+    from raft_metadata.common.faults import FaultHandler
+    from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicIdPartition
+    from raft_metadata.image.metadata_image import (
+        MetadataImage,
+        PartitionRegistration,
+        TopicImage,
+    )
+
+LOOK_AGAIN_MS = 500
+"""How often a replica that could not be set aside (the disk is full) is looked at again."""
+TELL_AGAIN_MS = 600_000
+"""How often an operator is told of what stays damaged."""
+
+_log = logging.getLogger("broker.replication")
+
+
+class RepairHost(Protocol):
+    """What the repairs ask of the `ReplicaManager`."""
+
+    image: MetadataImage
+
+    @property
+    def broker_epoch(self) -> BrokerEpoch | None: ...
+    def replica(self, partition: TopicIdPartition) -> Replica | None: ...
+    def stand_down(self, replica: Replica) -> None: ...
+    def release(self, replica: Replica) -> None: ...
+    def apply_partition(self, topic: TopicImage, key: Key) -> None: ...
+
+
+class Repairs:
+    """Owned by the `ReplicaManager`, on its loop."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        logs: LogManager,
+        events: EventJournal,
+        faults: FaultHandler,
+        host: RepairHost,
+    ) -> None:
+        self._me = broker_id
+        self._logs = logs
+        self._events = events
+        self._faults = faults
+        self._host = host
+        self.damaged: dict[Key, Replica] = {}
+        self._reasons: dict[Key, BaseException] = {}
+        self._looked_ms = 0
+        self._told_ms: dict[Key, int] = {}
+
+    # found
+
+    def look(self, now_ms: int) -> None:
+        """Take in what was found since the last tick; look again at what waits."""
+        for name, error in self._logs.take_lost():
+            where = self._logs.identity(name)
+            replica = self._host.replica(where)
+            event_notes.note_lost(self._events, where, replica, error)
+            if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
+                # An older controller learns of it from the registration of the next life only.
+                self._events.close()
+                self._faults.fatal(f"log {name} failed", error)
+            elif replica is not None:
+                self._found(replica, error)
+        if self.damaged and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
+            self._looked_ms = now_ms
+            for key, replica in list(self.damaged.items()):
+                self._look_at(replica)
+                if key in self.damaged:
+                    self._tell(key, replica, now_ms)
+
+    def _found(self, replica: Replica, error: BaseException) -> None:
+        self.damaged[replica.key] = replica
+        self._reasons[replica.key] = error
+        if not isinstance(replica.partition.role, LeaderState) or not self._can_lead(replica.key):
+            self._host.stand_down(replica)  # it acknowledges nothing more
+        self._look_at(replica)
+
+    def _look_at(self, replica: Replica) -> None:
+        """Judge it by the present image."""
+        topic = self._host.image.topics.get(replica.partition.id.topic_id)
+        if topic is not None and self._host.broker_epoch is not None:
+            self._host.apply_partition(topic, replica.key)
+
+    def _can_lead(self, key: Key) -> bool:
+        return not isinstance(self._reasons[key], InDoubtError)
+
+    def _tell(self, key: Key, replica: Replica, now_ms: int) -> None:
+        """What nobody can mend but an operator."""
+        if now_ms - self._told_ms.setdefault(key, now_ms - TELL_AGAIN_MS + 10_000) < TELL_AGAIN_MS:
+            return
+        self._told_ms[key] = now_ms
+        _log.error(
+            "damaged replica can't be filled again: no sound replica leads, or too many damaged "
+            "copies are kept log=%s leads=%s error=%s",
+            replica.log.name,
+            isinstance(replica.partition.role, LeaderState),
+            self._reasons[key],
+        )
+
+    # said
+
+    def report(self) -> tuple[FailedReplica, ...]:
+        """What heartbeats say: those found in this life first, then what starts refused."""
+        if not (self.damaged or self._logs.offline):
+            return ()
+        if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
+            return ()
+        found = {
+            replica.partition.id: FailedReplica(
+                topic_id=replica.partition.id.topic_id,
+                partition=replica.partition.id.partition,
+                leader_epoch=replica.partition.role.epoch,
+                can_lead=self._can_lead(key),
+            )
+            for key, replica in self.damaged.items()
+        }
+        for where in self._logs.offline:
+            if where not in found and len(found) < FAILED_REPLICAS_MAX:
+                found[where] = FailedReplica(
+                    topic_id=where.topic_id,
+                    partition=where.partition,
+                    leader_epoch=LeaderEpoch(-1),
+                    can_lead=False,
+                )
+        return tuple(found.values())[:FAILED_REPLICAS_MAX]
+
+    # done with
+
+    def holds_back(self, key: Key, registration: PartitionRegistration) -> bool:
+        """What an image means for a damaged replica; False: take the role it gives, as any other.
+
+        By then the log may be a new one, which is to be opened.
+        """
+        replica = self.damaged.get(key)
+        if replica is None:
+            return False
+        if self._me not in registration.replicas:
+            self.forget(key)
+            return False
+        try:
+            return self._settle(replica, registration)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            _log.warning("damaged log waits log=%s error=%s", replica.log.name, error)
+            return True
+
+    def _settle(self, replica: Replica, registration: PartitionRegistration) -> bool:
+        key, role = replica.key, replica.partition.role
+        self._logs.note_damage()
+        if registration.leader == self._me:
+            if not self._can_lead(key):
+                return True
+            if registration.isr == (self._me,) and not registration.elr:
+                self._use(replica)
+            else:
+                self._give_up(replica)
+            return False
+        if isinstance(role, LeaderState) and registration.leader_epoch > role.epoch:
+            self._host.stand_down(replica)
+        self._give_up(replica)
+        is_out = self._me not in registration.isr and self._me not in registration.elr
+        if not (is_out and registration.has_leader and registration.leader_epoch > role.epoch):
+            return True
+        if not self._logs.reset_damaged(*replica.partition.id):
+            return True
+        _log.warning("damaged log set aside, filled again log=%s leader=%d reason=%s",
+            replica.log.name, registration.leader, self._reasons[key],
+        )  # fmt: skip
+        event_notes.note_repaired(self._events, replica.partition.id, self._reasons[key])
+        self._host.release(replica)
+        return False
+
+    def _use(self, replica: Replica) -> None:
+        """Nobody else has what this one has: it goes on, but for what can't be read."""
+        if replica.partition.id in self._logs.damaged:
+            self._logs.use_damaged(*replica.partition.id)
+            _log.error("damaged replica is the last one, it goes on log=%s error=%s",
+                replica.log.name, self._reasons[replica.key],
+            )  # fmt: skip
+
+    def _give_up(self, replica: Replica) -> None:
+        """Others count again: it takes no more bytes."""
+        if replica.partition.id in self._logs.in_use:
+            self._logs.give_up(replica.partition.id, self._reasons[replica.key])
+
+    def forget(self, key: Key) -> None:
+        """The replica is gone from here."""
+        self.damaged.pop(key, None)
+        self._reasons.pop(key, None)
+        self._told_ms.pop(key, None)
