@@ -127,12 +127,14 @@ class EventJournal:
             "facts": facts,
         }
         try:
-            line = orjson.dumps(event)
+            line = orjson.dumps(event) + b"\n"
         except TypeError:  # a reason names a file whose name is no text
-            line = orjson.dumps(event | {"facts": {key: ascii(facts[key]) for key in facts}})
+            told = {key: ascii(facts[key]) for key in facts}
+            line = orjson.dumps(event | {"facts": told}) + b"\n"
+        # Never as orjson returned it: that would hold 4 KB for as long as it is kept.
         self._kept.append(line)
         if len(self._unwritten) < EVENTS_UNWRITTEN:
-            self._unwritten.append(line + b"\n")
+            self._unwritten.append(line)
             self._wanted.set()
         else:
             self.dropped += 1
@@ -191,7 +193,8 @@ class EventJournal:
             after = max(after, sequence_of(found[-1]) or 0) if found else after
         oldest = self.sequence - len(self._kept) + 1
         start = max(0, after + 1 - oldest)
-        return found + list(islice(self._kept, start, start + limit - len(found)))
+        newest = islice(self._kept, start, start + limit - len(found))
+        return found + [line[:-1] for line in newest]
 
 
 def role_name(role: Role) -> str:

@@ -88,6 +88,11 @@ class PushSession:
         self._pending_from = start
 
     @property
+    def follower(self) -> BrokerId:
+        """Who is pushed to."""
+        return self.stream.follower
+
+    @property
     def is_behind(self) -> bool:
         """Whether the next bytes must be read from the log: others are nearer to its end."""
         return not self._pending and self.next < self.replica.log.log_end_offset
@@ -333,7 +338,7 @@ class LeaderStream(asyncio.Protocol):
         if before is not None:
             before.drop_window()
         self.sessions[replica.key] = session
-        replica.sessions[self.follower] = session
+        replica.attach(session)
         self.answer(replica.key, valid)
         self.mark(session)
         session.announce()

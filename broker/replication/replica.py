@@ -21,6 +21,8 @@ class FollowerSession(Protocol):
 
     number: int
 
+    @property
+    def follower(self) -> BrokerId: ...
     def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None: ...
     def announce(self) -> None: ...
     def forget(self) -> None: ...
@@ -63,22 +65,41 @@ class Replica:
         self.key = key
         self.link: Link | None = None
         """To the leader, as follower."""
-        self.sessions: dict[BrokerId, FollowerSession] = {}
-        """Followers that are pushed to, as leader."""
+        self.sessions: tuple[FollowerSession, ...] = ()
+        """Followers that are pushed to, as leader: each one once."""
         self.fetch_waiters: dict[asyncio.Future[None], None] | None = None
         """In order of arrival; None, not an empty one: most of ten thousand partitions are idle."""
 
     def listen(self) -> None:
-        """Tell the host of the ends of this replica from now on."""
-        self.partition.on_high_watermark = self._high_watermark_moved
+        """Tell the host of the ends of this replica from now on.
+
+        Log and partition call this object itself: two bound methods for each of ten thousand
+        partitions would take more than a megabyte.
+        """
+        self.partition.on_high_watermark = self
         self.log.on_durable = self
 
-    def _high_watermark_moved(self, _: Partition) -> None:
-        self.host.high_watermark_moved(self)
+    def __call__(self, moved: Partition | None = None) -> None:
+        """The partition's high watermark moved, or, without it, a sync of the log is over."""
+        if moved is None:
+            self.host.durable_end_moved(self)
+        else:
+            self.host.high_watermark_moved(self)
 
-    def __call__(self) -> None:
-        """A sync of the log is over: the log calls this object itself, as its `on_durable`."""
-        self.host.durable_end_moved(self)
+    def attach(self, session: FollowerSession) -> None:
+        """Push to this follower from now on, in this session."""
+        others = (s for s in self.sessions if s.follower != session.follower)
+        self.sessions = (*others, session)
+
+    def detach(self, session: FollowerSession) -> None:
+        """Its connection is gone."""
+        self.sessions = tuple(s for s in self.sessions if s is not session)
+
+    def forget_sessions(self) -> None:
+        """The role that gave them is over."""
+        sessions, self.sessions = self.sessions, ()
+        for session in sessions:
+            session.forget()
 
     def configure(self, view: TopicView) -> None:
         """The topic's configs as they are now, in force from the next append on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,18 @@ async def test_a_truncation_and_an_isr_change_say_from_where_to_where(tmp_path: 
         "from": 9, "to": 0, "high_watermark": 4, "unclean": True, "reason": "diverging",
     }  # fmt: skip
     logs.close(None)
+
+
+async def test_events_in_memory_take_no_more_than_they_are_long(tmp_path: Path) -> None:
+    """The encoder's own results hold 4 KB each, however short: 4 MB of a broker's memory."""
+    story = journal(tmp_path)
+    tracemalloc.start()
+    try:
+        for number in range(EVENTS_KEPT):
+            story.note(EventKind.ROLE_CHANGED, HERE, number, role="leader")
+        story._unwritten.clear()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    lengths = sum(map(len, await story.read(0, EVENTS_KEPT)))
+    assert taken < lengths + EVENTS_KEPT * 100

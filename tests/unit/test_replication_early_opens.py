@@ -120,6 +120,6 @@ async def test_a_leader_forgets_with_its_ticks_and_answers_what_came_in_time(
     manager.follower_opens(stream, gone, open_in(0))
     assert waiting(manager._early) == 2
     manager.on_metadata_update(mine)
-    assert OTHER in manager._replicas[KEY].sessions
+    assert [session.follower for session in manager._replicas[KEY].sessions] == [OTHER]
     manager._tick(manager._clock.monotonic_ms() + UNKNOWN_OPEN_MS + 1)
     assert waiting(manager._early) == 0
