@@ -17,15 +17,13 @@ from broker.record.batch import (
     BatchError,
     BatchHeader,
     BatchSlice,
-    Lines,
     parse_header,
     place_of,
     verify,
-    whole_lines,
-    whole_slices,
 )
 from broker.record.compression import PackedSlice, Piece, lines_of, unpacked_size
 from broker.record.render import offset_of_line, timestamp_of_line
+from broker.record.whole_batches import Lines, whole_lines, whole_slices
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:

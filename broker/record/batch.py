@@ -44,23 +44,23 @@ except ImportError:
 MAGIC = b"\xffQB1"
 _LOCAL = Struct("<4sIqII")
 _REST = Struct("<qIIiqqqqhiH")
-_WHOLE = Struct("<4sIqIIqIIiqqqqhiH")
+WHOLE = Struct("<4sIqIIqIIiqqqqhiH")
+"""The fields of a `BatchHeader`."""
 _PLACE = Struct("<4sIqIIqII")
-_LOOK = Struct("<4sI12xIqII42xH")
-"""Magic, length, crc, base offset, count, last offset delta, attributes."""
 _I64 = Struct("<q")
 _STAMP = Struct("<qI")
-HEADER_SIZE = _WHOLE.size
+HEADER_SIZE = WHOLE.size
 _STAMP_AT = 8
 _CRC_AT = 20
-_REST_AT = 24
+CRC_FROM = 24
+"""Where in a batch that begins which its crc covers."""
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 
 _VALUE_FORMAT_SHIFT = 2
 _FORMAT_MASK = 0b11
-_LENGTH, _CRC, _BASE_OFFSET, _COUNT, _DELTA, _LEADER_EPOCH, _ATTRIBUTES = 1, 4, 5, 6, 7, 8, 15
+_LENGTH, _CRC, _BASE_OFFSET, _COUNT, _DELTA, _LEADER_EPOCH = 1, 4, 5, 6, 7, 8
 """Places in a `BatchHeader`: by number a field costs a third of what it costs by name."""
 _new_tuple = tuple.__new__
 _TRANSACTIONAL = 1 << 4
@@ -160,14 +160,6 @@ class BatchSlice(NamedTuple):
     count: int  # type: ignore[assignment]  # as above
 
 
-class Lines(NamedTuple):
-    """The lines of consecutive batches, without what the batches say of them."""
-
-    pieces: Sequence[bytes | bytearray | memoryview]
-    next_offset: int
-    """Where reading goes on."""
-
-
 def attributes_of(
     key_format: RecordFormat,
     value_format: RecordFormat,
@@ -233,7 +225,7 @@ def parse_header(buffer: Buffer, at: int = 0) -> BatchHeader:
     if len(buffer) - at < HEADER_SIZE:
         msg = f"{len(buffer) - at} bytes are fewer than a batch header"
         raise BatchError(msg)
-    return BatchHeader._make(_WHOLE.unpack_from(buffer, at))
+    return BatchHeader._make(WHOLE.unpack_from(buffer, at))
 
 
 def place_of(buffer: Buffer, at: int) -> tuple[int, int, int]:
@@ -268,7 +260,7 @@ def verify(buffer: Buffer, at: int = 0) -> BatchHeader:
         msg = f"{end - len(buffer)} bytes of the batch are missing"
         raise BatchError(msg)
     with memoryview(buffer) as view:
-        crc = crc32(view[at + _REST_AT : end])
+        crc = crc32(view[at + CRC_FROM : end])
     if crc != header.crc:
         msg = f"crc is {crc:#010x}, the header says {header.crc:#010x}"
         raise BatchError(msg)
@@ -358,9 +350,9 @@ def _quickly_verified(view: memoryview, at: int, end: int) -> BatchHeader | None
     """
     if end - at < HEADER_SIZE:
         return None
-    fields = _WHOLE.unpack_from(view, at)
+    fields = WHOLE.unpack_from(view, at)
     stop = at + HEADER_SIZE + fields[_LENGTH]
-    if fields[0] != MAGIC or stop > end or crc32(view[at + _REST_AT : stop]) != fields[_CRC]:
+    if fields[0] != MAGIC or stop > end or crc32(view[at + CRC_FROM : stop]) != fields[_CRC]:
         return None
     if not (0 < fields[_COUNT] <= fields[_DELTA] + 1 and fields[_LENGTH]):
         return None
@@ -399,72 +391,6 @@ def verify_run(buffer: Buffer, next_offset: int, epoch: int) -> list[BatchHeader
     return headers
 
 
-def whole_slices(
-    view: memoryview, at: int, wanted: tuple[int, int], room: int
-) -> tuple[list[BatchSlice], int, int]:
-    """Sound batches from this position on that an answer takes as they are, and what comes next.
-
-    Ends before the first one that is not whole, not sound, empty, compressed, not all inside
-    ``wanted`` (first offset, end), or longer than what is left of ``room``: `verify` has the words
-    for it. One look at a header and one crc each, nothing twice: it is what a fetch spends.
-
-    Returns:
-        The slices, the position behind them, the room left.
-    """
-    slices: list[BatchSlice] = []
-    add, unpack = slices.append, _WHOLE.unpack_from
-    first, up_to = wanted
-    size = len(view)
-    last = size - HEADER_SIZE
-    while at <= last and room > 0:
-        fields = unpack(view, at)
-        length = fields[_LENGTH]
-        start = at + HEADER_SIZE
-        end = start + length
-        base, count = fields[_BASE_OFFSET], fields[_COUNT]
-        following = base + fields[_DELTA] + 1
-        if fields[0] != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
-            break
-        if base < first or following > up_to or fields[_ATTRIBUTES] & COMPRESSION_MASK:
-            break
-        if end > size or crc32(view[at + _REST_AT : end]) != fields[_CRC]:
-            break
-        header = _new_tuple(BatchHeader, fields)
-        add(_new_tuple(BatchSlice, (header, view[start:end], base, following, count)))
-        room -= length
-        at = end
-    return slices, at, room
-
-
-def whole_lines(
-    view: memoryview, at: int, wanted: tuple[int, int], room: int
-) -> tuple[list[Lines], int, int]:
-    """`whole_slices` for a reader of lines alone: all of them as one, if there are any.
-
-    Headers that nobody looks at take half of a read where batches hold one record each.
-    """
-    lines: list[Buffer] = []
-    add, unpack = lines.append, _LOOK.unpack_from
-    first, up_to = wanted
-    size = len(view)
-    last, reached = size - HEADER_SIZE, first
-    while at <= last and room > 0:
-        magic, length, crc, base, count, delta, attributes = unpack(view, at)
-        start = at + HEADER_SIZE
-        end = start + length
-        following = base + delta + 1
-        if magic != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
-            break
-        if base < first or following > up_to or attributes & COMPRESSION_MASK:
-            break
-        if end > size or crc32(view[at + _REST_AT : end]) != crc:
-            break
-        add(view[start:end])
-        room -= length
-        at, reached = end, following
-    return [Lines(lines, reached)] if lines else [], at, room
-
-
 _SLICE = Struct("<IIqq")
 
 
@@ -475,7 +401,7 @@ def encode_slices(slices: Sequence[BatchSlice]) -> bytes:
         parts.append(
             _SLICE.pack(len(piece.lines), piece.count, piece.first_offset, piece.next_offset)
         )
-        parts.append(_WHOLE.pack(*piece.header))
+        parts.append(WHOLE.pack(*piece.header))
         parts.append(piece.lines)
     return b"".join(parts)
 
@@ -495,7 +421,7 @@ def decode_slices(frame: bytes | memoryview) -> list[BatchSlice]:
             raise BatchError(msg)
         length, count, first, following = _SLICE.unpack_from(view, at)
         at += _SLICE.size
-        header = BatchHeader._make(_WHOLE.unpack_from(view, at))
+        header = BatchHeader._make(WHOLE.unpack_from(view, at))
         at += HEADER_SIZE
         if at + length > len(view):
             msg = "the frame ends inside a slice's lines"

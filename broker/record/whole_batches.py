@@ -1,0 +1,101 @@
+"""Runs of sound batches that an answer takes as they are: what a fetch spends per batch.
+
+One look at a header and one crc each, nothing twice. Whatever is not plain (not whole, not sound,
+empty, compressed, not all wanted) ends a run: the careful way of `log_reader`, with `verify`, has
+the words for it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.record.batch import (
+    COMPRESSION_MASK,
+    CRC_FROM,
+    HEADER_SIZE,
+    MAGIC,
+    WHOLE,
+    BatchHeader,
+    BatchSlice,
+    crc32,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LOOK = Struct("<4sI12xIqII42xH")
+"""Magic, length, crc, base offset, count, last offset delta, attributes."""
+_new_tuple = tuple.__new__
+
+
+class Lines(NamedTuple):
+    """The lines of consecutive batches, without what the batches say of them."""
+
+    pieces: Sequence[bytes | bytearray | memoryview]
+    next_offset: int
+    """Where reading goes on."""
+
+
+def whole_slices(
+    view: memoryview, at: int, wanted: tuple[int, int], room: int
+) -> tuple[list[BatchSlice], int, int]:
+    """Sound batches from this position on that an answer takes as they are, and what comes next.
+
+    Ends before the first one that is not whole, not sound, empty, compressed, not all inside
+    ``wanted`` (first offset, end), or longer than what is left of ``room``.
+
+    Returns:
+        The slices, the position behind them, the room left.
+    """
+    slices: list[BatchSlice] = []
+    add, unpack = slices.append, WHOLE.unpack_from
+    first, up_to = wanted
+    size = len(view)
+    last = size - HEADER_SIZE
+    while at <= last and room > 0:
+        fields = unpack(view, at)
+        magic, length, _, _, crc, base, count, delta = fields[:8]
+        start = at + HEADER_SIZE
+        end = start + length
+        following = base + delta + 1
+        if magic != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
+            break
+        if base < first or following > up_to or fields[-1] & COMPRESSION_MASK:
+            break
+        if end > size or crc32(view[at + CRC_FROM : end]) != crc:
+            break
+        header = _new_tuple(BatchHeader, fields)
+        add(_new_tuple(BatchSlice, (header, view[start:end], base, following, count)))
+        room -= length
+        at = end
+    return slices, at, room
+
+
+def whole_lines(
+    view: memoryview, at: int, wanted: tuple[int, int], room: int
+) -> tuple[list[Lines], int, int]:
+    """`whole_slices` for a reader of lines alone: all of them as one, if there are any.
+
+    Headers that nobody looks at take half of a read where batches hold one record each.
+    """
+    lines: list[bytes | bytearray | memoryview] = []
+    add, unpack = lines.append, _LOOK.unpack_from
+    first, up_to = wanted
+    size = len(view)
+    last, reached = size - HEADER_SIZE, first
+    while at <= last and room > 0:
+        magic, length, crc, base, count, delta, attributes = unpack(view, at)
+        start = at + HEADER_SIZE
+        end = start + length
+        following = base + delta + 1
+        if magic != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
+            break
+        if base < first or following > up_to or attributes & COMPRESSION_MASK:
+            break
+        if end > size or crc32(view[at + CRC_FROM : end]) != crc:
+            break
+        add(view[start:end])
+        room -= length
+        at, reached = end, following
+    return [Lines(lines, reached)] if lines else [], at, room
