@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +126,72 @@ async def test_deleted_records_are_gone_on_every_replica_and_after_a_kill_of_all
     gone = await cluster.fetch(through, topic, offset=6)
     assert gone.status == 400
     assert (await cluster.fetch(through, topic, offset=7)).body[0]["offset"] == 7
+
+
+PARTITIONS = 8
+"""Each deletes on its own; the leader of all dies with the first answer."""
+
+
+async def deleted_until_the_leader_dies(
+    cluster: LiveCluster, topic: str, leader: int
+) -> dict[int, int]:
+    """Delete the beginning of every partition; where each begins, as far as it was answered.
+
+    Those that the old leader did not answer are asked of the next one by the broker in between.
+    """
+    answered: dict[int, int] = {}
+    pid = cluster.pid(f"broker-{leader}")
+    assert pid is not None
+    through = min(ALL - {leader})
+
+    async def delete(partition: int) -> None:
+        url = f"{cluster.topics_url(through)}/{topic}/partitions/{partition}:delete-records"
+        answer = await cluster.ask("POST", url, {"before_offset": 1 + partition})
+        if answer.status == 200:
+            if not answered:
+                os.kill(pid, signal.SIGKILL)
+            answered[partition] = answer.body["log_start_offset"]
+        else:
+            assert (answer.status, answer.body["outcome"]) == (503, "unknown"), answer
+
+    await asyncio.gather(*(delete(partition) for partition in range(PARTITIONS)))
+    return answered
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [1, 2, *(pytest.param(number, marks=pytest.mark.slow) for number in range(3, 31))],
+)
+async def test_rule_r10_a_leader_that_dies_right_after_a_deletion_brings_nothing_back(
+    cluster: LiveCluster, attempt: int
+) -> None:
+    leader = 1 + attempt % len(ALL)
+    topic, through = f"deleted-{attempt}", min(ALL - {leader})
+    replicas = [leader, *sorted(ALL - {leader})]
+    assigned = {str(partition): replicas for partition in range(PARTITIONS)}
+    body = {"topic_name": topic, "replicas_assignments": assigned}
+    assert (await cluster.ask("POST", cluster.topics_url(through), body)).status == 201
+    for partition in range(PARTITIONS):
+        await cluster.wait_isr(topic, partition, ALL, through)
+        sent = await cluster.produce(leader, topic, *range(PARTITIONS), partition=partition)
+        assert sent.status == 200, sent
+    answered = await deleted_until_the_leader_dies(cluster, topic, leader)
+    assert answered
+    for partition, start in answered.items():
+
+        async def led(partition: int = partition) -> bool:
+            now = (await cluster.partition(topic, partition, through))["leader_id"]
+            return now in ALL - {leader}
+
+        assert start == 1 + partition
+        await cluster.until(led, f"another broker leads partition {partition}")
+        url = f"{cluster.topics_url(through)}/{topic}/partitions/{partition}/offset"
+        assert (await cluster.ask("GET", url)).body["earliest_offset"] == start, partition
+        gone = await cluster.fetch(through, topic, partition, offset=start - 1)
+        assert gone.status == 400, gone
+    cluster.start_node(f"broker-{leader}")
+    for partition in range(PARTITIONS):
+        await cluster.wait_isr(topic, partition, ALL, through)
 
 
 async def test_what_each_level_of_acks_loses_when_the_leader_dies_right_after(
