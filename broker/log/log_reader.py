@@ -21,7 +21,7 @@ from broker.record.batch import (
     place_of,
     verify,
 )
-from broker.record.compression import PackedSlice, Piece, lines_of, unpacked_size
+from broker.record.compression import PackedSlice, Piece, lines_of
 from broker.record.render import offset_of_line, timestamp_of_line
 from broker.record.whole_batches import Lines, whole_lines, whole_slices
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
@@ -178,10 +178,10 @@ class _Answer:
         lines: bytes | memoryview = stored
         if header.is_compressed:
             if self._packed and not inside:
-                size = _unpacked(self._segment, header, unpacked_size, stored)
-                if size <= self.room:
-                    slices.append(PackedSlice.whole(header, stored))
-                    self.room -= size
+                whole = _unpacked(self._segment, header, partial(PackedSlice.whole, header), stored)
+                if whole.lines_size <= self.room:
+                    slices.append(whole)
+                    self.room -= whole.lines_size
                     return True
                 if slices:
                     return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from broker.coordinator import group_wire
-from broker.record.batch import BatchSlice, RecordFormat, decode_slices, encode_slices
+from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
+    from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.log_starts import LogStarts
@@ -232,7 +233,7 @@ def _told_apart(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Pie
     """Which of these hold frames is said beside them: what was cut out of one is lines."""
     pieces: list[Piece] = list(slices)
     for index in packed:
-        pieces[index] = PackedSlice(*slices[index])
+        pieces[index] = PackedSlice.received(slices[index])
     return pieces
 
 
@@ -250,7 +251,8 @@ def _fetched(result: FetchResult) -> bytes:
         return _join(head, encode_slices(result.slices))
     pieces = result.packed
     head["packed"] = [at for at, piece in enumerate(pieces) if isinstance(piece, PackedSlice)]
-    return _join(head, encode_slices([BatchSlice(*piece) for piece in pieces]))
+    sent = [piece.as_sent() if isinstance(piece, PackedSlice) else piece for piece in pieces]
+    return _join(head, encode_slices(sent))
 
 
 class NearReads(Protocol):
