@@ -317,7 +317,12 @@ class LogManager(DamagedLogs):
         return self._shared
 
     def _open_one(
-        self, name: str, clean: tuple[int, str] | None, watermarks: dict[str, tuple[int, int]]
+        self,
+        name: str,
+        clean: tuple[int, str] | None,
+        watermarks: dict[str, tuple[int, int]],
+        *,
+        cuts: bool = True,
     ) -> None:
         """Recover one directory; a damaged one is refused alone, the others serve (rule Q5)."""
         directory = f"{self.root}/{name}"
@@ -343,7 +348,7 @@ class LogManager(DamagedLogs):
         try:
             clean_end = None if clean is None else clean[0]
             found = recover_log(
-                self._files, directory, clean_end=clean_end, producers=self._producers
+                self._files, directory, clean_end=clean_end, producers=self._producers, cuts=cuts
             )
         except CorruptionError as error:
             self._refuse(name, key, error)
@@ -359,6 +364,23 @@ class LogManager(DamagedLogs):
         self.removals.note(log)
         self._logs[key] = log
         self._keys[name] = key
+
+    def open_refused(self, topic_id: TopicId, partition: PartitionId) -> bool:
+        """Open a log after all that a start refused, as nobody has more; whether it could be.
+
+        What recovery finds wanting stays offline, and untouched.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        name = self._name_of(key)
+        if not self._disk.read_file(f"{self.root}/{name}/{PARTITION_FILE}"):
+            return False
+        del self.offline[key]
+        self.forget_unclean(topic_id, partition)
+        self._open_one(name, None, {}, cuts=False)
+        log = self._logs.get(key)
+        if log is not None:
+            log.request_flush()
+        return log is not None
 
     def _refuse_torn(self, name: str) -> None:
         """A crash came before this directory's first sync: nothing in it was ever durable."""

@@ -112,6 +112,7 @@ def recover_log(
     *,
     clean_end: int | None = None,
     producers: ProducerLimits | None = None,
+    cuts: bool = True,
 ) -> RecoveredLog:
     """Read, check and mend one partition's directory.
 
@@ -121,6 +122,7 @@ def recover_log(
         clean_end: the log end that a clean shutdown recorded. The active segment is then taken
             from its index file, and an end below this one is corruption.
         producers: how many producers are remembered, and for how long.
+        cuts: whether a torn tail is cut; else it is refused like any other damage.
 
     Raises:
         CorruptionError: durable bytes are gone; names file and offset. Nothing was changed.
@@ -135,7 +137,7 @@ def recover_log(
     bad = _scan_segments(scan, trusted)
     cut_bytes = 0
     if bad is not None:
-        _refuse_if_durable(scan, bad)
+        _refuse_if_durable(scan, bad, proven=not cuts)
         cut_bytes = _cut(scan, bad)
     end = scan.segments[-1].next_offset if scan.segments else scan.log_start
     if max(end, scan.log_start) < scan.proven_end:
@@ -369,8 +371,11 @@ def _next_batch(
     return header, chunk, start
 
 
-def _refuse_if_durable(scan: _Scan, bad: _Point) -> None:
-    """Raise CorruptionError if anything proves that the bad batch was durable once (rule Q5)."""
+def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
+    """Raise CorruptionError if anything proves that the bad batch was durable once (rule Q5).
+
+    ``proven``: it is known already.
+    """
     proof = scan.proven_end
     for number in range(max(bad.segment, 0), len(scan.segments)):
         fd = scan.files.use(scan.segments[number])
@@ -378,7 +383,7 @@ def _refuse_if_durable(scan: _Scan, bad: _Point) -> None:
         for header in _valid_batches(scan.disk, fd, position):
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
-    if proof > max(bad.offset, scan.log_start):
+    if proven or proof > max(bad.offset, scan.log_start):
         segment = scan.segments[bad.segment] if bad.segment >= 0 else scan.segments[0]
         msg = (
             f"{bad.why} file={segment.log_path} position={bad.position} offset={bad.offset}: "

@@ -40,6 +40,8 @@ class LogKeeper:
         self._logs = logs
         self._aside: dict[TopicIdPartition, bool] = {}
         """Logs that are still to be moved into quarantine; whether their topic lives on."""
+        self.unopenable: set[TopicIdPartition] = set()
+        """Damaged logs that can't be opened even where nobody has more."""
         self._looked_ms = 0
         self._quarantined: dict[str, int] = {}
         """Deleted logs on disk, and since when this process has known of each."""
@@ -64,7 +66,7 @@ class LogKeeper:
         damage = self._logs.offline.get(partition_id)
         if damage is not None:
             if not self._set_damaged_aside(image, partition_id):
-                return None
+                return self._open_refused(image, partition_id, config)
             if events is not None:
                 note_repaired(events, partition_id, damage)
         holder = self._logs.holder(topic.name, number)
@@ -86,6 +88,27 @@ class LogKeeper:
         if not registration.has_leader or registration.leader == self._config.broker_id:
             return False
         return self._logs.reset_damaged(*partition_id)
+
+    def _open_refused(
+        self, image: MetadataImage, partition_id: TopicIdPartition, config: LogConfig
+    ) -> PartitionLog | None:
+        """The replica leads alone, by an unclean election: with what it has, if that opens.
+
+        It blocks for as long as a start would take for this log; tried once.
+        """
+        registration = image.partition(*partition_id)
+        me = self._config.broker_id
+        leads = registration is not None and registration.isr == (me,) == (registration.leader,)
+        if not leads or partition_id in self.unopenable or partition_id in self._logs.damaged:
+            return None
+        if not self._logs.open_refused(*partition_id):
+            self.unopenable.add(partition_id)
+            return None
+        _log.error("a damaged replica leads, with what it has log=%s", partition_id)
+        log = self._logs.get(*partition_id)
+        if log is not None:
+            log.config = config
+        return log
 
     def _recorded_damage(self, image: MetadataImage) -> PartitionSet:
         """What this incarnation reported and the controller has recorded (rules M4, R6)."""

@@ -30,6 +30,8 @@ from raft_metadata.records.commands import FAILED_REPLICAS_MAX, FailedReplica
 from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from broker.log.log_manager import LogManager
     from broker.replication.events import EventJournal
     from broker.replication.frames import Key
@@ -72,12 +74,15 @@ class Repairs:
         logs: LogManager,
         events: EventJournal,
         faults: FaultHandler,
+        unopenable: Set[TopicIdPartition],
         host: RepairHost,
     ) -> None:
+        """``unopenable``: damaged logs that can't be opened even where nobody has more."""
         self._me = broker_id
         self._logs = logs
         self._events = events
         self._faults = faults
+        self._unopenable = unopenable
         self._host = host
         self.damaged: dict[Key, Replica] = {}
         self._reasons: dict[Key, BaseException] = {}
@@ -157,7 +162,7 @@ class Repairs:
                     topic_id=where.topic_id,
                     partition=where.partition,
                     leader_epoch=LeaderEpoch(-1),
-                    can_lead=False,
+                    can_lead=where not in self._unopenable,
                 )
         return tuple(found.values())[:FAILED_REPLICAS_MAX]
 

@@ -115,7 +115,8 @@ class ReplicaManager:
             lambda topic_id: changes.topic_name(self.image, topic_id),
         )  # fmt: skip
         self._notes = event_notes.RoleNotes(self.events)
-        self.repairs = Repairs(config.broker_id, logs, self.events, faults, self)
+        unopenable = self._keeper.unopenable
+        self.repairs = Repairs(config.broker_id, logs, self.events, faults, unopenable, self)
         self._isr = IsrKeeper(
             config.broker_id, controllers, clock, lambda: self.image.feature_level, self.events
         )

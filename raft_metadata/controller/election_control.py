@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -17,8 +17,13 @@ from raft_metadata.controller.broker_views import (
     is_electable,
     is_starting,
 )
+from raft_metadata.controller.failed_replicas import (
+    NOBODY_DAMAGED,
+    Damaged,
+    unable_replicas,
+)
 from raft_metadata.controller.partition_change import unclean_candidate
-from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft, at
+from raft_metadata.controller.partition_draft import PartitionDraft, at
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
@@ -92,7 +97,7 @@ def decide_elect_leaders(
             results.append(_failed(place, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "does not exist"))
             continue
         draft = PartitionDraft.of(partition)
-        damaged = failed.get(at(topic.topic_id, place.partition), {}).keys()
+        damaged = failed.get(at(topic.topic_id, place.partition), NOBODY_DAMAGED)
         if command.election is Election.PREFERRED:
             refusal = _elect_preferred(image.brokers, draft, damaged)
         else:
@@ -144,7 +149,7 @@ def _failed(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionRes
 
 
 def _elect_preferred(
-    brokers: Brokers, draft: PartitionDraft, damaged: Collection[BrokerId] = NOBODY
+    brokers: Brokers, draft: PartitionDraft, damaged: Damaged = NOBODY_DAMAGED
 ) -> _Refusal | None:
     """The first replica that stays, if it is in the ISR, alive, and not drained (invariant P9)."""
     preferred = draft.before.target[0]
@@ -173,9 +178,7 @@ def _why_not(brokers: Brokers, draft: PartitionDraft, preferred: BrokerId) -> st
     return ""
 
 
-def _elect_any(
-    brokers: Brokers, draft: PartitionDraft, damaged: Collection[BrokerId]
-) -> _Refusal | None:
+def _elect_any(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> _Refusal | None:
     """Clean, if it can be; else see `unclean_candidate`, which documents the order.
 
     Not while a member of ISR or ELR is starting: it holds everything, and may lead in a moment.
@@ -196,6 +199,8 @@ def _elect_any(
     chosen = unclean_candidate(brokers, draft, any_replica=True, damaged=damaged)
     if chosen is None:
         message = f"none of its replicas {list(draft.replicas)} is alive"
+        if unable_replicas(damaged):
+            message += f"; the logs of {sorted(unable_replicas(damaged))} can't be opened"
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
     draft.lead_uncleanly(chosen)
     return None

@@ -15,18 +15,28 @@ broker empties it once it sees that committed, and fills it again. Three things 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.controller.broker_views import BrokerViews, is_electable
 from raft_metadata.controller.partition_draft import NOBODY
 from raft_metadata.image.metadata_image import PartitionRegistration
+from raft_metadata.records.commands import FailedReplica
+
+Damaged = Mapping[BrokerId, FailedReplica]
+"""Who says that its log of one partition is damaged."""
+NOBODY_DAMAGED: Damaged = MappingProxyType({})
 
 
-def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> Collection[BrokerId]:
-    """Everybody who says that its log of this partition is damaged."""
-    said = views.failed.get(where)
-    return NOBODY if said is None else said.keys()
+def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> Damaged:
+    """Of this partition."""
+    return views.failed.get(where, NOBODY_DAMAGED)
+
+
+def unable_replicas(damaged: Damaged) -> frozenset[BrokerId]:
+    """Those of them that can't even serve what is left."""
+    return frozenset(replica for replica, failed in damaged.items() if not failed.can_lead)
 
 
 def leaving_replicas(

@@ -22,11 +22,14 @@ from raft_metadata.controller.broker_views import (
     is_starting,
 )
 from raft_metadata.controller.failed_replicas import (
+    NOBODY_DAMAGED,
+    Damaged,
     damaged_replicas,
     leaving_replicas,
     took_part,
+    unable_replicas,
 )
-from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft
+from raft_metadata.controller.partition_draft import PartitionDraft
 from raft_metadata.controller.reassignment_control import complete_reassignment
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import PartitionRegistration
@@ -71,21 +74,22 @@ def unclean_candidate(
     draft: PartitionDraft,
     *,
     any_replica: bool,
-    damaged: Collection[BrokerId] = NOBODY,
+    damaged: Damaged = NOBODY_DAMAGED,
 ) -> BrokerId | None:
     """Who is elected where nobody in ISR or ELR can be: the least loss that is known.
 
     The last known leader, which held everything that was acknowledged and perhaps still does. With
     ``any_replica`` then those that were eligible last, then any other replica; in the order of
     preference, drained ones behind. Nothing in the metadata tells these apart any further. Those
-    whose logs are ``damaged`` come behind all others, where any replica may lead.
+    whose logs are ``damaged`` come behind all others, where any replica may lead, and never if they
+    can't be opened.
     """
     last = draft.last_known_leader
     if last not in damaged and is_electable(brokers, last):
         return last
     if not any_replica:
         return None
-    for behind in (damaged, NOBODY):
+    for behind in (damaged, unable_replicas(damaged)):
         for among in (draft.last_known_elr, draft.replicas):
             found = first_electable(brokers, draft.replicas, among, behind)
             if found is not None:
@@ -177,7 +181,7 @@ def _elect(
     views: BrokerViews,
     draft: PartitionDraft,
     rules: TopicRules,
-    damaged: Collection[BrokerId],
+    damaged: Damaged,
 ) -> None:
     """Who leads: the present leader, else somebody of the ISR, else of the ELR, else nobody.
 
@@ -188,7 +192,7 @@ def _elect(
     staying = [replica for replica in draft.isr if replica not in draft.leaving]
     in_isr = first_electable(brokers, draft.replicas, staying, damaged)
     if in_isr is None:
-        in_isr = first_electable(brokers, draft.replicas, staying)
+        in_isr = first_electable(brokers, draft.replicas, staying, unable_replicas(damaged))
     if present != NO_LEADER and not _is_deposed(brokers, draft):
         if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
             # Rule R11: it leads on only while somebody who could take over may come.
@@ -218,7 +222,7 @@ def _elect(
 
 
 def _relieve(
-    brokers: Brokers, draft: PartitionDraft, damaged: Collection[BrokerId], in_isr: BrokerId | None
+    brokers: Brokers, draft: PartitionDraft, damaged: Damaged, in_isr: BrokerId | None
 ) -> None:
     """Have somebody sound lead instead of a leader whose log is damaged, if there is anybody.
 
@@ -239,7 +243,7 @@ def _unclean_choice(
     views: BrokerViews,
     draft: PartitionDraft,
     rules: TopicRules,
-    damaged: Collection[BrokerId],
+    damaged: Damaged,
 ) -> BrokerId | None:
     """KIP-966 with rule R6: who may be elected without an operator though it may lack records.
 

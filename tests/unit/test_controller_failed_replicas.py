@@ -185,6 +185,32 @@ def test_an_unclean_election_takes_a_damaged_replica_last(how: str) -> None:
     assert world.partition().leader == B3
 
 
+def test_a_replica_that_can_not_be_opened_is_not_elected_again_and_again() -> None:
+    world = running()
+    world.create(
+        "one",
+        2,
+        assignments={0: (2,)},
+        configs={"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
+    )
+    world.failed[B2] = (
+        FailedReplica(
+            topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=LeaderEpoch(-1),
+            can_lead=False,
+        ),
+    )  # fmt: skip
+    world.pass_time(200)
+    before = world.partition(2)
+    assert before.leader == NO_LEADER
+    world.pass_time(1_000)
+    assert world.partition(2) == before
+    (result,) = world.elect(Election.UNCLEAN, 0, name="one")
+    assert "can't be opened" in result.message
+    world.failed.clear()
+    world.pass_time(200)
+    assert world.partition(2).leader == B2
+
+
 def test_a_preferred_election_leaves_a_damaged_replica_alone() -> None:
     world = running()
     world.kill(B1)

@@ -1,0 +1,350 @@
+"""A running broker's damaged replicas: when they may be emptied, when they must lead on."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from broker.log.log_directory import UnreadableError
+from broker.replication.partition import Following, Idle
+from broker.replication.partition_state import LeaderState
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    BrokerId,
+    DirectoryId,
+    LeaderEpoch,
+    PartitionEpoch,
+    PartitionId,
+    TopicIdPartition,
+)
+from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
+from raft_metadata.records.records import (
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+)
+from tests.support.hosted_replicas import (
+    FIRST_ID,
+    ME,
+    ORDERS,
+    OTHER,
+    ZERO,
+    created,
+    hosted,
+    images,
+    registered,
+)
+from tests.support.logs import append, values_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from broker.log.log_manager import LogManager
+    from broker.replication.replica import Replica
+    from broker.replication.replica_manager import ReplicaManager
+    from raft_metadata.image.metadata_image import PartitionRegistration
+
+HERE = TopicIdPartition(FIRST_ID, ZERO)
+BOTH = (OTHER, ME)
+
+
+class Host:
+    """Broker `ME` with one partition of which it holds three batches."""
+
+    def __init__(
+        self, folder: Path, leader: BrokerId = OTHER, level: int = FAILED_REPLICAS_LEVEL
+    ) -> None:
+        self.folder = folder
+        first = (leader, *(each for each in BOTH if each != leader))
+        self.batches: list[tuple[MetadataRecord, ...]] = [
+            (FeatureLevelRecord(level=level),),
+            (registered(OTHER, 1, "other"),),
+            (registered(ME, 2, "me"),),
+            created(FIRST_ID, first),
+        ]
+        self.epochs = [0, 0]
+        self.logs: LogManager
+        self.manager: ReplicaManager
+        self.logs, self.manager = hosted(folder, "me")
+        self.follow()
+        for value in ("a" * 100, "b" * 100, "c" * 100):
+            append(self.replica.log, [value], epoch=0)
+        self.logs._opened().flusher.flush_all()
+
+    def follow(self) -> None:
+        for image in images(*self.batches):
+            if image.next_offset > self.manager.image.next_offset:
+                self.manager.on_metadata_update(image)
+
+    def learn(
+        self,
+        leader: BrokerId,
+        isr: tuple[BrokerId, ...],
+        elr: tuple[BrokerId, ...] = (),
+        *,
+        new_epoch: bool = False,
+    ) -> None:
+        self.epochs[0] += int(new_epoch)
+        self.epochs[1] += 1
+        record = PartitionChangeRecord(
+            topic_id=FIRST_ID,
+            partition=ZERO,
+            directories=tuple(
+                DirectoryId(f"d{replica}") for replica in self.registration().replicas
+            ),
+            isr=isr,
+            elr=elr,
+            leader=leader,
+            leader_epoch=LeaderEpoch(self.epochs[0]),
+            partition_epoch=PartitionEpoch(self.epochs[1]),
+        )
+        self.batches.append((record,))
+        self.follow()
+
+    def registration(self) -> PartitionRegistration:
+        found = self.manager.image.partition(*HERE)
+        assert found is not None
+        return found
+
+    def tick(self) -> None:
+        self.manager.repairs._looked_ms = -(10**9)
+        self.manager.repairs.look(self.manager.now_ms())
+
+    def rot(self) -> UnreadableError:
+        """Flip a byte of the second batch; what a reader of it is told."""
+        file = self.folder / "log" / f"{ORDERS}-0" / f"{0:020}.log"
+        data = bytearray(file.read_bytes())
+        data[data.index(b"bbbb")] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(UnreadableError) as caught:
+            self.replica.log.read(1, 1000, 3)
+        return caught.value
+
+    @property
+    def replica(self) -> Replica:
+        found = self.manager.replica(HERE)
+        assert found is not None
+        return found
+
+    @property
+    def is_emptied(self) -> bool:
+        return self.replica.log.log_end_offset == 0
+
+
+def test_invariant_l22_a_reader_of_damage_is_told_and_nothing_more_is_written(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path, leader=ME)
+    error = host.rot()
+    assert error.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert isinstance(error, CorruptionError)
+    assert f"{ORDERS}-0/{0:020}.log" in str(error)
+    with pytest.raises(KafkaError):
+        append(host.replica.log, ["d"], epoch=0)
+    assert [str(why) for why in host.logs.offline.values()]
+    assert list(host.logs.unclean) == [HERE]
+
+
+def test_rule_r4_a_damaged_follower_is_emptied_behind_the_epoch_it_took_part_in(
+    tmp_path: Path,
+) -> None:
+    """Out of the ISR is not enough: its leader may have proposed it a moment ago."""
+    host = Host(tmp_path)
+    host.rot()
+    host.tick()
+    assert isinstance(host.replica.partition.role, Idle), "it acknowledges nothing more"
+    (said,) = host.manager.repairs.report()
+    assert (said.leader_epoch, said.can_lead) == (0, True)
+    host.learn(OTHER, (OTHER,))
+    assert not host.is_emptied
+    host.learn(OTHER, (OTHER,), new_epoch=True)
+    assert host.is_emptied
+    role = host.replica.partition.role
+    assert isinstance(role, Following)
+    assert (role.leader, role.epoch) == (OTHER, 1)
+    assert host.manager.repairs.report() == ()
+    assert (host.logs.offline, host.logs.unclean, host.logs.damaged) == ({}, {}, {})
+    assert host.logs.quarantined() == [f"{FIRST_ID}:0"]
+    host.logs.close(None)
+    again, _ = hosted(tmp_path, "again")
+    assert again.offline == again.unclean == {}
+
+
+@pytest.mark.parametrize(
+    ("leader", "isr", "elr"),
+    [(OTHER, BOTH, ()), (OTHER, (OTHER,), (ME,)), (NO_LEADER, (), (OTHER,))],
+    ids=["in the ISR", "in the ELR", "without a leader"],
+)
+def test_rule_q2_a_damaged_replica_that_may_be_needed_is_not_emptied(
+    tmp_path: Path, leader: BrokerId, isr: tuple[BrokerId, ...], elr: tuple[BrokerId, ...]
+) -> None:
+    host = Host(tmp_path)
+    host.rot()
+    host.tick()
+    host.learn(leader, isr, elr, new_epoch=True)
+    host.tick()
+    assert not host.is_emptied
+    assert host.logs.quarantined() == []
+    host.learn(OTHER, (OTHER,), new_epoch=True)
+    assert host.is_emptied
+
+
+def test_rule_g3_a_damaged_leader_serves_until_another_leads_and_is_emptied_once_it_is_out(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path, leader=ME)
+    host.rot()
+    host.tick()
+    assert isinstance(host.replica.partition.role, LeaderState), "it is the leader still"
+    assert values_of(host.replica.log, 2) == ["c" * 100]
+    host.learn(OTHER, BOTH, new_epoch=True)
+    assert isinstance(host.replica.partition.role, Idle)
+    assert not host.is_emptied
+    host.learn(OTHER, (OTHER,))
+    assert host.is_emptied
+    assert isinstance(host.replica.partition.role, Following)
+
+
+def test_the_last_replica_goes_on_but_for_what_can_not_be_read(tmp_path: Path) -> None:
+    host = Host(tmp_path, leader=ME)
+    host.learn(ME, (ME,))
+    host.rot()
+    host.tick()
+    log = host.replica.log
+    append(log, ["d"], epoch=0)
+    with pytest.raises(UnreadableError):
+        log.read(1, 1000, 4)
+    append(log, ["e"], epoch=0)
+    assert values_of(log, 2) == ["c" * 100, "d", "e"]
+    assert host.logs.unclean == {}, "a start may open it"
+    assert len(host.manager.repairs.report()) == 1, "the controllers know, for when others count"
+    host.learn(ME, BOTH)
+    with pytest.raises(KafkaError):
+        append(log, ["f"], epoch=0)
+    assert list(host.logs.unclean) == [HERE]
+    host.learn(OTHER, (OTHER,), new_epoch=True)
+    assert host.is_emptied
+
+
+def test_a_damaged_replica_that_is_elected_leads_with_what_it_has(tmp_path: Path) -> None:
+    """Nobody else could, or an operator wanted it."""
+    host = Host(tmp_path)
+    host.rot()
+    host.tick()
+    host.learn(ME, (ME,), new_epoch=True)
+    assert isinstance(host.replica.partition.role, LeaderState)
+    append(host.replica.log, ["d"], epoch=1)
+
+
+def test_rule_r6_a_restart_before_it_is_emptied_reports_it(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.rot()
+    host.tick()
+    host.logs.close(None)
+    again, _ = hosted(tmp_path, "again")
+    assert list(again.offline) == list(again.unclean) == [HERE]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_replica_that_a_start_refused_is_opened_where_it_alone_may_lead(
+    tmp_path: Path, opens: bool
+) -> None:
+    """Found while it ran, a start can read over it; damage that recovery finds stays refused."""
+    host = Host(tmp_path)
+    host.rot()
+    if opens:
+        host.tick()
+    host.logs.close(None)
+    logs = tmp_path / "log"
+    if opens:  # as if it stood in a sealed segment, where no start looks
+        file = logs / f"{ORDERS}-0" / f"{0:020}.log"
+        file.write_bytes(file.read_bytes().replace(b"cbbb", b"bbbb"))
+    host.batches.append((registered(ME, sum(map(len, host.batches)), "again"),))
+    host.logs, host.manager = hosted(tmp_path, "again")
+    host.follow()
+    assert host.manager.replica(HERE) is None
+    assert [one.can_lead for one in host.manager.repairs.report()] == [True]
+    host.learn(ME, (ME,), new_epoch=True)
+    if opens:
+        assert values_of(host.replica.log) == ["a" * 100, "b" * 100, "c" * 100]
+        assert host.manager.repairs.report() == ()
+    else:
+        assert host.manager.replica(HERE) is None
+        assert [one.can_lead for one in host.manager.repairs.report()] == [False]
+        assert list(host.logs.unclean) == [HERE]
+        left = (logs / f"{ORDERS}-0" / f"{0:020}.log").read_bytes()
+        assert b"c" * 100 in left, "nothing is cut: it may be all there is"
+
+
+def test_no_copy_that_was_set_aside_is_overwritten_and_there_are_not_many(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    for copies in range(1, 4):
+        host.rot()
+        host.tick()
+        host.learn(OTHER, (OTHER,), new_epoch=True)
+        assert len(host.logs.quarantined()) == copies
+        assert host.is_emptied
+        for value in ("a" * 100, "b" * 100, "c" * 100):
+            append(host.replica.log, [value], epoch=0)
+        host.logs._opened().flusher.flush_all()
+    host.rot()
+    host.tick()
+    host.learn(OTHER, (OTHER,), new_epoch=True)
+    assert not host.is_emptied, "one more would fill the disk with copies"
+    assert len(host.logs.quarantined()) == 3
+    host.logs.purge([host.logs.quarantined()[0]])
+    host.tick()
+    assert host.is_emptied, "an operator looked at them"
+
+
+def test_a_full_disk_keeps_a_damaged_replica_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.logs._small, "write_damaged", full)
+        host.rot()
+        host.tick()
+        host.learn(OTHER, (OTHER,), new_epoch=True)
+        assert not host.is_emptied
+    host.tick()
+    assert host.is_emptied
+    assert (host.logs.offline, host.logs.unclean) == ({}, {})
+    again = host.logs._small.read_damaged()
+    assert again == {}
+
+
+def test_with_an_older_controller_the_broker_ends_and_its_next_life_reports_it(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path, level=FAILED_REPLICAS_LEVEL - 1)
+    host.rot()
+    with pytest.raises(AssertionError, match=f"log {ORDERS}-0 failed"):
+        host.tick()
+    assert host.manager.repairs.report() == ()
+
+
+def test_a_start_that_finds_damage_in_many_partitions_says_all_of_them(tmp_path: Path) -> None:
+    """One start handles all of it: they are reported together, and filled side by side."""
+    count = 5
+    logs, _ = hosted(tmp_path, "me")
+    for number in range(count):
+        log = logs.get_or_create(ORDERS, PartitionId(number), FIRST_ID)
+        for value in ("a" * 100, "b" * 100, "c" * 100):
+            append(log, [value], epoch=0)
+            logs._opened().flusher.flush_all()
+    logs.close(None)
+    for number in range(count):
+        file = tmp_path / "log" / f"{ORDERS}-{number}" / f"{0:020}.log"
+        data = bytearray(file.read_bytes())
+        data[data.index(b"aaaa")] ^= 1
+        file.write_bytes(data)
+    again, _ = hosted(tmp_path, "again")
+    assert len(again.offline) == len(again.unclean) == count
