@@ -67,7 +67,7 @@ def read_lines(
     """
     wanted = (from_offset, up_to_offset)
     found = _read(files, segments, wanted, max_bytes, packed=False, whole=whole_lines)
-    pieces: list[bytes | bytearray | memoryview] = []
+    pieces: list[bytes | memoryview] = []
     for part in found:
         if isinstance(part, Lines):
             pieces += part.pieces

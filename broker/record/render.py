@@ -41,11 +41,15 @@ def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
 
 
 def array_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
-    """`lines_to_array` in one piece behind the other: two copies in all, not four."""
-    if not slices:
+    """`lines_to_array` in one piece behind the other."""
+    return array_of([piece.lines for piece in slices])
+
+
+def array_of(lines: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Runs of stored lines as one JSON array, in pieces: two copies in all, not four."""
+    if not lines:
         return [b"[]"]
-    pieces: list[bytes | memoryview] = [b"["]
-    pieces += [piece.lines for piece in slices]
+    pieces: list[bytes | memoryview] = [b"[", *lines]
     pieces[-1] = pieces[-1][:-1]
     return [b"".join(pieces).replace(b"\n", b","), b"]"]
 

@@ -32,7 +32,7 @@ _new_tuple = tuple.__new__
 class Lines(NamedTuple):
     """The lines of consecutive batches, without what the batches say of them."""
 
-    pieces: Sequence[bytes | bytearray | memoryview]
+    pieces: Sequence[bytes | memoryview]
     next_offset: int
     """Where reading goes on."""
 
@@ -79,7 +79,7 @@ def whole_lines(
 
     Headers that nobody looks at take half of a read where batches hold one record each.
     """
-    lines: list[bytes | bytearray | memoryview] = []
+    lines: list[bytes | memoryview] = []
     add, unpack = lines.append, _LOOK.unpack_from
     first, up_to = wanted
     size = len(view)

@@ -143,6 +143,7 @@ class DirectRequests:
         max_bytes: int,
         *,
         packed: bool = False,
+        bare: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
         """See `DirectApis`."""
         image = self._loader.image.topic(topic)
@@ -151,5 +152,5 @@ class DirectRequests:
         if image.partitions[partition].leader != self._broker_id:
             return None
         place = TopicIdPartition(image.topic_id, partition)
-        result = self._local.fetch_directly(place, offset, max_bytes, packed=packed)
+        result = self._local.fetch_directly(place, offset, max_bytes, packed=packed, bare=bare)
         return None if result is None else (result, image)

@@ -22,7 +22,8 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.log.producer_state import Remembered
-    from broker.record.batch import RecordFormat
+    from broker.record.batch import BatchSlice, RecordFormat
+    from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
@@ -254,7 +255,13 @@ class LocalPartitions:
         )
 
     def fetch_directly(
-        self, place: TopicIdPartition, offset: int, max_bytes: int, *, packed: bool = False
+        self,
+        place: TopicIdPartition,
+        offset: int,
+        max_bytes: int,
+        *,
+        packed: bool = False,
+        bare: bool = False,
     ) -> FetchResult | None:
         """`fetch`, of records that are here now; None where there is anything else to be said."""
         replica = self._manager.replica(place)
@@ -268,15 +275,23 @@ class LocalPartitions:
             return None
         if log.cold_range(offset, max_bytes) is not None:
             return None  # waited for elsewhere
-        slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
-        if not slices and not frames:
-            return None
+        slices: Sequence[BatchSlice] = ()
+        frames: Sequence[Piece] = ()
+        lines: Sequence[bytes | memoryview] = ()
+        if bare and not packed:
+            lines, following = log.read_lines(offset, max_bytes, high_watermark)
+        else:
+            slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
+            following = (slices or frames)[-1].next_offset if slices or frames else offset
+        if following == offset:
+            return None  # rule R7: no record is left from there on
         return FetchResult(
             slices=slices,
             packed=frames,
+            lines=lines,
             high_watermark=high_watermark,
             log_start_offset=log.log_start_offset,
-            next_offset=(slices or frames)[-1].next_offset,
+            next_offset=following,
             leader_id=self._config.broker_id,
             leader_epoch=role.epoch,
         )

@@ -91,6 +91,8 @@ class FetchResult:
     slices: Sequence[BatchSlice]
     packed: Sequence[Piece] = ()
     """In place of ``slices``, for who asked for it, where a compressed batch is among them."""
+    lines: Sequence[bytes | memoryview] = ()
+    """In place of ``slices``, for who asked for lines alone."""
     high_watermark: int
     log_start_offset: int
     next_offset: int
@@ -137,10 +139,12 @@ class DirectApis(Protocol):
         max_bytes: int,
         *,
         packed: bool = False,
+        bare: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
         """Records from this offset on, if some are here to be read; else None.
 
-        ``packed``: see `FetchResult.packed`.
+        ``packed``: see `FetchResult.packed`. ``bare``: nobody asks what batches say of their lines;
+        the answer may come as `FetchResult.lines`.
         """
         ...
 

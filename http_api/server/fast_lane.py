@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from broker.record.batch import RecordFormat
 from broker.record.compression import framed
-from broker.record.render import array_pieces, render_v2
+from broker.record.render import array_of, render_v2
 from broker.server.requests import ACKS_ALL, DirectProduce, RecordResult
 from http_api.contract import v2
 from http_api.contract.errors import RestError
@@ -51,9 +51,8 @@ from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import PartitionId, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from broker.record.batch import BatchSlice
     from broker.server.requests import FetchResult
     from http_api.server.context import ApiContext
     from http_api.server.request_ids import RequestIds
@@ -67,6 +66,8 @@ V = TypeVar("V")
 SERVER: Final = "quorumlog"
 KEPT_MAX = 4_096
 """Paths, header names, Accepts and heads whose meaning is remembered; then it is all forgotten."""
+PIECES_MAX: Final = 256
+"""More pieces of an answer are joined: handing each to the kernel costs more than a copy."""
 HEAD_BYTES_MAX: Final = 1_024
 """Longer heads are not remembered."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
@@ -341,15 +342,17 @@ class FastLane:
             return None
         topic, partition = TopicName(match[1]), PartitionId(int(match[2]))
         packed = content_type == NDJSON and self._takes_zstd(headers.encoding)
-        found = self._direct.fetch(topic, partition, offset, max_bytes, packed=packed)
+        bare = content_type != V2_JSON
+        found = self._direct.fetch(topic, partition, offset, max_bytes, packed=packed, bare=bare)
         if found is None:
             return None
         result, image = found
+        pieces: Sequence[bytes | memoryview]
         if result.packed:
             pieces, lines_size = framed(result.packed)
             coding = _ZSTD_HEAD % lines_size
         else:
-            pieces = _pieces(result.slices, content_type, topic, partition)
+            pieces = _pieces(result, content_type, topic, partition)
             coding = _VARY if content_type == NDJSON else b""
         head = self._fetch_head(result, image, content_type, coding, pieces, headers.request_id)
         return [head, *pieces]
@@ -419,14 +422,15 @@ def _keep(kept: dict[K, V], key: K, value: V) -> None:
 
 
 def _pieces(
-    slices: Iterable[BatchSlice], content_type: str, topic: TopicName, partition: PartitionId
-) -> list[bytes | memoryview]:
-    if content_type == NDJSON:
-        return [piece.lines for piece in slices]
+    result: FetchResult, content_type: str, topic: TopicName, partition: PartitionId
+) -> Sequence[bytes | memoryview]:
+    if content_type == V2_JSON:
+        rendered = [
+            render_v2(piece, topic=topic, partition=partition, door=RecordFormat.JSON)
+            for piece in result.slices
+        ]
+        return [b"[" + b",".join(rendered) + b"]"]
+    lines = result.lines or [piece.lines for piece in result.slices]
     if content_type == LINES:
-        return array_pieces(list(slices))
-    rendered = [
-        render_v2(piece, topic=topic, partition=partition, door=RecordFormat.JSON)
-        for piece in slices
-    ]
-    return [b"[" + b",".join(rendered) + b"]"]
+        return array_of(lines)
+    return lines if len(lines) <= PIECES_MAX else [b"".join(lines)]

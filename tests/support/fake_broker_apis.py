@@ -165,6 +165,7 @@ class FakeDirect:
         max_bytes: int,
         *,
         packed: bool = False,
+        bare: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
         apis = self._apis
         image, log = apis.image.topic(topic), apis.logs.get((topic, partition))
@@ -182,7 +183,10 @@ class FakeDirect:
                 packed=packed,
             )
         )
-        return apis.result_of(log, offset, packed=packed), image
+        result = apis.result_of(log, offset, packed=packed)
+        if bare and not packed:
+            result = replace(result, slices=(), lines=[piece.lines for piece in result.slices])
+        return result, image
 
 
 class FakeMetadata:
