@@ -221,6 +221,7 @@ def _fetch_request(
         "max_bytes": max_bytes,
         "include": include,
         "rack": rack,
+        "frames": "many" if include == "batches" else None,  # as `content_coding` reads them
     }
     return Request(
         method="GET",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from broker.record.batch import RecordFormat
 from broker.record.compression import framed
 from broker.record.render import array_of, render_v2
-from broker.server.requests import ACKS_ALL, DirectProduce, RecordResult
+from broker.server.requests import ACKS_ALL, FINAL, DirectProduce, RecordResult
 from http_api.contract import v2
 from http_api.contract.errors import RestError
 from http_api.contract.media_types import (
@@ -33,6 +33,7 @@ from http_api.contract.media_types import (
     takes_zstd,
 )
 from http_api.server.routes.v2.fetch import (
+    MANY,
     MAX_BYTES_DEFAULT,
     OFFSET_MAX,
     leader_url,
@@ -278,7 +279,7 @@ class FastLane:
         def done(partition: PartitionId, base: int, error: KafkaError | None) -> None:
             if error is None:
                 answered(self._produced(partition, base, count, request_id))
-            elif error.outcome is Outcome.NOT_WRITTEN:
+            elif error.outcome is Outcome.NOT_WRITTEN and base != FINAL:
                 answered(None)
             else:
                 answered(self._failed(partition, error, count, request_id))
@@ -325,8 +326,11 @@ class FastLane:
         content_type = self._reply_to(headers.accept)[1]
         if content_type not in {NDJSON, LINES, V2_JSON}:
             return None
-        query = _query(match[3], {"offset", "max_bytes", "timeout"})
-        if query is None or not all(map(_DIGITS.fullmatch, query.values())):
+        query = _query(match[3], {"offset", "max_bytes", "timeout", "frames"})
+        frames = None if query is None else query.pop("frames", None)
+        if query is None or frames not in {None, MANY}:
+            return None
+        if not all(map(_DIGITS.fullmatch, query.values())):
             return None
         offset, max_bytes = (
             int(query.get("offset", -1)),
@@ -349,6 +353,8 @@ class FastLane:
         result, image = found
         pieces: Sequence[bytes | memoryview]
         if result.packed:
+            if frames != MANY:
+                return None  # made one frame elsewhere
             pieces, lines_size = framed(result.packed)
             coding = _ZSTD_HEAD % lines_size
         else:

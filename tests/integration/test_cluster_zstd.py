@@ -49,7 +49,7 @@ def unpacked(body: bytes) -> bytes:
 
 
 async def read_all(
-    cluster: LiveCluster, broker: int, topic: str, max_bytes: int, *, zstd: bool
+    cluster: LiveCluster, broker: int, topic: str, max_bytes: int, *, zstd: bool, query: str = ""
 ) -> tuple[bytes, int]:
     """Every line that this broker gives, and how many bytes that took on the wire."""
     lines, wire, offset, end = b"", 0, 0, 1
@@ -57,8 +57,8 @@ async def read_all(
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         while offset < end:
             url = f"{cluster.url(broker)}/topics/{topic}/partitions/0/records"
-            query = f"?offset={offset}&timeout=500&max_bytes={max_bytes}"
-            async with session.get(url + query, headers=headers) as answer:
+            asked = f"?offset={offset}&timeout=500&max_bytes={max_bytes}{query}"
+            async with session.get(url + asked, headers=headers) as answer:
                 body = await answer.read()
                 assert answer.status == 200, body
                 wire += len(body)
@@ -120,8 +120,8 @@ async def test_what_was_acknowledged_is_read_by_everyone_after_the_leader_was_ki
     found = parsed(expected)
     assert {at: found[at] for at in acknowledged} == acknowledged
     for broker in ALL:
-        for max_bytes in (1 << 20, 1_700):
-            lines, wire = await read_all(cluster, broker, topic, max_bytes, zstd=True)
+        for max_bytes, query in itertools.product((1 << 20, 1_700), ("", "&frames=many")):
+            lines, wire = await read_all(cluster, broker, topic, max_bytes, zstd=True, query=query)
             assert lines == expected
             if max_bytes == 1 << 20:
                 assert wire < plain_wire / 3
@@ -129,9 +129,13 @@ async def test_what_was_acknowledged_is_read_by_everyone_after_the_leader_was_ki
         assert lines == expected
 
     url = f"{cluster.url(1)}/topics/{topic}/partitions/0/records?offset=3&max_bytes=1000000"
-    raw = curl(url, "-H", "Accept-Encoding: zstd")
-    assert unpacked(raw) == curl(url) == expected.split(b"\n", 3)[3]
-    assert not curl_knows_zstd() or curl(url, "--compressed") == curl(url)
+    expected_there = expected.split(b"\n", 3)[3]
+    for query in ("", "&frames=many"):
+        raw = curl(url + query, "-H", "Accept-Encoding: zstd")
+        assert unpacked(raw) == curl(url + query) == expected_there
+    one = curl(url, "-H", "Accept-Encoding: zstd")
+    assert zstandard.ZstdDecompressor().decompress(one) == expected_there, "a single frame"
+    assert not curl_knows_zstd() or curl(url, "--compressed") == expected_there
 
     with Client([cluster.url(2)]) as client:  # the SDK, and with it Spark's reader
         page = client.run(consumer.fetch_stored(topic, 0, 0))

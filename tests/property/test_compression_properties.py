@@ -17,7 +17,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.record import compression
 from broker.record.batch import RecordFormat
-from broker.record.compression import PackedSlice, framed
+from broker.record.compression import PackedSlice, fits_one_frame, framed, framed_once
 from broker.record.render import array_pieces, batch_line, lines_with_batches, render_v2
 from broker.server.reads import parted
 from tests.property.test_compaction_properties import Compacted
@@ -98,8 +98,13 @@ def unpacked(body: bytes) -> bytes:
     return bytes(reader.read())
 
 
-def read_through(log: PartitionLog, offset: int, max_bytes: int, *, packed: bool) -> bytes:
-    """All lines from an offset on, as a client that reads to the end gets them."""
+def read_through(
+    log: PartitionLog, offset: int, max_bytes: int, *, packed: bool, once: bool = False
+) -> bytes:
+    """All lines from an offset on, as a client that reads to the end gets them.
+
+    ``once``: by a reader that knows of the first frame of an answer only.
+    """
     lines = b""
     while offset < log.log_end_offset:
         if packed:
@@ -109,9 +114,12 @@ def read_through(log: PartitionLog, offset: int, max_bytes: int, *, packed: bool
         assert not (plain and frames)
         if not plain and not frames:
             break
+        if frames and once:
+            plain, frames = parted(fits_one_frame(frames))
         if frames:
-            found = framed(frames)
-            body = unpacked(b"".join(found.parts))
+            found = framed_once(frames) if once else framed(frames)
+            whole = b"".join(found.parts)
+            body = zstandard.decompress(whole) if once else unpacked(whole)
             assert len(body) == found.lines_size
             lines += body
         else:
@@ -174,8 +182,8 @@ def test_every_shape_of_every_read_is_that_of_a_plain_log(
     ):
         assert shape(found) == shape(expected)
     whole = read_through(plain, offset, 1 << 20, packed=False)
-    for packed in (False, True):
-        assert read_through(mixed, offset, max_bytes, packed=packed) == whole
+    for packed, once in ((False, False), (True, False), (True, True)):
+        assert read_through(mixed, offset, max_bytes, packed=packed, once=once) == whole
     for when in range(999, 1_002 + len(drawn)):
         assert mixed.offset_for_timestamp(when) == plain.offset_for_timestamp(when)
 

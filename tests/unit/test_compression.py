@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 import pytest
@@ -365,3 +366,43 @@ def test_a_refused_value_of_compression_type_says_what_is_taken() -> None:
         assert refused.value.code is ErrorCode.INVALID_CONFIG
         assert "expected uncompressed or producer or zstd" in refused.value.message
     assert orjson.dumps([row.parse("zstd"), row.parse("producer")]) == b'["zstd","producer"]'
+
+
+def test_a_frame_that_would_not_say_the_same_is_never_stored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rule R12's kind of promise: what was taken is what is given, or lines are stored."""
+    log = Life(SimulatedDisk(), PACKED).log()
+    append(log, VALUES)
+    whole = compression._compressed
+    for wrong in (
+        lambda lines: whole(bytes(lines).replace(b"JFK", b"LGA")),
+        lambda lines: whole(lines)[:-5],
+        lambda lines: whole(bytes(lines)[:-100]),
+    ):
+        monkeypatch.setattr(compression, "_compressed", wrong)
+        append(log, VALUES)
+    monkeypatch.undo()
+    append(log, VALUES)
+    raw = log.read_raw(0, 1 << 20, log.log_end_offset)
+    kinds = [header.is_compressed for _, header in walk(raw)]
+    assert kinds == [True, False, False, False, True]
+    assert values_of(log) == VALUES * 5
+    assert caplog.text.count("compressed wrongly") == 3
+
+
+def test_threads_that_compress_at_once_do_not_mix_their_lines() -> None:
+    """The loop and the cleaner's thread share what is idle, never what is in use."""
+
+    def work(number: int) -> bool:
+        header = parse_header(raw_of())
+        for size in range(2, 120):
+            lines = (f'{{"thread":{number},"size":{size}}}\n' * (size * 20)).encode()
+            frame = pack(lines)
+            assert frame is not None
+            if lines_of(header, frame) != lines:
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(8)))

@@ -7,12 +7,13 @@ time and the formats once per batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
 from broker.record.batch import RecordFormat
-from broker.record.compression import framed
+from broker.record.compression import fits_one_frame, framed, framed_once
 from broker.record.render import (
     batch_line,
     lines_to_array,
@@ -21,6 +22,7 @@ from broker.record.render import (
     splice_timestamps,
 )
 from broker.record.values import UnreadableRecordError
+from broker.server.reads import parted
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import (
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
 OFFSET_MAX = 10**18 - 1
+MANY = "many"
+"""``frames=many``: this reader decodes zstd frames that stand one behind the other."""
 RACK_HEADER = "Quorumlog-Rack"
 MAX_RACK_CHARACTERS = 255
 SEPARATE_WRITE_BYTES = 65_536
@@ -79,10 +83,13 @@ class FetchRoutes:
         request[ERROR_TYPE] = content_type
         include = _include(request.query, content_type)
         packed = _takes_frames(request, content_type, include)
+        many = _reads_many(request.query)
         fetch = self._request(topic_name(topic), partition_id(partition), request, packed=packed)
         image = await self._existing(fetch.topic, fetch.partition)
         result = await self._fetch(fetch)
-        body, coding = _body(result, content_type, fetch, include)
+        if result.packed and not many:
+            result = in_one_frame(result)
+        body, coding = _body(result, content_type, fetch, include, many=many)
         headers = self._headers(result, content_type, image) | coding
         if fetch.rack is not None:
             headers |= self._served_by(result)
@@ -159,12 +166,24 @@ def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
     return None if broker is None else f"http://{broker.http}"
 
 
+def in_one_frame(result: FetchResult) -> FetchResult:
+    """As much of a compressed result as makes one frame.
+
+    Readers that stop behind the first frame, and say nothing, are many (docs/decisions/0008): told
+    where the last one ends they would read on behind records they never saw.
+    """
+    kept = fits_one_frame(result.packed)
+    slices, packed = parted(kept)
+    return replace(result, slices=slices, packed=packed, next_offset=kept[-1].next_offset)
+
+
 def _body(
-    result: FetchResult, content_type: str, fetch: FetchRequest, include: str | None
+    result: FetchResult, content_type: str, fetch: FetchRequest, include: str | None, *, many: bool
 ) -> tuple[bytes, dict[str, str]]:
     """The body, and what is to be said of its coding."""
     if result.packed:
-        found = framed(result.packed, batch_line if include == "batches" else None)
+        form = framed if many else framed_once
+        found = form(result.packed, batch_line if include == "batches" else None)
         return b"".join(found.parts), zstd_headers(found.lines_size)
     try:
         body = _render(result.slices, content_type, fetch, include)
@@ -180,6 +199,13 @@ def zstd_headers(lines_size: int) -> dict[str, str]:
         hdrs.VARY: hdrs.ACCEPT_ENCODING,
         DECODED_LENGTH_HEADER: str(lines_size),
     }
+
+
+def _reads_many(query: Mapping[str, str]) -> bool:
+    frames = query.get("frames")
+    if frames not in {None, MANY}:
+        raise bad_parameter("frames", frames or "", MANY)
+    return frames == MANY
 
 
 def _takes_frames(request: web.Request, content_type: str, include: str | None) -> bool:
