@@ -151,6 +151,11 @@ class Cleaning:
         self.stats = CleaningStats()
         self.cleaned_to = 0
 
+    @property
+    def is_void(self) -> bool:
+        """Whether the log was cut since: what was read of it says nothing."""
+        return self._log.generation != self._generation or self._log.failed is not None
+
     def steps(self) -> Generator[Callable[[], None]]:
         """Each yielded function is to be run before the next one is asked for.
 
@@ -229,8 +234,8 @@ class Cleaning:
 
         Rule R7: nobody has come meanwhile who may lack a tombstone that is to go.
         """
-        log, stored = self._log, self._stored
-        if log.generation != self._generation or log.failed is not None:
+        stored = self._stored
+        if self.is_void:
             raise Stopped
         if self._facts().replicated_to < self._dropping_to:
             raise Stopped
@@ -380,8 +385,11 @@ class LogCleaner:
         except Stopped:
             _log.info("cleaning void log=%s", log.name)
         except CorruptionError as error:
-            _log.error("log can't be compacted log=%s error=%s", log.name, error)
-            self.uncleanable[log.name] = (log, log.generation, str(error))
+            if cleaning.is_void:  # what was read was cut off meanwhile
+                _log.info("cleaning void log=%s", log.name)
+            else:
+                _log.error("log can't be compacted log=%s error=%s", log.name, error)
+                self.uncleanable[log.name] = (log, log.generation, str(error))
         except FileNotFoundError as error:
             _log.info("cleaning void log=%s gone=%s", log.name, error.filename)
         except OSError as error:

@@ -26,6 +26,7 @@ from tests.support.replica_memory import MemoryStore
 from tests.support.replica_stores import DiskStore, config_of
 from tests.support.replication_controller import HERE, MIN_ISR, is_os
 from tests.support.replication_invariants import Entry, Violation
+from tests.support.replication_readers import Readers
 from tests.support.replication_topics import PLAIN_KEYS, small
 from tests.support.replication_upkeep import Upkeep
 
@@ -80,9 +81,12 @@ class Broker:
         """The durable mark of a topic that is, or was, `os` (rules R1, R6); `PageCacheTopics`."""
         self.clear_at: int | None = None
         self.was_on_platters: list[Entry | None] = []
+        self.changes = 0
+        """Appends and cuts, over all lives."""
         self.skew_ms = 0
         """By how much its wall clock is off."""
         self.upkeep: Upkeep | None = None
+        self.readers: Readers | None = None
         self.views = TopicViews(config_of(b))
         self.topic_config: LogConfig | None = None
         self.start(f"life{b}")
@@ -90,9 +94,11 @@ class Broker:
     # what the store says
 
     def note(self, entry: Entry, offset: int) -> None:
+        self.changes += 1
         self.world.judge.appended(entry, offset)
 
     def cut(self, end: int) -> None:
+        self.changes += 1
         self.world.judge.cut(self, end)
 
     def record_of(self, value: int) -> ProduceRecord:
@@ -124,7 +130,7 @@ class Broker:
         self.incarnation = incarnation
         self.at_start = self.marked
         self.paused = self.leaving = self.wants_to_leave = False
-        self.partition = None
+        self.partition = self.readers = None
         self.up = self.store.start(incarnation)
         if self.up and self.world.topic is not None:
             self.upkeep = Upkeep(self)
@@ -410,8 +416,7 @@ class Broker:
         start = max(state.sent, partition.log.log_start_offset)  # what is deleted is skipped
         end = partition.log.log_end_offset
         try:
-            sizes = (1, 1, 500) if self.world.features.compacts else (1, 500, 8000)
-            raw, state.sent = self.store.read(start, end, self.rng.choice(sizes))
+            raw, state.sent = self.store.read(start, end, self.rng.choice(self.world.push_bytes))
         except CorruptionError:
             return  # the log has failed: this process ends
         everywhere = 0
@@ -497,6 +502,13 @@ class Broker:
             return  # reported: this process ends, and says so when it comes back
         for header, entries in batches_of(raw):
             self.world.judge.served(self, header.base_offset, list(entries))
+        self.door().read(start)
+
+    def door(self) -> Readers:
+        """Where readers come to."""
+        if self.readers is None:
+            self.readers = Readers(self)
+        return self.readers
 
     def trim(self, offset: int) -> None:
         """An operator deletes the records up to here (rule R10)."""

@@ -218,6 +218,14 @@ def l20_reads_are_seen(t: Tally, high_watermark: int, seen: int, broker: int) ->
         raise Violation("L20", f"broker {broker} lets read to {high_watermark}, seen is {seen}")
 
 
+def l20_nothing_is_left_out(t: Tally, served: Mirror, log: Mirror, start: int, b: int) -> None:
+    """What stands between the offset asked for and the one to read on from is in the answer."""
+    t["L20 whole"] += 1
+    for offset, (found, known) in enumerate(zip(served, log, strict=False), start):
+        if found is None and known is not None:
+            raise Violation("L20", f"broker {b} leaves out offset {offset}: {known}")
+
+
 def l21_latest_is_the_latest(t: Tally, latest: int, seen_before: int, leader: int) -> None:
     """Asked of a leader whose high watermark has reached its epoch's start."""
     t["L21"] += 1

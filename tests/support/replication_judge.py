@@ -8,7 +8,7 @@ and begins another with what its leader holds.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.replication.frames import Ack, Diverging, Open, Valid
 from broker.replication.parked import Fate
@@ -55,11 +55,14 @@ class Judge:
         self.start = 0
         """Up to where records were deleted, as decided by a leader."""
         self.reigns: dict[int, list[Entry | None]] = {}
-        self.trims: list[int] = []
+        self.latest_heard = (-1, 0)
+        """The highest leader epoch that a client has heard of, and the latest offset."""
         self.unclean_epoch = -1
         self.unclean_pending = False
         self.unclean_elections = 0
         self.keys = KeyJudge(world, self.tally)
+        self._known: dict[BrokerId, tuple[Any, ...]] = {}
+        """What each replica's log was when it was last held against what was seen."""
 
     # appends and cuts
 
@@ -143,6 +146,7 @@ class Judge:
             if fate is Fate.UNKNOWN or (fate is Fate.OK and value in self.where)
         }
         self.start = min(self.start, kept)
+        self.latest_heard = (self.latest_heard[0], min(self.latest_heard[1], kept))
         self.unclean_pending = False
 
     def of_a_lost_history(self, epoch: int) -> bool:
@@ -299,6 +303,8 @@ class Judge:
             if (b not in p.isr and b not in p.elr) or world.lost(b):
                 continue
             broker = world.brokers[b]
+            if self._is_known(broker, b in p.isr):
+                continue
             if b in p.isr:
                 check.l2_strong_isr(t, broker.promised(), seen, start, b)
             elif not check.holds(broker.promised(), seen, start):
@@ -307,6 +313,23 @@ class Judge:
                 check.l3_candidate_completeness(t, broker.store.mirror, seen, start, b)
             if world.topic is not None:
                 self.keys.check_replica(broker)
+
+    def _is_known(self, broker: Broker, is_member: bool) -> bool:
+        """Whether nothing has changed since this replica was last looked at."""
+        promised, mirror = broker.promised(), broker.store.mirror
+        here = broker.up and broker.partition is not None
+        log_start = 0 if broker.partition is None else broker.partition.log.log_start_offset
+        ends = (len(promised), len(mirror), len(self.exposed))
+        facts = (*ends, broker.changes, self.start, log_start)
+        known = (promised, mirror, here, is_member, facts)
+        before = self._known.get(broker.id)
+        self._known[broker.id] = known
+        return (
+            before is not None
+            and before[0] is promised
+            and before[1] is mirror
+            and before[2:] == known[2:]
+        )
 
     def _check_reign(self, broker: Broker, role: LeaderState, p: PartitionRegistration) -> None:
         t, partition = self.tally, broker.partition

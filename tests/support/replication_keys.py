@@ -59,7 +59,8 @@ class KeyJudge:
 
     def produced(self, leader: Broker, values: list[int]) -> None:
         if abs(leader.skew_ms) <= CLOCK_DIFFERENCE_MS:
-            self.born.update(dict.fromkeys(values, self.world.now_ms))
+            for value in values:  # sent again, it may be the first one that stands
+                self.born.setdefault(value, self.world.now_ms)
 
     def saw_ends(self) -> None:
         for b in self.world.ids:
@@ -117,8 +118,7 @@ class KeyJudge:
         self, leader: Broker, before: int, start: int, segments: list[tuple[int, int]]
     ) -> None:
         """A leader has decided where the log begins. ``segments``: (end, size) of each, before."""
-        judge = self.world.judge
-        judge.trimmed(leader, start)
+        self.world.judge.trimmed(leader, start)
         left, from_offset = sum(size for _, size in segments), before
         for end, size in segments:
             if end > start:
@@ -126,7 +126,8 @@ class KeyJudge:
             left -= size
             topic = self.topic
             if topic.retention_bytes < 0 or left < topic.retention_bytes:
-                values = [each[1] for each in judge.exposed[from_offset:end]]
+                there = leader.store.mirror[from_offset:end]
+                values = [entry[1] for entry in there if entry is not None]
                 born = [self.born[value] for value in values if value in self.born]
                 ages = [self.world.now_ms - at for at in born]
                 needed = topic.retention_ms - SLACK_MS if topic.retention_ms >= 0 else -1

@@ -18,14 +18,12 @@ from broker.replication.cleaning import make_cleaner
 from broker.replication.log_starts import LogStarts
 from broker.replication.partition_state import LeaderState
 from broker.server.controller_clock import ControllerClock
-from tests.support.replication_controller import HERE
+from tests.support.replication_hosted import Clock, Hosted
 from tests.support.replication_invariants import Violation
 from tests.support.replication_topics import CLOCK_DIFFERENCE_MS
 
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
-    from broker.replication.partition import Partition
-    from raft_metadata.image.metadata_image import MetadataImage
     from tests.support.replication_broker import Broker
 
 Work = Callable[[], None]
@@ -43,53 +41,6 @@ class Turn:
 
     def __await__(self) -> Generator[Work, None, None]:
         yield self.work
-
-
-class Clock:
-    """A broker's clocks: the world's time, and the wall clock off by what it was set to."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def monotonic_ms(self) -> int:
-        return self._broker.world.now_ms
-
-    def wall_ms(self) -> int:
-        return self._broker.world.now_ms + self._broker.skew_ms
-
-
-class Hosted:
-    """What cleaner and retention ask of the `ReplicaManager`, and the one `Replica` that it has."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.events = self
-
-    @property
-    def partition(self) -> Partition:
-        assert self._broker.partition is not None
-        return self._broker.partition
-
-    @property
-    def log(self) -> Any:
-        return self._broker.store.log
-
-    @property
-    def image(self) -> MetadataImage:
-        return self._broker.image
-
-    def replica(self, place: object) -> Hosted | None:
-        here = self._broker.partition is not None and self._broker.store.log is not None
-        return self if here and place == HERE else None
-
-    def replicas(self) -> list[Hosted]:
-        return [self] if self.replica(HERE) else []
-
-    def log_start_moved(self, _place: object) -> None:
-        """Followers hear of it with the next push."""
-
-    def note(self, *_args: object, **_facts: object) -> None:
-        """Events are judged where they happen."""
 
 
 class Upkeep:

@@ -39,6 +39,7 @@ from tests.support.replication_topics import (
 )
 
 KINDS = ("kill", "power", "disk", "rot", "pause", "fence", "move", "cut_all", "shutdown")
+PUSH_BYTES, SLOWLY = (1, 500, 8_000), (1, 1, 500)
 DISK_KINDS = ("eio", "full", "cut_at")
 
 
@@ -74,8 +75,8 @@ def draw_features(rng: random.Random, topics: random.Random) -> Features:
         unclean=unclean,
         trims=rng.random() < 0.4,
         numbered=rng.random() < 0.6,
-        compacts=topics.random() < 0.25 and keyed,
-        retains=topics.random() < 0.2 and keyed,
+        compacts=topics.random() < 0.2 and keyed,
+        retains=topics.random() < 0.15 and keyed,
     )
 
 
@@ -101,6 +102,7 @@ class World:
         self.records = Records(topics)
         self.here = HERE
         self._is_between = False
+        self.push_bytes = SLOWLY if self.features.compacts else PUSH_BYTES
         self.judge = Judge(self)
         self.numbers = 100
         self.now_ms = 1_000_000
@@ -487,7 +489,7 @@ class World:
         if broker.upkeep is not None:
             broker.upkeep.hear_controller()
             broker.upkeep.retain()
-            if self.features.compacts:
+            if self.features.compacts and not (fair and number % 4):
                 broker.upkeep.clean_some(6)
         role = broker.role
         if isinstance(role, LeaderState):
@@ -559,6 +561,7 @@ class World:
             self.given_up = True
 
     def _finish(self) -> None:
+        self.push_bytes = PUSH_BYTES
         self._is_between = True  # nothing goes wrong from here on
         self._revive()
         self.net += [message for message in self.late if self.rng.random() < 0.5]
@@ -580,6 +583,8 @@ class World:
                 check.l27_in_time(self.judge.tally, "numbered", done, facts=self.writer.claim)
             self.judge.check_leader(leader)
             self.judge.drained(leader)
+            for b in self.controller.partition.replicas * self.features.on_disk:
+                self.act(self.brokers[b], self.brokers[b].door().read_everything)
         self.after_all()
 
     def _send_the_last(self, leader: Broker) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 
 import pytest
 
+from broker.log.cleaner import CleanerLimits, LogCleaner, ReplicaFacts
+from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
+from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import KafkaError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
+from tests.support.compaction_model import append_keyed
 from tests.support.logs import EPOCH, TOPIC_ID, Life, append, values_of
 from tests.support.replica_flusher import FlusherThread
 from tests.support.simulated_disk import SimulatedDisk
@@ -126,3 +132,31 @@ def test_rule_r10_what_was_deleted_stays_so_where_the_power_goes_amid_a_clean_sh
         found = Life(copy).log()
         assert found.log_start_offset == (3 if everything else 2)
         assert found.log_end_offset == 3
+
+
+def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_damaged() -> None:
+    """It was never compacted again, until it was cut once more."""
+    life = Life(SimulatedDisk(), LogConfig(segment_bytes=300, compaction=CompactionConfig()))
+    log = life.log()
+    for number in range(20):
+        append_keyed(log, [(number % 2, number)])
+    life.flush()
+    log.high_watermark = log.log_end_offset
+    cleaner = LogCleaner(
+        life.manager.logs,
+        lambda log: ReplicaFacts(log.high_watermark, log.high_watermark),
+        CleanerLimits(),
+        SystemClock(),
+        lambda *_: None,
+    )
+
+    async def drive(steps: Iterator[Callable[[], None]]) -> None:
+        for work in steps:
+            log.truncate_to(1)
+            work()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaner, "_drive", drive)
+        asyncio.run(cleaner.clean(log))
+    assert cleaner.uncleanable == {}
+    assert cleaner.totals.cleanings == 0
