@@ -64,7 +64,7 @@ class RoleNotes:
             _log.info(
                 "role changed log=%s topic_id=%s role=%s leader_epoch=%d log_end=%d "
                 "high_watermark=%d",
-                log.name, log.topic_id, type(role).__name__, role.epoch,
+                log.name, log.topic_id, role_name(role), role.epoch,
                 log.log_end_offset, partition.high_watermark,
             )  # fmt: skip
 

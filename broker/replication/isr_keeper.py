@@ -118,9 +118,12 @@ class IsrKeeper:
     async def _send(self, attempts: list[_Attempt], tasks: asyncio.TaskGroup) -> None:
         try:
             answers = await self._answers(attempts)
-            _log.info("isr changes answered count=%d", len(attempts))
+            tell = len(attempts) <= LINES_PER_COMMAND
             for attempt, answer in zip(attempts, answers, strict=True):
-                self._settle(attempt, answer, tell=len(attempts) <= LINES_PER_COMMAND)
+                self._settle(attempt, answer, tell=tell)
+            if not tell:
+                changed = sum(isinstance(answer, PartitionAltered) for answer in answers)
+                _log.info("isrs changed count=%d of=%d proposed", changed, len(answers))
         finally:
             self._in_flight -= 1
             if self._waiting:
@@ -158,7 +161,7 @@ class IsrKeeper:
         self, attempt: _Attempt, answer: PartitionAltered | KafkaError, *, tell: bool
     ) -> None:
         partition, proposal = attempt.partition, attempt.proposal
-        where = f"topic_id={partition.id.topic_id} partition={partition.id.partition}"
+        where = f"log={partition.log.name} topic_id={partition.id.topic_id}"
         if isinstance(answer, PartitionAltered):
             if tell:
                 _log.info(

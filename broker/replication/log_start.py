@@ -102,9 +102,8 @@ def cut(partition: Followed, message: Diverging, end: int) -> None:
     """Remove what the leader does not have."""
     log = partition.log
     _log.info(
-        "truncated topic_id=%s partition=%d from=%d to=%d leader_epoch=%d",
-        partition.id.topic_id, partition.id.partition, log.log_end_offset, end,
-        message.leader_epoch,
+        "truncated log=%s topic_id=%s from=%d to=%d leader_epoch=%d",
+        log.name, partition.id.topic_id, log.log_end_offset, end, message.leader_epoch,
     )  # fmt: skip
     if message.at_epoch < 0 and end > log.log_start_offset:
         log.start_over(end)  # what is left of it is below the leader's log start
@@ -146,8 +145,8 @@ def follow_push(partition: Followed, leader_start: int) -> None:
 def _start_over(partition: Followed, offset: int) -> None:
     log = partition.log
     _log.info(
-        "starts over at the leader's log start topic_id=%s partition=%d log_end=%d start=%d",
-        partition.id.topic_id, partition.id.partition, log.log_end_offset, offset,
+        "starts over at the leader's log start log=%s topic_id=%s log_end=%d start=%d",
+        log.name, partition.id.topic_id, log.log_end_offset, offset,
     )  # fmt: skip
     log.start_over(offset)
     partition.high_watermark = offset

@@ -422,9 +422,9 @@ class Partition:
         end = log_start.cut_point(self.log, message)
         if end < self.high_watermark and role.unclean_epoch > self._agreed_epoch():
             _log.warning(
-                "unclean leader: cut below the high watermark topic_id=%s partition=%d to=%d "
+                "unclean leader: cut below the high watermark log=%s topic_id=%s to=%d "
                 "high_watermark=%d leader_epoch=%d",
-                self.id.topic_id, self.id.partition, end, self.high_watermark, role.epoch,
+                self.log.name, self.id.topic_id, end, self.high_watermark, role.epoch,
             )  # fmt: skip
             self.high_watermark = end
         if end < self.high_watermark:

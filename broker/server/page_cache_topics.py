@@ -125,8 +125,9 @@ class PageCacheTopics:
         if topics != self._named or not self._is_written:
             content = encode_checkpoint(sorted(topics))
             write_atomically(self._disk, self._directory, FILE, content)
+            if topics or self._named:
+                _log.info("topics acknowledged from the page cache count=%d", len(topics))
             self._named, self._is_written = topics, True
-            _log.info("topics acknowledged from the page cache count=%d", len(topics))
 
 
 def _is_durable(waiting: tuple[PartitionLog, int]) -> bool:

@@ -199,10 +199,14 @@ class HeartbeatThread:
             self._idle_ms = 0
         lives = self._idle_ms < self._progress_max_ms
         if lives and not self._loop_lives:
-            _log.warning("the loop goes on, heartbeats begin again")
+            _log.warning("the broker goes on, heartbeats begin again")
             self._beat_at_once()
         elif self._loop_lives and not lives:
-            _log.error("the loop stands still ms=%d, heartbeats end", self._idle_ms)
+            _log.error(
+                "heartbeats end, the broker shows no progress ms=%d: its loop stands still, or it "
+                "keeps silent because its disk does",
+                self._idle_ms,
+            )
         self._loop_lives = lives
 
     async def _beat(self, link: ControllerLink, asked: asyncio.Event) -> None:

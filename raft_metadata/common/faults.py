@@ -34,7 +34,8 @@ class ProcessFaultHandler:
 
     def fatal(self, what: str, error: BaseException | None = None) -> NoReturn:
         """See `FaultHandler`."""
-        _log.critical("fatal: %s error=%r", what, error, exc_info=error)
-        logging.shutdown()
         storage = isinstance(error, (OSError, StorageError))
+        # Of a disk that failed, the place in the code tells an operator nothing.
+        _log.critical("fatal: %s error=%r", what, error, exc_info=None if storage else error)
+        logging.shutdown()
         os._exit(EXIT_STORAGE if storage else EXIT_BROKEN_INVARIANT)

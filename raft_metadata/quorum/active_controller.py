@@ -33,6 +33,7 @@ from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.publisher import MetadataPublisher
+from raft_metadata.quorum.broker_states import tell_states
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
 from raft_metadata.records.admin import (
@@ -277,8 +278,10 @@ class ActiveController(MetadataPublisher):
             wish = self._core.next_wish(speculation.image, bulk_allowed=bulk_allowed)
             if wish is None:
                 return False
+            before = speculation.image
             try:
                 self._append(wish.records, wish.urgency)
+                tell_states(before, wish.records)
             except KafkaError as refusal:
                 _log.warning("append refused urgency=%s why=%s", wish.urgency.value, refusal)
                 return False

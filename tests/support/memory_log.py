@@ -30,6 +30,7 @@ class MemoryLog:
     """One replica's log on one disk. ``synced`` survives a power cut, ``entries`` a SIGKILL."""
 
     def __init__(self, on_append: Callable[[Entry, int], None] = lambda _entry, _at: None) -> None:
+        self.name = "memory-0"
         self.entries: list[Entry] = []
         self.epochs = LeaderEpochCache()
         self.synced: list[Entry] = []
