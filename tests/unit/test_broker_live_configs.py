@@ -116,6 +116,7 @@ def test_every_topic_config_is_in_force_once_it_is_known_and_gone_once_reset(
         "segment.ms": "60000",
         "retention.ms": "3600000",
         "retention.bytes": "100000",
+        "compression.type": "zstd",
     }
     for name, value in changed.items():
         host.learn(of_topic(name, value))
@@ -126,7 +127,10 @@ def test_every_topic_config_is_in_force_once_it_is_known_and_gone_once_reset(
         flush_before_ack=False,
         append_time=True,
         retention=RetentionConfig(3_600_000, 100_000),
+        zstd=True,
     )
+    host.learn(of_topic("compression.type", "producer"))
+    assert not host.log_config.zstd, "as sent, and that is without compression"
     host.learn(of_topic("cleanup.policy", "compact"))
     assert host.log_config.retention is None
     host.learn(of_topic("cleanup.policy", None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import orjson
 import pytest
 import zstandard
 
@@ -36,7 +35,7 @@ from broker.record.compression import (
 )
 from broker.record.lines import BATCH_LINES_MAX
 from http_api.contract.media_types import takes_zstd
-from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
+from raft_metadata.common.errors import CorruptionError
 from tests.support.logs import Life, append, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -353,19 +352,6 @@ def test_zstd_goes_to_who_names_it(accept: str | None) -> None:
 def test_headers_are_what_lines_of_goes_by() -> None:
     empty = BatchHeader(*parse_header(raw_of()))._replace(count=0, length=0)
     assert lines_of(empty, b"") == b"", "an emptied batch holds no frame"
-
-
-def test_a_refused_value_of_compression_type_says_what_is_taken() -> None:
-    from raft_metadata.common.configs.rows import Scope
-    from raft_metadata.common.configs.table import find_config
-
-    row = find_config("compression.type", Scope.TOPIC)
-    for word in ("gzip", "snappy", "lz4", "none", ""):
-        with pytest.raises(KafkaError) as refused:
-            row.parse(word)
-        assert refused.value.code is ErrorCode.INVALID_CONFIG
-        assert "expected uncompressed or producer or zstd" in refused.value.message
-    assert orjson.dumps([row.parse("zstd"), row.parse("producer")]) == b'["zstd","producer"]'
 
 
 def test_a_frame_that_would_not_say_the_same_is_never_stored(
