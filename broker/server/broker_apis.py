@@ -116,7 +116,6 @@ class RoutedBrokerApis:
         self._peers = peers
         self._clock = clock
         self._configs = LiveConfigs(config)
-        self.direct = DirectRequests(config, local, loader, self._configs)
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(
@@ -131,6 +130,7 @@ class RoutedBrokerApis:
         self.forwarded = ForwardedProduces(
             config.broker_id, lambda: self.image, local, self._producer_ids, self.forward, clock
         )
+        self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
         self._produces = ProduceRouting(config.broker_id, local, self, self.forwarded, clock)
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
 

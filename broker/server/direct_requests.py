@@ -8,15 +8,19 @@ done and the caller takes the usual way, `BrokerApis.produce` and `fetch`, whose
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
+from broker.server.forwarded_produces import ForwardedProduces, may_go_plain
 from broker.server.gathered_appends import GATHERED_BYTES_MAX, Alike, GatheredAppends
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.record_checks import is_keyless
+from broker.server.requests import FINAL
+from broker.server.slices import Slices
 from raft_metadata.common.errors import KafkaError, Outcome
-from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
+from raft_metadata.common.ids import NO_LEADER, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
@@ -30,9 +34,10 @@ Answered = Callable[[PartitionId, int, KafkaError | None], None]
 
 
 class _Route(NamedTuple):
-    """A partition that is led here, and what its records must keep to."""
+    """A partition that is led, and what its records must keep to."""
 
     place: TopicIdPartition
+    is_led_here: bool
     max_message_bytes: int
     is_compacted: bool
 
@@ -49,6 +54,7 @@ class DirectRequests:
         local: LocalPartitions,
         loader: MetadataLoader,
         configs: LiveConfigs,
+        forwarded: ForwardedProduces,
     ) -> None:
         self._broker_id = config.broker_id
         self._longest_ms = config.limits.max_produce_timeout_ms
@@ -57,9 +63,11 @@ class DirectRequests:
         self._configs = configs
         self._rotation = 0
         self._gathered = GatheredAppends(local)
+        self._forwarded = forwarded
+        self._answers = Slices()
         self._routed_by: MetadataImage | None = None
         self._routes: dict[tuple[TopicName, PartitionId], _Route] = {}
-        """Of partitions led here, as the image says by which they were found: as many at most."""
+        """As the image says by which they were found; of each partition one at most."""
 
     def produce(self, request: DirectProduce, answered: Answered) -> bool:
         """See `DirectApis`."""
@@ -71,13 +79,11 @@ class DirectRequests:
             return False
         place = route.place
         timeout_ms = max(1, min(request.timeout_ms, self._longest_ms))
-        if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
+        gathers = route.is_led_here and request.body_bytes < GATHERED_BYTES_MAX
+        if gathers and are_bare(request.records):
             alike = Alike(place, request.stored_as, request.acks, timeout_ms)
             self._gathered.add(alike, request.records, request.body_bytes, answered)
             return True
-
-        def done(base: int, error: KafkaError | None) -> None:
-            answered(place.partition, base, error)
 
         append = Append(
             partition=place,
@@ -87,6 +93,13 @@ class DirectRequests:
             acks=request.acks,
             timeout_ms=timeout_ms,
         )
+        if not route.is_led_here:
+            told = partial(self._answers.call, _tell_forwarded, answered, place.partition)
+            return self._forwarded.take(append, told)
+
+        def done(base: int, error: KafkaError | None) -> None:
+            answered(place.partition, base, error)
+
         try:
             self._local.append_directly(append, done)
         except KafkaError as error:
@@ -96,7 +109,7 @@ class DirectRequests:
         return True
 
     def _route(self, request: DirectProduce) -> _Route | None:
-        """Where the records go, if that is one partition that is led here."""
+        """Where the records go, if that is one partition, and who leads it is known."""
         image = self._loader.image
         if image is not self._routed_by:
             self._routed_by, self._routes = image, {}
@@ -111,9 +124,11 @@ class DirectRequests:
         if number is None or not 0 <= number < topic.partitions_count:
             return None
         place = (request.topic, number)
-        if place not in self._routes and topic.partitions[number].leader == self._broker_id:
+        leader = topic.partitions[number].leader
+        if place not in self._routes and leader != NO_LEADER:
             self._routes[place] = _Route(
                 TopicIdPartition(topic.topic_id, number),
+                leader == self._broker_id,
                 self._configs.max_message_bytes(image, topic.topic_id),
                 self._configs.is_compacted(image, topic.topic_id),
             )
@@ -154,3 +169,11 @@ class DirectRequests:
         place = TopicIdPartition(image.topic_id, partition)
         result = self._local.fetch_directly(place, offset, max_bytes, packed=packed, bare=bare)
         return None if result is None else (result, image)
+
+
+def _tell_forwarded(
+    answered: Answered, partition: PartitionId, base: int, error: KafkaError | None
+) -> None:
+    """What a channel says is the end of it: it has tried everybody, for as long as was asked."""
+    final = error is not None and not may_go_plain(error)
+    answered(partition, FINAL if final else base, error)

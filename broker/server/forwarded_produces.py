@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.record.batch import RecordFormat
@@ -18,7 +19,7 @@ from broker.server import forwarding
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.write_channel import Crossing, Waiting, WriteChannel
+from raft_metadata.common.write_channel import Crossing, Done, Waiting, WriteChannel
 from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class ForwardedProduces:
         self._clock = clock
         self._tasks: asyncio.TaskGroup | None = None
         self._ways: dict[tuple[TopicIdPartition, bool], _Way] = {}
+        self._added: dict[_Way, None] = {}
+        """Something was added to these in this turn of the loop."""
         self._paused: set[_Way] = set()
         self._waiting = 0
         self._waiting_bytes = 0
@@ -136,9 +139,12 @@ class ForwardedProduces:
                 async with asyncio.timeout(ID_TIMEOUT_S):
                     self._producer_ids.setdefault(strong, await self._ids.next())
             except (KafkaError, TimeoutError) as error:
+                # Once is nothing: of a broker that has just begun, or amid a change of controllers.
+                level = logging.WARNING if self._ask_again_s else logging.INFO
                 self._ask_again_s = now + ID_RETRY_S
-                _log.warning("forwards are not numbered, no producer id error=%s", error)
+                _log.log(level, "forwards are not numbered, no producer id error=%r", error)
                 return False
+            self._ask_again_s = 0.0
         return True
 
     async def append(self, request: Append, deadline_ms: int) -> list[Placed]:
@@ -157,24 +163,39 @@ class ForwardedProduces:
         for text, count in texts:
             future: asyncio.Future[Placed] = loop.create_future()
             futures.append(future)
-            self._add(way, request, text, count, deadline_ms + LATE_GRACE_MS, future)
-        self._pump(way)
+            told = partial(_place, future, count)
+            self._add(way, request, text, count, deadline_ms + LATE_GRACE_MS, told)
         return [await future for future in futures]
 
+    def take(self, request: Append, told: Done) -> bool:
+        """`append` without a task: ``told(base offset, error)`` is called once, later.
+
+        It must not raise, nor come back here. False: nothing was done, because forwards are not
+        numbered (yet), too many wait, or this is more than one batch.
+        """
+        if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
+            return False
+        if (request.acks == ACKS_ALL) not in self._producer_ids:
+            return False
+        ((text, count), *more) = _texts(request.records)
+        if more:
+            return False
+        if self._waiting >= WAITING_MAX or self._waiting_bytes + len(text) > WAITING_BYTES_MAX:
+            return False
+        deadline_ms = self._clock.monotonic_ms() + request.timeout_ms + LATE_GRACE_MS
+        way = self._way(request.partition, request.acks)
+        self._add(way, request, text, count, deadline_ms, told)
+        return True
+
     def _add(
-        self,
-        way: _Way,
-        request: Append,
-        text: bytes,
-        count: int,
-        deadline_ms: int,
-        future: asyncio.Future[Placed],
+        self, way: _Way, request: Append, text: bytes, count: int, deadline_ms: int, told: Done
     ) -> None:
+        """Sent at the end of this turn of the loop, with what else has come by then."""
+
         def done(base_offset: int, error: KafkaError | None) -> None:
             self._waiting -= 1
             self._waiting_bytes -= len(text)
-            if not future.done():
-                future.set_result(Placed(count, base_offset, error))
+            told(base_offset, error)
 
         self._waiting += 1
         self._waiting_bytes += len(text)
@@ -182,6 +203,14 @@ class ForwardedProduces:
         way.channel.add(Waiting(text, count, kind, deadline_ms, done))
         if way.expiry is None or deadline_ms < way.expiry_ms:
             self._expire_at(way, deadline_ms)
+        if not self._added:
+            asyncio.get_running_loop().call_soon(self._pump_added)
+        self._added[way] = None
+
+    def _pump_added(self) -> None:
+        added, self._added = self._added, {}
+        for way in added:
+            self._pump(way)
 
     def _way(self, partition: TopicIdPartition, acks: int) -> _Way:
         key = (partition, acks == ACKS_ALL)
@@ -308,6 +337,18 @@ class ForwardedProduces:
         kind = forwarding.APPEND_CLAIMED
         answer = await self._forward(partition, registration, kind, frame, timeout_ms)
         return forwarding.decode_base_offset(answer)
+
+
+def may_go_plain(error: KafkaError) -> bool:
+    """Whether a forward was refused for other producers' number; who names none goes without."""
+    return error.code is ErrorCode.POLICY_VIOLATION and error.outcome is Outcome.NOT_WRITTEN
+
+
+def _place(
+    future: asyncio.Future[Placed], count: int, base_offset: int, error: KafkaError | None
+) -> None:
+    if not future.done():
+        future.set_result(Placed(count, base_offset, error))
 
 
 def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:

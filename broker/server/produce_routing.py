@@ -12,6 +12,7 @@ from broker.server.forwarded_produces import (
     ATTEMPTS,
     ForwardedProduces,
     Placed,
+    may_go_plain,
 )
 from broker.server.local_partitions import Append, LocalPartitions
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -122,13 +123,7 @@ class ProduceRouting:
 
 def _is_full_of_producers(placed: Sequence[Placed]) -> bool:
     """Whether all was refused for other producers' number; who named none goes without one."""
-    errors = [each.error for each in placed]
-    return all(
-        error is not None
-        and error.code is ErrorCode.POLICY_VIOLATION
-        and error.outcome is Outcome.NOT_WRITTEN
-        for error in errors
-    )
+    return all(each.error is not None and may_go_plain(each.error) for each in placed)
 
 
 def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicImage) -> None:

@@ -6,7 +6,7 @@ Any broker answers any request (decision D7): what is led elsewhere is forwarded
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
@@ -103,6 +103,10 @@ class FetchResult:
     """The follower these came from; None: the leader."""
 
 
+FINAL: Final = -2
+"""In place of a base offset: this error is the answer, whatever its outcome."""
+
+
 class DirectProduce(NamedTuple):
     """Records of one body for one topic, as the fast lane of a front end hands them over."""
 
@@ -126,8 +130,8 @@ class DirectApis(Protocol):
         """Append here; False: nothing was done, and `BrokerApis.produce` is to be asked.
 
         ``answered(partition, base offset, error)`` is called exactly once, perhaps before this
-        returns; it must not raise. An error with outcome NOT_WRITTEN is no answer: the request may
-        be made again through `BrokerApis.produce`, with the same records.
+        returns; it must not raise. An error with outcome NOT_WRITTEN is no answer, unless the base
+        offset is `FINAL`: the request may be made again through `BrokerApis.produce`.
         """
         ...
 

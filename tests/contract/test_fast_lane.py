@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.config import BrokerLimits
+from broker.server.requests import FINAL
 from http_api.server import lane_connection
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.fake_broker_apis import FakeBrokerApis
@@ -209,6 +210,19 @@ async def test_rule_r5_an_append_without_success_is_told_or_made_again_elsewhere
             usual.apis.record_errors = {0: error, 1: error}
         assert await everything(fast, post(two)) == await everything(usual, post(two))
         assert fast.apis.direct.taken == 1
+
+
+async def test_what_was_tried_for_as_long_as_was_asked_is_not_tried_again() -> None:
+    error = KafkaError(
+        ErrorCode.LEADER_NOT_AVAILABLE, "no leader took it in time", outcome=Outcome.NOT_WRITTEN
+    )
+    async with both_doors() as (fast, usual):
+        fast.apis.direct.fate, fast.apis.direct.fate_base = error, FINAL
+        usual.apis.record_errors = {0: error}
+        expected = await everything(usual, post(ONE))
+        assert expected.startswith(b"HTTP/1.1 503")
+        assert await everything(fast, post(ONE)) == expected
+        assert fast.apis.logs["flights", 0].end == 3
 
 
 async def test_requests_of_both_kinds_in_one_packet_are_answered_in_their_order() -> None:

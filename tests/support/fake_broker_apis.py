@@ -113,6 +113,7 @@ class FakeDirect:
         """Requests answered this way."""
         self.fate: KafkaError | None = None
         """What becomes of an append that was taken."""
+        self.fate_base = -1
 
     def produce(
         self,
@@ -150,7 +151,7 @@ class FakeDirect:
             for record in request.records:
                 apis.append_records(log, [record], request.stored_as, request.stored_as)
         else:
-            base = -1
+            base = self.fate_base
         if request.acks == ACKS_ALL:
             asyncio.get_running_loop().call_soon(answered, partition, base, self.fate)
         else:

@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.config import BrokerConfig
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import forwarding
+from broker.server.direct_requests import DirectRequests
 from broker.server.forwarded_produces import ForwardedProduces, Placed
+from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append
 from broker.server.produce_routing import ProduceRouting, check_claimed, check_whole
-from broker.server.requests import ACKS_ALL, ACKS_LEADER, ProduceRequest, RecordResult
+from broker.server.requests import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    FINAL,
+    DirectProduce,
+    ProduceRequest,
+    RecordResult,
+)
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
+from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId, PartitionId, TopicName
 from raft_metadata.common.producer_claims import Claim
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
-from tests.unit.test_broker_local_partitions import HERE, ME, OTHER, image
+from tests.support.one_broker import HERE, ME, OTHER, image
 
 LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION, "the reply is lost")
 
@@ -113,13 +125,116 @@ async def test_what_gathers_while_requests_are_under_way_is_sent_as_one(shell: S
     await shell.append()
     shell.leader.gate = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        writers = [tasks.create_task(shell.append()) for _ in range(12)]
-        await settled(lambda: len(shell.leader.sent) == 6)
+
+        def sent(count: int) -> bool:
+            return len(shell.leader.sent) == count
+
+        writers = []
+        for number in range(5):
+            writers.append(tasks.create_task(shell.append()))
+            await settled(partial(sent, number + 2))
+        writers += [tasks.create_task(shell.append()) for _ in range(7)]
+        await asyncio.sleep(0.01)
+        assert len(shell.leader.sent) == 6
         shell.leader.gate.set()
     bases = sorted(writer.result()[0].base_offset for writer in writers)
     assert bases == list(range(1, 13))
     assert shell.leader.claims == [(0, n) for n in range(7)]
     assert len(decode_records(shell.leader.texts[-1])) == 7, "five under way, the others together"
+
+
+async def test_what_comes_in_one_turn_of_the_loop_is_sent_as_one(shell: Shell) -> None:
+    await shell.append()
+    async with asyncio.TaskGroup() as tasks:
+        writers = [tasks.create_task(shell.append(2)) for _ in range(12)]
+    assert sorted(writer.result()[0].base_offset for writer in writers) == list(range(1, 25, 2))
+    assert shell.leader.claims == [(0, 0), (0, 1)]
+
+
+class Front:
+    """The fast lane's way to a partition that is led elsewhere."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.told: list[tuple[int, KafkaError | None]] = []
+        config = BrokerConfig(
+            broker_id=ME, cluster_id=ClusterId("c"), directory_id=DirectoryId("d"),
+            data_dir=Path("/nowhere"), advertised_http="", advertised_peer="",
+        )  # fmt: skip
+        fake: Any = shell
+        self.direct = DirectRequests(config, fake, fake, LiveConfigs(config), shell.forwards)
+
+    def produce(self, count: int = 1, timeout_ms: int = 5_000, acks: int = ACKS_ALL) -> bool:
+        def answered(partition: PartitionId, base: int, error: KafkaError | None) -> None:
+            assert partition == 0
+            self.told.append((base, error))
+
+        body = b'{"records":[' + b",".join([b'{"value":1}'] * count) + b"]}"
+        request = DirectProduce(
+            TopicName("t"), PartitionId(0), decode_records(body), len(body), RecordFormat.JSON,
+            acks, timeout_ms,
+        )  # fmt: skip
+        return self.direct.produce(request, answered)
+
+
+async def test_the_short_way_forwards_under_numbers_and_each_has_its_own_offsets(
+    shell: Shell,
+) -> None:
+    await shell.append()
+    front = Front(shell)
+    shell.leader.answers = [LOST]
+    for count in (1, 3, 2):
+        assert front.produce(count)
+    assert not front.told
+    await settled(lambda: len(front.told) == 3)
+    assert front.told == [(1, None), (2, None), (5, None)]
+    assert shell.leader.claims == [(0, 0), (0, 1), (0, 1)], "the lost one is asked for again"
+
+
+async def test_the_short_way_waits_for_its_time_once(shell: Shell) -> None:
+    """What a channel did not bring about in time is the answer, however certain it is."""
+    await shell.append()
+    front = Front(shell)
+    routed = shell.image
+    shell.leader.answers = [LOST] * 500
+    assert front.produce(timeout_ms=60)
+    await settled(lambda: len(front.told) == 1)
+    shell.leader.answers = []
+    assert front.produce(timeout_ms=60)
+    shell.image = dataclasses.replace(routed, topics=image(1, (OTHER,), leader=BrokerId(-1)).topics)
+    await settled(lambda: len(front.told) == 2)
+    for (base, error), outcome in zip(
+        front.told, (Outcome.UNKNOWN, Outcome.NOT_WRITTEN), strict=True
+    ):
+        assert base == FINAL
+        assert error is not None
+        assert error.outcome is outcome
+
+
+async def test_the_short_way_is_left_where_forwards_are_not_numbered(shell: Shell) -> None:
+    front = Front(shell)
+    assert not front.produce(), "no producer id is there yet"
+    await shell.append()
+    assert front.produce()
+    await settled(lambda: len(front.told) == 1)
+    assert not front.produce(acks=ACKS_LEADER), "another sequence, another id"
+    numbered = shell.image
+    shell.image = dataclasses.replace(numbered, feature_level=2)
+    assert not front.produce()
+    shell.image = dataclasses.replace(
+        numbered, topics=image(1, (OTHER,), leader=BrokerId(-1)).topics
+    )
+    assert not front.produce(), "nobody leads: the usual way waits for a leader"
+
+
+async def test_the_short_way_goes_plain_where_a_log_is_full_of_producers(shell: Shell) -> None:
+    await shell.append()
+    front = Front(shell)
+    full = KafkaError(ErrorCode.POLICY_VIOLATION, "too many producers")
+    shell.leader.answers = [full]
+    assert front.produce()
+    await settled(lambda: len(front.told) == 1)
+    assert front.told == [(-1, full)]
 
 
 async def test_a_gap_is_closed_in_the_next_epoch(shell: Shell) -> None:
