@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
 from broker.server.forwarded_produces import ForwardedProduces, may_go_plain
-from broker.server.gathered_appends import GATHERED_BYTES_MAX, Alike, GatheredAppends
-from broker.server.local_partitions import Append, LocalPartitions
+from broker.server.gathered_appends import GATHERED_BYTES_MAX, GatheredAppends
+from broker.server.local_partitions import Alike, Append, LocalPartitions
 from broker.server.record_checks import is_keyless
 from broker.server.requests import FINAL
 from broker.server.slices import Slices

@@ -11,30 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from broker.record.batch import RecordFormat
     from broker.record.lines import ProduceRecord
-    from broker.server.local_partitions import LocalPartitions, Waiting
-    from raft_metadata.common.ids import PartitionId, TopicIdPartition
+    from broker.server.local_partitions import Alike, LocalPartitions, Waiting
+    from raft_metadata.common.ids import PartitionId
 
 _log = logging.getLogger("broker.server")
 
 GATHERED_BYTES_MAX: Final = 64 << 10
 """Of bodies. More is written at once: a batch is read, checked and cleaned as a whole, and larger
 ones save nothing."""
-
-
-class Alike(NamedTuple):
-    """What requests must have in common to be written, and to wait, as one."""
-
-    place: TopicIdPartition
-    stored_as: RecordFormat
-    acks: int
-    timeout_ms: int
 
 
 class _Gathered:

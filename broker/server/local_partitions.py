@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition_state import LeaderState
@@ -27,10 +27,19 @@ if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
-    from broker.server.gathered_appends import Alike
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import LeaderEpoch, PartitionId, TopicIdPartition
     from raft_metadata.common.producer_claims import Claim
+
+
+class Alike(NamedTuple):
+    """What requests must have in common to be written, and to wait, as one."""
+
+    place: TopicIdPartition
+    stored_as: RecordFormat
+    acks: int
+    timeout_ms: int
+
 
 Waiting = tuple[int, "Callable[[PartitionId, int, KafkaError | None], None]"]
 """A request among others: how many records stand before its own, and whom to tell

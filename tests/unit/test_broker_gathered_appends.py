@@ -11,7 +11,8 @@ import pytest
 
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.server.gathered_appends import GATHERED_BYTES_MAX, Alike, GatheredAppends
+from broker.server.gathered_appends import GATHERED_BYTES_MAX, GatheredAppends
+from broker.server.local_partitions import Alike
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
