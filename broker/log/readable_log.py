@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
@@ -121,9 +122,32 @@ class ReadableLog(ABC):
             if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
                 self._storage_error(error, Outcome.NOT_WRITTEN)
             self._fail(error)
-            if isinstance(error, CorruptionError):
+            if isinstance(error, OSError):
+                raise
+            before = self._before_damage(function, arguments, options)
+            if before is None:
                 raise UnreadableError(self.name, error) from error
-            raise
+            return before
+
+    def _before_damage(
+        self,
+        function: Callable[..., T],
+        arguments: tuple[object, ...],
+        options: dict[str, object],
+    ) -> T | None:
+        """What such a read finds before it meets damage; None where it stands at it, or searches.
+
+        Half as much each time: only what is asked for from the damaged batch on is refused.
+        """
+        if len(arguments) != 3:  # from an offset, so many bytes, up to another
+            return None
+        start, size, end = arguments
+        left = size if isinstance(size, int) else 0
+        while left > 1:
+            left //= 2
+            with suppress(CorruptionError):
+                return function(self._shared.files, self.segments, start, left, end, **options)
+        return None
 
     # epochs
 

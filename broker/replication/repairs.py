@@ -166,6 +166,13 @@ class Repairs:
                 )
         return tuple(found.values())[:FAILED_REPLICAS_MAX]
 
+    def reasons(self) -> dict[TopicIdPartition, str]:
+        """The replicas that are damaged now, also those that go on with what is left."""
+        found = {where: str(error) for where, error in self._logs.offline.items()}
+        for key, replica in self.damaged.items():
+            found[replica.partition.id] = str(self._reasons[key])
+        return found
+
     # done with
 
     def holds_back(self, key: Key, registration: PartitionRegistration) -> bool:

@@ -97,6 +97,7 @@ class WhiteBox:
             "leaders": led,
             "offline": self._named({where: str(why) for where, why in logs.offline.items()}),
             "unclean": self._named(logs.unclean),
+            "damaged": self._named(self._manager.repairs.reasons()),
         }
 
     def _named(self, partitions: dict[TopicIdPartition, str]) -> Facts:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from chaos.disks.rot import flip_a_bit
 from chaos.http import CallError
-from chaos.net.links import node_name
 from chaos.scenarios.machines import epoch_of, felt, leader_of
 from chaos.scenarios.stage import FELT_DEADLINE_S, Scenario
 
@@ -28,7 +27,6 @@ async def _break(stage: Stage) -> None:
     partition = stage.random.randrange(stage.partitions)
     leader = leader_of(stage, partition)
     url = stage.now.node(leader).url
-    stage.killed.add(node_name(leader))  # it starts anew, so as to be filled again
     epoch = epoch_of(stage, partition)
     was = epoch.read()
     async with felt(stage, "a bit rots", f"broker {leader}, partition {partition}", [epoch]):

@@ -20,6 +20,7 @@ log = logging.getLogger("tests.cluster")
 RECORDS = 60
 VALUE = "v" * 4_000
 SEGMENT_BYTES = "65536"
+MANY = 3
 RACKS = {1: "a", 2: "b", 3: "c"}
 
 
@@ -41,36 +42,43 @@ async def put_into_racks(cluster: LiveCluster) -> None:
     await cluster.wait_healthy()
 
 
+async def fill(cluster: LiveCluster, topic: str, partition: int = 0) -> None:
+    for first in range(0, RECORDS, 10):
+        values = [f"{number} {VALUE}" for number in range(first, first + 10)]
+        assert (await cluster.produce(1, topic, *values, partition=partition)).status == 200
+
+
 async def filled(cluster: LiveCluster, topic: str) -> int:
     """Several sealed segments on three replicas; the leader."""
     await cluster.create_topic(topic, segment_bytes=SEGMENT_BYTES)
-    for first in range(0, RECORDS, 10):
-        values = [f"{number} {VALUE}" for number in range(first, first + 10)]
-        assert (await cluster.produce(1, topic, *values)).status == 200
+    await fill(cluster, topic)
     await cluster.wait_healthy(topic)
     await cluster.wait_same_on_disk(topic, 1)
     return await cluster.leader(topic)
 
 
-def flip_a_byte(cluster: LiveCluster, broker: int, topic: str) -> Path:
-    """In the lines of a batch of the second segment, which is sealed."""
-    folder = cluster.data_dir / f"broker-{broker}" / "log" / f"{topic}-0"
+def flip_a_byte(
+    cluster: LiveCluster, broker: int, topic: str, partition: int = 0, segment: int = 1
+) -> Path:
+    """In the lines of a segment's first batch; the second one is sealed."""
+    folder = cluster.data_dir / f"broker-{broker}" / "log" / f"{topic}-{partition}"
     segments = sorted(folder.glob("*.log"))
-    assert len(segments) >= 3, segments
     at = 5_000
-    with segments[1].open("r+b") as file:
+    with segments[segment].open("r+b") as file:
         file.seek(at)
         byte = file.read(1)
         file.seek(at)
         file.write(bytes([byte[0] ^ 1]))
-    return segments[1]
+    return segments[segment]
 
 
-async def read_all(cluster: LiveCluster, through: int, topic: str, query: str = "") -> set[str]:
+async def read_all(
+    cluster: LiveCluster, through: int, topic: str, query: str = "", partition: int = 0
+) -> set[str]:
     """Every record, asked for until it is served; who served, by their own word."""
     offset, served = 0, set()
     while offset < RECORDS:
-        url = f"{cluster.url(through)}/topics/{topic}/partitions/0/records"
+        url = f"{cluster.url(through)}/topics/{topic}/partitions/{partition}/records"
         answer = await cluster.ask("GET", f"{url}?offset={offset}&timeout=500{query}")
         if answer.status >= 500:
             continue  # nobody leads just now: `until` has the deadline
@@ -144,6 +152,89 @@ async def test_invariant_l22_rot_at_a_follower_is_found_when_it_leads(
     await cluster.until(leads, "the rotten replica leads")
     await read_through_everyone(cluster, topic)
     await healed(cluster, follower, topic, file, starts)
+
+
+async def test_rot_in_many_partitions_costs_no_restart_and_found_at_a_start_no_second_one(
+    cluster: LiveCluster,
+) -> None:
+    """Sealed segments are read while the broker runs, the newest ones at its next start."""
+    partitions, broker = range(MANY), 2
+    for topic, configs in (("many-read", {"segment_bytes": SEGMENT_BYTES}), ("many-started", {})):
+        await cluster.create_topic(topic, MANY, **configs)
+        for partition in partitions:
+            await fill(cluster, topic, partition)
+        await cluster.wait_healthy(topic, MANY)
+        await cluster.wait_same_on_disk(topic, MANY)
+    starts = starts_of(cluster, broker)
+    for partition in partitions:
+        flip_a_byte(cluster, broker, "many-read", partition)
+        flip_a_byte(cluster, broker, "many-started", partition, segment=0)
+    for partition in partitions:
+        url = f"{cluster.topics_url(1)}/many-read/partitions/{partition}"
+        replicas = [broker, *(one.id for one in cluster.brokers if one.id != broker)]
+        moved = await cluster.ask("POST", f"{url}/reassignment", {"replicas": replicas})
+        assert moved.status == 202, moved
+        await cluster.ask("POST", f"{url}/leader:elect", {})
+
+    async def all_read() -> bool:
+        for partition in partitions:
+            await read_all(cluster, 1, "many-read", partition=partition)
+        said = "damaged log set aside, filled again log=many-read"
+        return cluster.log(f"broker-{broker}").count(said) == MANY
+
+    await cluster.until(all_read, "rot in all partitions is found, and mended", 30)
+    await cluster.wait_healthy("many-read", MANY)
+    await cluster.wait_same_on_disk("many-read", MANY)
+    assert starts_of(cluster, broker) == starts
+    killed = await cluster.kill(f"broker-{broker}")
+    await cluster.wait_restarted(f"broker-{broker}", killed)
+    await cluster.wait_healthy("many-started", MANY, deadline_s=30)
+    await cluster.wait_same_on_disk("many-started", MANY)
+    assert f"offline={MANY}" in cluster.log(f"broker-{broker}")
+    assert starts_of(cluster, broker) == starts + 1
+
+
+async def test_invariant_l22_the_last_replica_serves_what_is_left_and_says_what_is_not(
+    cluster: LiveCluster,
+) -> None:
+    topic = "rot-last"
+    await cluster.create_topic(
+        topic, factor=1, segment_bytes=SEGMENT_BYTES, min_insync_replicas="1"
+    )
+    await fill(cluster, topic)
+    leader = await cluster.leader(topic)
+    file = flip_a_byte(cluster, leader, topic)
+
+    async def judged(through: int) -> None:
+        """Everything but the ten records of one batch, however much is asked for at once."""
+        readable: set[int] = set()
+        for offset in range(RECORDS):
+            answer = await cluster.fetch(through, topic, offset=offset, wait_ms=100)
+            if answer.status == 200:
+                readable |= {record["offset"] for record in answer.body}
+            else:
+                assert answer.status == 503, answer
+                assert f"file={file}" in answer.body["message"], answer
+        readable &= set(range(RECORDS))
+        assert readable == set(range(RECORDS)) - set(range(int(file.stem), int(file.stem) + 10))
+
+    starts = starts_of(cluster, leader)
+    await judged(leader % 3 + 1)
+    said = "damaged replica is the last one"
+    await cluster.until(lambda: said in cluster.log(f"broker-{leader}"), said)
+    assert (await cluster.produce(1, topic, "more")).status == 200
+    await judged(leader)
+    state = await cluster.ask("GET", f"{cluster.url(leader)}/broker/v1/state")
+    assert [row["topic"] for row in state.body["damaged"]["partitions"]] == [topic]
+    assert starts_of(cluster, leader) == starts
+    killed = await cluster.kill(f"broker-{leader}")
+    await cluster.wait_restarted(f"broker-{leader}", killed)
+
+    async def it_leads_again() -> bool:
+        return (await cluster.produce(1, topic, "and more")).status == 200
+
+    await cluster.until(it_leads_again, "it leads again")
+    await judged(leader)
 
 
 async def test_invariant_l20_readers_are_served_in_their_rack_and_rot_there_is_found(
