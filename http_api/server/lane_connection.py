@@ -94,8 +94,9 @@ class LaneConnection(EnvelopeRequestHandler):
             self._lane_due = _UNKNOWN
             super().data_received(data)
         elif self._lane_unparsed is not None or self._lane_later:
-            self._lane_later += data
-            self._pause_transport_reading()
+            if data:
+                self._lane_later += data
+                self._pause_transport_reading()
         elif self._lane_due or not self._take_known(self._lane, data):
             self._parse(self._lane, data)
             self._pump()
@@ -174,11 +175,12 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _pump(self) -> None:
         """Answer what stands in the queue, until something has to be waited for."""
-        if self._lane_pumps or self._lane_waits or not self._messages or not self._is_ours():
+        if self._lane_pumps:
             return
         self._lane_pumps = True  # reading on may bring new requests: they are taken by this loop
         try:
-            while self._messages and not self._lane_waits:
+            # Whose it is, is asked each time: what is refused at once has woken the other handler.
+            while self._messages and not self._lane_waits and self._is_ours():
                 if self._paused or self._force_close:
                     return  # the client does not read: nothing more is answered meanwhile
                 message, payload = self._messages[0]
@@ -250,8 +252,7 @@ class LaneConnection(EnvelopeRequestHandler):
     def _answered(self) -> None:
         """The request that was begun is done with: the head of the queue, or an unparsed one."""
         self._lane_waits = self._request_in_progress = False
-        if self._handler_waiter is not None and not self._handler_waiter.done():
-            self._handler_waiter.set_result(None)  # `shutdown` waits for it
+        self._let_stop()
         if self._parser is None:
             return  # the connection is gone
         if self._lane_unparsed is not None:
@@ -292,6 +293,11 @@ class LaneConnection(EnvelopeRequestHandler):
             waiter.set_result(None)
         elif self.transport is not None:
             self.force_close()  # the listener stops: that handler has ended
+            self._let_stop()
+
+    def _let_stop(self) -> None:
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)  # `shutdown` waits for it
 
     def _lane_failed(self, error: Exception) -> None:
         """A bug. What was appended may be kept, so nothing is said but that the connection ends."""
@@ -299,6 +305,7 @@ class LaneConnection(EnvelopeRequestHandler):
         self._lane_waits = self._request_in_progress = False
         self._lane_unparsed, self._lane_later = None, b""
         self.force_close()
+        self._let_stop()
 
     # a body that arrives in pieces
 
@@ -324,7 +331,7 @@ def _due(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInf
 
     Only where this began with one request can it be told (RFC 9112, 6.3: by its Content-Length).
     """
-    if len(messages) != 1:
+    if len(messages) != 1 or data[0] in b"\r\n":  # a parser skips blank lines in front (2.2)
         return _UNKNOWN
     message = messages[0]
     if isinstance(message, _ErrInfo) or message.chunked or message.upgrade:

@@ -223,3 +223,69 @@ async def test_heads_that_are_kept_are_few_and_short(monkeypatch: pytest.MonkeyP
         for number in range(KEPT_MAX + 5):
             lane.learn(b"%d" % number, "POST", "/topics/flights", raw, 10)
         assert len(lane.heads) == 5
+
+
+@pytest.mark.parametrize("blank", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\n\r\n\r\n"])
+async def test_blank_lines_before_a_request_are_no_head(
+    unparsed: list[bytes], blank: bytes
+) -> None:
+    """The parser skips them (RFC 9112, 2.2). Taken for its head, they made any body a request."""
+    async with connection(flights()) as (door, reader, writer):
+        writer.write(blank + post(ONE))
+        assert await offset_in(reader) == 0
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 1
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 2
+        assert not unparsed, "where its parser stands is not known any more"
+        answer = await door.raw(blank + ONE)
+        assert answer.status == 400
+        assert door.apis.logs["flights", 0].end == 3
+
+
+async def test_a_refusal_within_the_call_goes_the_usual_way_once() -> None:
+    """A gathered write that is full is made at once, and may be refused at once."""
+    apis = flights()
+    asked = 0
+
+    def refuse(request: Any, answered: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        answered(request.partition, -1, NOT_WRITTEN)
+        return True
+
+    async with connection(apis) as (door, reader, writer):
+        produce, door.apis.direct.produce = door.apis.direct.produce, refuse  # type: ignore[method-assign]
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        assert asked == 1
+        writer.write(post(ONE))  # by a head that is known now
+        assert await offset_in(reader) == 1
+        assert asked == 2
+        door.apis.direct.produce = produce  # type: ignore[method-assign]
+        writer.write(post(ONE) + get("/topics"))
+        assert await offset_in(reader) == 2
+        assert (await read_answer(reader)).json == ["flights"]
+        assert apis.logs["flights", 0].end == 3
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_stop_does_not_wait_for_a_request_that_was_refused_meanwhile(
+    is_known: bool,
+) -> None:
+    """Nobody is left to take it the usual way: its connection ends, unanswered and not written."""
+    apis = flights()
+    async with connection(apis) as (door, reader, writer):
+        if is_known:
+            writer.write(post(ONE))
+            assert await offset_in(reader) == 0
+        held = HeldAppends(apis)
+        apis.direct.fate = NOT_WRITTEN
+        writer.write(post(ONE))
+        await held.until(1)
+        stop = asyncio.get_running_loop().create_task(door.server.stop())
+        await asyncio.sleep(0.05)
+        held.held[0]()
+        assert await asyncio.wait_for(reader.read(), 0.5) == b""
+        await asyncio.wait_for(stop, 0.5)
+        assert apis.logs["flights", 0].end == is_known
