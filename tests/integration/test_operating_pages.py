@@ -28,6 +28,7 @@ IN_ORDER = (
     "inside.md",
     "durability.md",
     "retention.md",
+    "compression.md",
     "upgrade.md",
     "quorum.md",
 )

@@ -37,7 +37,9 @@ def test_zstd_waits_until_every_node_runs_a_version_that_reads_it(kind: Resource
         lambda: world.create("u", 2, assignments={0: (1, 2, 3)}, configs={NAME: "zstd"}),
     ):
         before = world.image
-        with pytest.raises(KafkaError, match="needs metadata.version 4, the cluster is at 3") as no:
+        with pytest.raises(
+            KafkaError, match=r"needs metadata\.version 4, the cluster is at 3"
+        ) as no:
             ask()
         assert no.value.code is ErrorCode.POLICY_VIOLATION
         assert world.image is before
