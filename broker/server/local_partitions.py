@@ -178,7 +178,8 @@ class LocalPartitions:
             alike.acks == ACKS_NONE or not replica.partition.settings.by_durable
         ):
             for first, answered in waiting:
-                answered(number, -1 if alike.acks == ACKS_NONE else base + first, None)
+                at = -1 if alike.acks == ACKS_NONE else base + first
+                self._answers.call(answered, number, at, None)
             return
 
         def resolved(fate: Fate) -> None:
