@@ -16,7 +16,6 @@ import zstandard
 from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicName
-from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.http_door import FAST_LANE, Answer, Door, open_door
 from tests.support.lane_requests import get
 from tests.support.logs import records as records_of
@@ -203,17 +202,3 @@ async def test_errors_are_plain() -> None:
             assert answer.status >= status
             assert "content-encoding" not in answer.headers
             assert answer.json["error_code"]
-
-
-async def test_a_request_body_in_zstd_is_no_surprise() -> None:
-    """Frames go out, none come in: what a coding is not taken is said."""
-    body = zstandard.compress(b'{"records":[{"value":1}]}')
-    async with open_door() as door:
-        answer = await door.call(
-            "POST",
-            "/topics/flights",
-            body,
-            {"Content-Type": "application/json", "Content-Encoding": "zstd"},
-        )
-    assert 400 <= answer.status < 500
-    assert isinstance(door.apis, FakeBrokerApis)
