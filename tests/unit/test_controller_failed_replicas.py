@@ -130,6 +130,7 @@ def test_somebody_sound_who_is_away_is_worth_the_wait() -> None:
     world = running(min_isr=1)
     world.alter((B1, B2))
     damaged(world, B2)
+    world.behind[B2] = MetadataOffset(world.partition().leader_epoch_offset)
     world.kill(B1)
     world.pass_time(200)
     after = world.partition()
@@ -228,6 +229,7 @@ def test_a_heartbeat_that_was_overtaken_says_nothing_of_damage() -> None:
     """It may have been sent before the log was filled again."""
     world = running()
     before = world.partition()
+    world.beat(B2)
     late = BrokerHeartbeat(
         broker_id=B2,
         broker_epoch=world.alive[B2],
