@@ -60,6 +60,8 @@ NO_SEQUENCE = -1
 
 _VALUE_FORMAT_SHIFT = 2
 _FORMAT_MASK = 0b11
+FORMATS_MASK = 0b1111
+"""Attribute bits of both formats."""
 _LENGTH, _CRC, _BASE_OFFSET, _COUNT, _DELTA, _LEADER_EPOCH = 1, 4, 5, 6, 7, 8
 """Places in a `BatchHeader`: by number a field costs a third of what it costs by name."""
 _new_tuple = tuple.__new__

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from broker.record.batch import BatchHeader, BatchSlice, RecordFormat
+from broker.record.batch import (
+    FORMATS_MASK,
+    BatchHeader,
+    BatchSlice,
+    RecordFormat,
+    attributes_of,
+)
 from broker.record.lines import HAS_MSGSPEC
 from broker.record.plain_lines import fields_of
 from broker.record.values import (
@@ -30,6 +36,15 @@ if TYPE_CHECKING:
 
 _UNTIMED = re.compile(rb'^(\{"offset":\d+),(?!"timestamp":)', re.MULTILINE)
 _OFFSET_AT = len(b'{"offset":')
+_FORMATS = {
+    attributes_of(key, value): (
+        b'"key_format":"%b","value_format":"%b"'
+        % (key.name.lower().encode(), value.name.lower().encode())
+    )
+    for key in RecordFormat
+    for value in RecordFormat
+}
+"""What `batch_line` says of the formats, by the attribute bits: names are slow to come by."""
 
 
 def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
@@ -61,26 +76,26 @@ def lines_with_batches(slices: Sequence[BatchSlice]) -> bytes:
     line itself does not hold. ``timestamp`` is that of records without one of their own. No work
     per record; a stored line starts with its offset, so the two kinds can't be confused.
     """
-    parts: list[bytes | bytearray | memoryview] = []
+    return b"".join(batch_pieces(slices))
+
+
+def batch_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
+    """`lines_with_batches` in pieces."""
+    pieces: list[bytes | memoryview] = []
     for piece in slices:
-        parts.append(batch_line(piece))
-        parts.append(piece.lines)
-    return b"".join(parts)
+        pieces += (batch_line(piece), piece.lines)
+    return pieces
 
 
 def batch_line(piece: Piece) -> bytes:
     """The line about a batch that `lines_with_batches` puts before its lines."""
     header = piece.header
-    return (
-        b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,'
-        b'"key_format":"%b","value_format":"%b"}}\n'
-    ) % (
+    return (b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,%b}}\n') % (
         piece.first_offset,
         piece.next_offset,
         piece.count,
         header.append_timestamp,
-        header.key_format.name.lower().encode(),
-        header.value_format.name.lower().encode(),
+        _FORMATS[header.attributes & FORMATS_MASK],
     )
 
 

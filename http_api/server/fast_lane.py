@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from broker.record.batch import RecordFormat
 from broker.record.compression import framed
-from broker.record.render import array_of, render_v2
+from broker.record.render import array_of, batch_line, batch_pieces, render_v2
 from broker.server.requests import ACKS_ALL, FINAL, DirectProduce, RecordResult
 from http_api.contract import v2
 from http_api.contract.errors import RestError
@@ -73,6 +73,7 @@ HEAD_BYTES_MAX: Final = 1_024
 """Longer heads are not remembered."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
+BATCHES: Final = "batches"
 _DOTS = frozenset({".", ".."})
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _PRODUCE_HEAD = (
@@ -126,6 +127,16 @@ class ProducePath(NamedTuple):
     partition: PartitionId | None
     acks: int
     timeout_ms: int
+
+
+class FetchQuery(NamedTuple):
+    """What a fetch asks for."""
+
+    offset: int
+    max_bytes: int
+    many_frames: bool
+    batches: bool
+    """A line about each batch before its lines."""
 
 
 class KnownHead(NamedTuple):
@@ -326,16 +337,46 @@ class FastLane:
         content_type = self._reply_to(headers.accept)[1]
         if content_type not in {NDJSON, LINES, V2_JSON}:
             return None
-        query = _query(match[3], {"offset", "max_bytes", "timeout", "frames"})
-        frames = None if query is None else query.pop("frames", None)
-        if query is None or frames not in {None, MANY}:
+        asked = self._read_fetch_query(match[3])
+        if asked is None or (asked.batches and content_type != NDJSON):
+            return None
+        topic, partition = TopicName(match[1]), PartitionId(int(match[2]))
+        found = self._direct.fetch(
+            topic,
+            partition,
+            asked.offset,
+            asked.max_bytes,
+            packed=content_type == NDJSON and self._takes_zstd(headers.encoding),
+            bare=content_type != V2_JSON and not asked.batches,
+        )
+        if found is None:
+            return None
+        result, image = found
+        pieces: Sequence[bytes | memoryview]
+        if result.packed:
+            if not asked.many_frames:
+                return None  # made one frame elsewhere
+            pieces, lines_size = framed(result.packed, batch_line if asked.batches else None)
+            coding = _ZSTD_HEAD % lines_size
+        elif asked.batches:
+            pieces, coding = _few(batch_pieces(result.slices)), _VARY
+        else:
+            pieces = _pieces(result, content_type, topic, partition)
+            coding = _VARY if content_type == NDJSON else b""
+        head = self._fetch_head(result, image, content_type, coding, pieces, headers.request_id)
+        return [head, *pieces]
+
+    def _read_fetch_query(self, text: str) -> FetchQuery | None:
+        query = _query(text, {"offset", "max_bytes", "timeout", "frames", "include"})
+        if query is None:
+            return None
+        frames, include = query.pop("frames", None), query.pop("include", None)
+        if frames not in {None, MANY} or include not in {None, BATCHES}:
             return None
         if not all(map(_DIGITS.fullmatch, query.values())):
             return None
-        offset, max_bytes = (
-            int(query.get("offset", -1)),
-            int(query.get("max_bytes", MAX_BYTES_DEFAULT)),
-        )
+        offset = int(query.get("offset", -1))
+        max_bytes = int(query.get("max_bytes", MAX_BYTES_DEFAULT))
         timeout_ms = int(query.get("timeout", FETCH_TIMEOUT_MS_DEFAULT))
         limits = self._limits
         if not (
@@ -344,24 +385,7 @@ class FastLane:
             and timeout_ms <= limits.max_fetch_wait_ms
         ):
             return None
-        topic, partition = TopicName(match[1]), PartitionId(int(match[2]))
-        packed = content_type == NDJSON and self._takes_zstd(headers.encoding)
-        bare = content_type != V2_JSON
-        found = self._direct.fetch(topic, partition, offset, max_bytes, packed=packed, bare=bare)
-        if found is None:
-            return None
-        result, image = found
-        pieces: Sequence[bytes | memoryview]
-        if result.packed:
-            if frames != MANY:
-                return None  # made one frame elsewhere
-            pieces, lines_size = framed(result.packed)
-            coding = _ZSTD_HEAD % lines_size
-        else:
-            pieces = _pieces(result, content_type, topic, partition)
-            coding = _VARY if content_type == NDJSON else b""
-        head = self._fetch_head(result, image, content_type, coding, pieces, headers.request_id)
-        return [head, *pieces]
+        return FetchQuery(offset, max_bytes, frames == MANY, include == BATCHES)
 
     def _takes_zstd(self, encoding: bytes | None) -> bool:
         if encoding is None:
@@ -439,4 +463,8 @@ def _pieces(
     lines = result.lines or [piece.lines for piece in result.slices]
     if content_type == LINES:
         return array_of(lines)
-    return lines if len(lines) <= PIECES_MAX else [b"".join(lines)]
+    return _few(lines)
+
+
+def _few(pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+    return pieces if len(pieces) <= PIECES_MAX else [b"".join(pieces)]

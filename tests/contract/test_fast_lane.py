@@ -102,11 +102,14 @@ GETS = [
     get(f"{RECORDS}?offset=1&timeout=0", "Accept: application/vnd.quorumlog.lines+json"),
     get(f"{RECORDS}?offset=0", "Accept: application/x-ndjson", "X-Request-Id: a"),
     get(f"{RECORDS}?max_bytes=1000&offset=2", "Accept: application/json"),
+    get(f"{RECORDS}?offset=0&include=batches", "Accept: application/x-ndjson"),
+    get(f"{RECORDS}?include=batches&offset=1&max_bytes=9", "Accept: application/x-ndjson"),
 ]
 OTHER_GETS = [
     get(f"{RECORDS}?offset=0", "Accept: application/vnd.kafka.binary.v2+json"),
     get(f"{RECORDS}?offset=0", "Accept: text/html"),
-    get(f"{RECORDS}?offset=0&include=batches", "Accept: application/x-ndjson"),
+    get(f"{RECORDS}?offset=0&include=batches"),
+    get(f"{RECORDS}?offset=0&include=none", "Accept: application/x-ndjson"),
     get(f"{RECORDS}?offset=0&include=timestamp"),
     get(f"{RECORDS}?timestamp=0"),
     get(f"{RECORDS}?timestamp=0&offset=0"),
