@@ -18,7 +18,7 @@ from raft_metadata.common.ids import (
     MetadataOffset,
     TopicIdPartition,
 )
-from raft_metadata.controller.broker_views import BrokerViews
+from raft_metadata.controller.broker_views import NOTHING_FAILED, BrokerViews, Failed
 from raft_metadata.controller.feature_control import check_follows
 from raft_metadata.controller.partition_change import heal, may_be_relieved
 from raft_metadata.controller.partition_draft import at
@@ -166,6 +166,7 @@ def decide_unfence(
     *,
     metadata_offset: MetadataOffset,
     defaults: TopicDefaults,
+    failed: Failed = NOTHING_FAILED,
 ) -> Change:
     """A broker that lives may lead and join, once all it owes is recorded (rule M4).
 
@@ -177,15 +178,21 @@ def decide_unfence(
         return ()
     if metadata_offset <= broker.broker_epoch:
         return ()
-    if owes_changes(image, broker_id, defaults):
+    if owes_changes(image, broker_id, defaults, failed):
         return ()
     return (_change(broker, state=BrokerState.UNFENCED),)
 
 
-def decide_settled(image: MetadataImage, broker_id: BrokerId, *, defaults: TopicDefaults) -> Change:
+def decide_settled(
+    image: MetadataImage,
+    broker_id: BrokerId,
+    *,
+    defaults: TopicDefaults,
+    failed: Failed = NOTHING_FAILED,
+) -> Change:
     """The consequences of the broker's registration are all recorded (rule M4)."""
     broker = image.brokers[broker_id]
-    if broker.settled or owes_changes(image, broker_id, defaults):
+    if broker.settled or owes_changes(image, broker_id, defaults, failed):
         return ()
     return (_change(broker, settled=True),)
 
@@ -209,9 +216,17 @@ def _change(
     )
 
 
-def owes_changes(image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults) -> bool:
-    """Whether a partition of this broker still owes a change to the brokers' present state."""
-    views = BrokerViews.of(image.brokers, image.feature_level)
+def owes_changes(
+    image: MetadataImage,
+    broker_id: BrokerId,
+    defaults: TopicDefaults,
+    failed: Failed = NOTHING_FAILED,
+) -> bool:
+    """Whether a partition of this broker still owes a change to the brokers' present state.
+
+    ``failed``: who may not be elected, as whoever decides on those changes knows it.
+    """
+    views = BrokerViews.of(image.brokers, image.feature_level, failed=failed)
     for topic in image.topics.values():
         rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):

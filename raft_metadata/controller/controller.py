@@ -349,10 +349,10 @@ class Controller:
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
         """Changes of brokers' states, once no partition owes anything to the present ones."""
-        defaults = self.config.defaults
+        defaults, failed = self.config.defaults, self._failed(image)
         for broker_id, broker in image.brokers.items():
             if not broker.settled:
-                records = decide_settled(image, broker_id, defaults=defaults)
+                records = decide_settled(image, broker_id, defaults=defaults, failed=failed)
                 if records:
                     yield records
             session = self.sessions.session(broker_id, broker.broker_epoch)
@@ -366,6 +366,7 @@ class Controller:
                     broker_id,
                     metadata_offset=session.metadata_offset,
                     defaults=defaults,
+                    failed=failed,
                 )
             if records:
                 yield records

@@ -237,6 +237,40 @@ async def test_invariant_l22_the_last_replica_serves_what_is_left_and_says_what_
     await judged(leader)
 
 
+async def test_a_leader_that_can_not_open_its_log_is_replaced_without_an_operator(
+    cluster: LiveCluster,
+) -> None:
+    """Elected uncleanly, as the topic allows: the only one that lives, then somebody else."""
+    topic = "rot-elected"
+    await cluster.create_topic(
+        topic, factor=2, min_insync_replicas="1", unclean_leader_election_enable="true"
+    )
+    await fill(cluster, topic)
+    leader = await cluster.leader(topic)
+    (other,) = set((await cluster.partition(topic))["isr"]) - {leader}
+    through = ({1, 2, 3} - {leader, other}).pop()
+    cluster.pause(f"broker-{other}")
+    try:
+        await cluster.wait_isr(topic, 0, {leader}, through)
+        assert (await cluster.produce(through, topic, "only here")).status == 200
+        flip_a_byte(cluster, leader, topic, segment=0)
+        killed = await cluster.kill(f"broker-{leader}")
+        await cluster.wait_restarted(f"broker-{leader}", killed)
+
+        async def nobody_leads() -> bool:
+            said = cluster.log(f"broker-{leader}")
+            opened = f"partition offline log={topic}-0"
+            described = await cluster.partition(topic, through=through)
+            return said.count(opened) > 1 and described["leader_id"] is None
+
+        await cluster.until(nobody_leads, "it was elected, could not open its log, and gave it up")
+    finally:
+        cluster.resume(f"broker-{other}")
+    await cluster.wait_isr(topic, 0, {leader, other}, through, deadline_s=30)
+    assert await cluster.leader(topic, through=through) == other
+    await read_all(cluster, through, topic)
+
+
 async def test_invariant_l20_readers_are_served_in_their_rack_and_rot_there_is_found(
     cluster: LiveCluster,
 ) -> None:

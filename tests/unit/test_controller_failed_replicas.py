@@ -212,6 +212,29 @@ def test_a_replica_that_can_not_be_opened_is_not_elected_again_and_again() -> No
     assert world.partition(2).leader == B2
 
 
+def test_a_broker_is_unfenced_while_another_one_can_not_be_elected() -> None:
+    """What it owes is judged as it is decided: without a change that nobody is going to make."""
+    world = running()
+    world.create(
+        "two",
+        2,
+        assignments={0: (2, 3)},
+        configs={"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
+    )
+    world.kill(B3)
+    world.failed[B2] = (
+        FailedReplica(
+            topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=LeaderEpoch(-1),
+            can_lead=False,
+        ),
+    )  # fmt: skip
+    world.pass_time(200)
+    assert world.partition(2).leader == NO_LEADER
+    world.join(B3, life="b")
+    world.pass_time(200)
+    assert world.partition(2).leader == B3
+
+
 def test_a_preferred_election_leaves_a_damaged_replica_alone() -> None:
     world = running()
     world.kill(B1)
