@@ -367,7 +367,7 @@ def _cut(
         return None
     return BatchSlice(
         header,
-        memoryview(text)[start:end],
+        text[start:end],  # no view: a slow reader of a few lines would keep all of a large batch
         offset_of_line(text, start),
         min(following, up_to_offset),
         text.count(b"\n", start, end),

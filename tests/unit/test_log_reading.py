@@ -98,3 +98,15 @@ def test_rule_r7_a_line_is_found_by_the_offset_it_says(offsets: Sequence[int]) -
     for wanted in range(offsets[0] - 1, offsets[-1] + 2):
         before = [line for at, line in zip(offsets, lines, strict=True) if at < wanted]
         assert line_from(text, start, end, wanted) == start + sum(map(len, before))
+
+
+def test_a_few_lines_of_a_large_batch_do_not_keep_the_rest_in_memory(tmp_path: Path) -> None:
+    """An answer may stand in a slow reader's way for long; as many bytes of it as it has count."""
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = life.log()
+    append(log, ["x" * 1_000] * 500)
+    for offset in (0, 250, 499):
+        for piece in log.read_lines(offset, 2_000, log.log_end_offset).pieces:
+            whole = piece.obj if isinstance(piece, memoryview) else piece
+            assert len(whole) <= 2_000
+    life.close()
