@@ -166,12 +166,7 @@ class LaneConnection(EnvelopeRequestHandler):
     def _is_ours(self) -> bool:
         """Whether aiohttp's handler of this connection waits for work and knows of none."""
         waiter = self._waiter
-        return (
-            waiter is not None
-            and not waiter.done()
-            and self._payload_parser is None
-            and not self._upgraded
-        )
+        return waiter is not None and not waiter.done()
 
     def _pump(self) -> None:
         """Answer what stands in the queue, until something has to be waited for."""
@@ -184,7 +179,10 @@ class LaneConnection(EnvelopeRequestHandler):
                 if self._paused or self._force_close:
                     return  # the client does not read: nothing more is answered meanwhile
                 message, payload = self._messages[0]
-                if not isinstance(message, _ErrInfo) and self._take(message, payload):
+                if self._upgraded or isinstance(message, _ErrInfo):
+                    self._usual_way()  # also of what stands before the one that asks to upgrade
+                    return
+                if self._take(message, payload):
                     continue
                 if self._lane_holds is None:
                     self._usual_way()
@@ -288,6 +286,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _usual_way(self) -> None:
         """Wake aiohttp's handler: it takes the queue from its head on."""
+        self._let_go()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -309,6 +309,26 @@ async def test_garbage_behind_a_good_request_is_refused() -> None:
         assert await reader.read() == b""
 
 
+async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """aiohttp holds what stands behind it back until it knows: nobody else may wait for that."""
+    monkeypatch.setattr(lane_connection, "HELD_S_MAX", 0.05)
+    asks = ("Upgrade: websocket", "Connection: upgrade")
+    upgrade = post(ONE, "/topics/flights/partitions/0", *asks)
+    async with connection() as (_, reader, writer):
+        writer.write(upgrade)
+        assert await offset_in(reader) == 0
+        writer.write(post(ONE)[:-5])  # held, and then no more
+        await asyncio.sleep(0.01)
+        writer.write(post(ONE)[-5:] + upgrade + post(ONE) + get("/topics"))
+        assert [await offset_in(reader) for _ in range(3)] == [1, 2, 3]
+        assert (await read_answer(reader)).json == ["flights"]
+        await asyncio.sleep(0.1)
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 4
+
+
 async def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
     """Its answers fill the sockets and one buffer here; then its requests wait unanswered."""
     async with connection() as (door, reader, writer):
