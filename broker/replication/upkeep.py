@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from broker.replication.follower_stream import FollowerStream
 from broker.replication.partition_state import LeaderState
 
 if TYPE_CHECKING:
-    from broker.replication.follower_stream import FollowerStream
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.replica import Replica
 
@@ -71,7 +71,11 @@ class StreamCare:
             if stream.heard_ms <= 0 or stalled:
                 stream.heard_ms = now_ms
             elif now_ms - stream.heard_ms > self._silence_max_ms:
-                _log.warning("stream silent, closed ms=%d", now_ms - stream.heard_ms)
+                if isinstance(stream, FollowerStream):
+                    who = f"leader={stream.leader}"
+                else:
+                    who = f"follower={stream.follower}"
+                _log.warning("stream silent, closed %s ms=%d", who, now_ms - stream.heard_ms)
                 stream.close()
                 continue
             if ping:

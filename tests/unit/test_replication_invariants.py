@@ -506,6 +506,7 @@ def test_invariant_l27_a_produce_is_answered_whatever_becomes_of_a_follower() ->
 
 class Stream:
     def __init__(self) -> None:
+        self.follower = TWO
         self.heard_ms = 0
         self.pings = 0
         self.closed = False
