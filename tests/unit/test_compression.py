@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import zstandard
 
-from broker.log.compaction import without_front
+from broker.log.cleaner import ReplicaFacts
+from broker.log.compaction import CompactionConfig, without_front
 from broker.log.log_directory import LogConfig
 from broker.record import compression
 from broker.record.batch import (
@@ -36,6 +37,13 @@ from broker.record.compression import (
 from broker.record.lines import BATCH_LINES_MAX
 from http_api.contract.media_types import takes_zstd
 from raft_metadata.common.errors import CorruptionError
+from tests.support.compaction_model import (
+    Stepped,
+    append_keyed,
+    cleaning,
+    headers_of,
+    read_all,
+)
 from tests.support.logs import Life, append, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -251,15 +259,46 @@ def test_the_front_of_a_frame_is_left_out_for_a_follower_that_begins_inside() ->
     assert not verify(last).is_compressed, "one short line is left"
 
 
-def test_a_cut_frame_that_grows_is_sent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_frame_that_grows_is_sent_alone() -> None:
     """Else a push could pass the largest frame that a follower takes."""
     leader = Life(SimulatedDisk(), PACKED).log()
-    text = os.urandom(30_000).hex()
-    append(leader, [*VALUES, text, text])  # the second half is a repetition, until it stands alone
+    append(leader, VALUES[:12])
     append(leader, VALUES)
-    whole = parse_header(leader.read_raw(0, 1, 200)).size
-    raw = leader.read_raw(51, 1 << 20, 102)
-    assert len(list(walk(raw))) == (1 if verify(raw).size > whole else 2)
+    whole = parse_header(leader.read_raw(0, 1, 12))
+    assert whole.is_compressed
+    raw = leader.read_raw(7, 1 << 20, 62)
+    grown = verify(raw)
+    assert not grown.is_compressed, "too short for a frame"
+    assert grown.size == len(raw) > whole.size
+    raw = leader.read_raw(12, 1 << 20, 62)
+    assert verify(raw).count == 50
+    raw = leader.read_raw(0, 1 << 20, 62)
+    assert len(list(walk(raw))) == 2
+
+
+def test_a_compact_log_is_cleaned_under_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule R7: keys are read, what is old goes, what stays is a frame again."""
+    monkeypatch.setattr(compression, "MIN_LINES_BYTES", 1)
+    config = LogConfig(segment_bytes=600, zstd=True, compaction=CompactionConfig(segment_bytes=600))
+    life = Life(SimulatedDisk(), config)
+    log = life.log()
+    for number in range(30):
+        pairs: list[tuple[int | None, int | None]] = [(key, number) for key in range(6)]
+        pairs.append((100 + number, 1))
+        append_keyed(log, pairs, epoch=1, now_ms=1_000)
+    life.flush()
+    log.high_watermark = log.log_end_offset
+    before = headers_of(log)
+    assert all(header.is_compressed for header in before)
+    stepped = Stepped(cleaning(log, 2_000, facts=lambda: ReplicaFacts(210, 210)))
+    while not stepped.over:
+        stepped.step()
+    cleaned = [header for header in headers_of(log) if header.count and not header.is_dense]
+    assert len(cleaned) > 10
+    kept = read_all(log, 0, 1 << 20)
+    assert len(kept) < 110
+    newest = {pair[0]: pair[1] for _, pair in sorted(kept.items())}
+    assert newest == dict.fromkeys(range(6), 29) | {100 + number: 1 for number in range(30)}
 
 
 def test_stored_as_keeps_the_codec_only_where_it_pays() -> None:
