@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.errors import KafkaError
     from raft_metadata.image.metadata_image import TopicImage
 
-K = TypeVar("K")
+K = TypeVar("K", bound="bytes | str | None")
 V = TypeVar("V")
 
 SERVER: Final = "quorumlog"
@@ -69,8 +69,8 @@ KEPT_MAX = 4_096
 """Paths, header names, Accepts and heads whose meaning is remembered; then it is all forgotten."""
 PIECES_MAX: Final = 256
 """More pieces of an answer are joined: handing each to the kernel costs more than a copy."""
-HEAD_BYTES_MAX: Final = 1_024
-"""Longer heads are not remembered."""
+KEPT_LENGTH_MAX: Final = 1_024
+"""Longer ones are not remembered: 4,096 of ``max.header.bytes`` would be 130 MB of each kind."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
 BATCHES: Final = "batches"
@@ -269,8 +269,7 @@ class FastLane:
         stored_as = self._formats.get(headers.content_type or b"")
         if stored_as is None or not self._reply_to(headers.accept)[0]:
             return
-        if len(head) <= HEAD_BYTES_MAX:
-            _keep(self.heads, head, KnownHead(meant, stored_as, length))
+        _keep(self.heads, head, KnownHead(meant, stored_as, length))
 
     def append(
         self,
@@ -446,6 +445,8 @@ def _query(text: str, known: set[str]) -> dict[str, str] | None:
 
 
 def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    if key is not None and len(key) > KEPT_LENGTH_MAX:
+        return
     if len(kept) >= KEPT_MAX:
         kept.clear()
     kept[key] = value

@@ -223,6 +223,15 @@ async def test_heads_that_are_kept_are_few_and_short(monkeypatch: pytest.MonkeyP
         for number in range(KEPT_MAX + 5):
             lane.learn(b"%d" % number, "POST", "/topics/flights", raw, 10)
         assert len(lane.heads) == 5
+        long = "a" * 2_000
+        sent = [post(ONE, f"/topics/flights?{long}"), post(ONE, "/topics/flights", f"{long}: 1")]
+        path = "/topics/flights/partitions/0/records?offset=0"
+        sent += [get(path, f"Accept: text/{long}"), get(path, f"Accept-Encoding: {long}")]
+        for request in sent:
+            writer.write(request)
+            await read_answer(reader)
+        for kept in (lane._paths, lane._roles, lane._replies, lane._zstd):
+            assert all(key is None or len(key) < len(long) for key in kept)
 
 
 @pytest.mark.parametrize("blank", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\n\r\n\r\n"])
