@@ -11,10 +11,11 @@ from broker.log.recovery import LEADER_EPOCH_FILE, recover_log
 from broker.log.segment import OpenFiles
 from broker.log.swap import CLEANED_SUFFIX
 from broker.record.batch import HEADER_SIZE, BatchError, BatchHeader, walk
+from raft_metadata.common.errors import CorruptionError
 from tests.support.replica_bytes import DIRECTORY, ROOT, SWAP, entries_of, flip, place
 from tests.support.replica_flusher import PowerCut
 from tests.support.replica_platters import Platters
-from tests.support.replication_invariants import Entry
+from tests.support.replication_invariants import Entry, Violation
 from tests.support.simulated_disk import SimulatedDisk
 
 
@@ -170,4 +171,7 @@ class ReplicaFiles:
                 fd = copy.open(path, create=True)
                 copy.write(fd, bytes(inode.cache), 0)
         files = OpenFiles(copy, 64)
-        return recover_log(files, DIRECTORY).epochs.entries
+        try:
+            return recover_log(files, DIRECTORY).epochs.entries
+        except CorruptionError as error:
+            raise Violation("L22", "a scan of the sound log", error) from error

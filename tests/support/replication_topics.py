@@ -26,7 +26,11 @@ KEYS = (
     b'"c"',
     b'"%b"' % (b"d" * 14),  # as long as a digest
     b'"%b"' % (b"e" * 90),  # longer than what stands for itself
+    *(b'"n%d"' % number for number in range(16)),
 )
+OFTEN = 5
+"""The first keys are written again and again, the others mostly in the beginning."""
+FIRST_NUMBERS = 60
 POLICIES = ("compact", "compact,delete", "delete")
 
 
@@ -119,7 +123,9 @@ class Records:
         known = self.said.get(value)
         if known is None:
             rng = self._rng
-            known = Said(rng.randrange(len(KEYS)), rng.random() < self._tombstones)
+            seldom = rng.random() < (0.6 if len(self.said) < FIRST_NUMBERS else 0.15)
+            key = rng.randrange(OFTEN, len(KEYS)) if seldom else rng.randrange(OFTEN)
+            known = Said(key, rng.random() < self._tombstones)
             self.said[value] = known
         return known
 

@@ -69,7 +69,7 @@ class Upkeep:
         self._work: Work | None = None
         self._error: Exception | None = None
         self._began_ms = 0
-        self._busy = self._over = False
+        self._busy = self._over = self._ending = False
 
     def is_clock_trusted(self) -> bool:
         return self.clock_guard.is_trusted()
@@ -152,7 +152,8 @@ class Upkeep:
 
     def _pace(self, _size: int) -> None:
         """Called by the thread amid its work: others have their turn."""
-        self._world.meanwhile()
+        if not self._ending:
+            self._world.meanwhile()
         if self._over:
             raise Killed
 
@@ -165,6 +166,7 @@ class Upkeep:
 
     def cancel(self) -> None:
         """A shutdown in good order: what the thread is at comes to its end."""
+        self._ending = True  # the loop waits for it
         work, self._work = self._work, None
         if work is not None and self._world.rng.random() < 0.5:
             self._run(work)

@@ -90,6 +90,8 @@ class World:
         rng = self.rng = random.Random(seed)
         topics = random.Random(f"topic {seed}")
         self.features = replace(draw_features(rng, topics), **forced)
+        if self.features.compacts or self.features.retains:
+            self.features = replace(self.features, on_disk=True, unclean=False)
         moves, unclean = self.features.moves, self.features.unclean
         old = not (moves or unclean) and rng.random() < 0.3
         self.feature_level = 1 if old else SUPPORTED_FEATURE_LEVEL
@@ -135,7 +137,7 @@ class World:
         if self.features.flush:
             kinds |= {"flush": 4, "cut_at": 0}  # such a cut can't be weighed against the budget
         if self.topic is not None:
-            kinds |= {"clock": 1, "policy": self.topic.may_change}
+            kinds |= {"clock": 3, "policy": self.topic.may_change}
         if self.features.compacts:
             kinds |= {"disk": 3, "move": 3}  # a replica is filled by one leader, then by another
         self.kinds = kinds
@@ -210,7 +212,7 @@ class World:
 
     def begin(self) -> None:
         """A compacted topic is one already when things begin to go wrong."""
-        for number in range(8 * self.features.compacts):
+        for number in range(6 * self.features.compacts):
             self.now_ms += 100
             self.client()
             self.client()
@@ -443,7 +445,7 @@ class World:
     def _fault_clock(self, broker: Broker) -> None:
         """Set wrong by a year, or by as little as nobody minds, or right again."""
         near = CLOCK_DIFFERENCE_MS
-        choices = (0, 0, near, -near, YEAR_MS, -YEAR_MS)
+        choices = (0, near, -near, YEAR_MS, YEAR_MS, -YEAR_MS)
         broker.skew_ms = self.rng.choice(choices)
 
     def _fault_policy(self, _: Broker) -> None:
@@ -583,8 +585,8 @@ class World:
                 check.l27_in_time(self.judge.tally, "numbered", done, facts=self.writer.claim)
             self.judge.check_leader(leader)
             self.judge.drained(leader)
-            for b in self.controller.partition.replicas * self.features.on_disk:
-                self.act(self.brokers[b], self.brokers[b].door().read_everything)
+        for b in self.controller.partition.replicas * self.features.on_disk:
+            self.act(self.brokers[b], self.brokers[b].door().read_everything)
         self.after_all()
 
     def _send_the_last(self, leader: Broker) -> None:

@@ -209,6 +209,23 @@ def test_rule_r7_who_was_filled_by_one_leader_misses_no_tombstone_at_the_next() 
     assert read_all(three.log, 0, 300) == read_all(two.log, 0, 300)
 
 
+def test_rule_r7_who_was_filled_by_one_without_a_tombstone_lacks_it_for_its_followers_too() -> None:
+    """The third never dropped anything itself: it was filled by two, who had."""
+    one, two, three = world()
+    two_drops_the_tombstone(one, two)
+    two.take(TWO, 2, (ONE, TWO))
+    three.take(TWO, 2, (ONE, TWO))
+    assert isinstance(three.ask(two, 13), Valid)
+    three.follow(two, 13)
+    three.take(THREE, 3, (TWO, THREE))
+    one.log.truncate_to(3)
+    assert read_all(one.log, 0, 300)[0] == (1, 1)
+    one.take(THREE, 3, (TWO, THREE))
+    answer = one.ask(three, 14)
+    assert isinstance(answer, Diverging)
+    assert answer.at_epoch == START_OVER
+
+
 def test_rule_r7_a_member_of_the_isr_is_never_told_to_start_over() -> None:
     one, two, _ = world()
     two_drops_the_tombstone(one, two)

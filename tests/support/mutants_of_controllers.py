@@ -1,0 +1,151 @@
+"""Lines of the controllers' decisions on a partition, each switched off (KIP-966, P6, P8, R6)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from broker.replication import partition
+from broker.replication.partition import Partition
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import MetadataOffset
+from raft_metadata.controller import (
+    cluster_control,
+    partition_change,
+    partition_draft,
+    reassignment_control,
+    replication_control,
+)
+from raft_metadata.controller.partition_draft import PartitionDraft
+from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.replication_broker import FAR
+
+
+@mutant("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=70)
+def _no_broker_epoch_check(patch: Patch) -> None:
+    real = replication_control._check_may_join
+
+    def check(image: Any, before: Any, joiner: Any, _epoch: int) -> None:
+        real(image, before, joiner, image.brokers[joiner].broker_epoch)
+
+    patch.setattr(replication_control, "_check_may_join", check)
+
+
+@mutant("M10 AlterPartition without its partition-epoch check", "L5", *LOST, first=49)
+def _no_partition_epoch_check(patch: Patch) -> None:
+    real = replication_control._check_epochs
+
+    def check(command: Any, before: Any) -> None:
+        try:
+            real(command, before)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_UPDATE_VERSION:
+                raise
+
+    patch.setattr(replication_control, "_check_epochs", check)
+
+
+@mutant("M15 a fenced or leaving broker joins the ISR", "P6", first=15)
+def _fenced_may_join(patch: Patch) -> None:
+    def eligible(registration: Any) -> Any:
+        return None if registration is None else registration.broker_epoch
+
+    patch.setattr(partition, "_eligible", eligible)
+    patch.setattr(replication_control, "is_electable", lambda *_: True)
+
+
+@mutant("M18 and rule R6: a replaced or damaged disk keeps its place", "L23", *LOST, first=5)
+def _ignore_lost(patch: Patch) -> None:
+    nothing = partition_change._Lost(frozenset(), frozenset())
+    patch.setattr(partition_change, "_lost_replicas", lambda *_: nothing)
+
+
+@mutant("rule R3: a restarted broker leads in an epoch older than its registration", "P14", "L15")
+def _lead_in_old_epoch(patch: Patch) -> None:
+    real = Partition.apply_image
+
+    def apply_image(self: Partition, registration: Any, *args: Any) -> None:
+        newer = dataclasses.replace(registration, leader_epoch_offset=MetadataOffset(FAR))
+        real(self, newer, *args)
+
+    patch.setattr(Partition, "apply_image", apply_image)
+    patch.setattr(partition_change, "_is_deposed", lambda _, draft: draft.leader not in draft.isr)
+
+
+@mutant("rule R6: a registration that was overtaken still counts", *LOST, "L23", "L27", "L22")
+def _late_registration(patch: Patch) -> None:
+    patch.setattr(cluster_control, "_check_not_overtaken", lambda *_: None)
+
+
+@mutant("KIP-966: ELR keeps members while ISR >= min ISR", "L5", *LOST, first=1)
+def _elr_never_emptied(patch: Patch) -> None:
+    def next_elr(before: Any, isr: Any, lost: Any, _min_isr: int) -> tuple[Any, ...]:
+        members = [r for r in before.replicas if r in before.isr or r in before.elr]
+        return tuple(r for r in members if r not in isr and r not in lost)
+
+    def keep_eligible(draft: Any, min_isr: int, unclean: Any = (), moved: Any = ()) -> None:
+        draft.elr = next_elr(draft.before, draft.isr, {*unclean, *moved}, min_isr)
+
+    patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep_eligible)
+
+
+@mutant("unclean election: any unfenced replica may lead", *LOST, "L5", first=5)
+def _unclean_election(patch: Patch) -> None:
+    real = partition_change._elect
+
+    def elect(views: Any, draft: Any, *args: Any) -> None:
+        draft.elr = tuple(replica for replica in draft.replicas if replica not in draft.isr)
+        real(views, draft, *args)
+
+    patch.setattr(partition_change, "_elect", elect)
+
+
+@mutant(
+    "P8: the old replicas go though the new ones are not in sync",
+    *LOST,
+    "L27",
+    moves=True,
+    first=24,
+)
+def _shrink_at_once(patch: Patch) -> None:
+    def complete(brokers: Any, draft: Any, rules: Any) -> None:
+        draft.keep_replicas([r for r in draft.replicas if r not in draft.removing])
+        draft.adding = draft.removing = ()
+
+    patch.setattr(partition_change, "complete_reassignment", complete)
+
+
+@mutant("P8: a reassignment adds to the ISR itself", *LOST, moves=True, first=11)
+def _adding_counts_at_once(patch: Patch) -> None:
+    real = reassignment_control.reassign
+
+    def reassign(*args: Any) -> Any:
+        record = real(*args)
+        if record is None:
+            return None
+        isr = tuple(dict.fromkeys((*record.isr, *record.adding)))
+        return type(record)(
+            **{name: getattr(record, name) for name in record.__slots__} | {"isr": isr}
+        )
+
+    patch.setattr(reassignment_control, "reassign", reassign)
+
+
+@mutant(
+    "P8: who was taken out is not fenced off by an epoch", *LOST, "L17", "L18", moves=True, first=28
+)
+def _no_new_epoch(patch: Patch) -> None:
+    real = PartitionDraft.keep_replicas
+
+    def keep_replicas(self: PartitionDraft, keep: Any) -> None:
+        before = self.new_leader_epoch
+        real(self, keep)
+        if self.leader in self.isr:
+            self.new_leader_epoch = before
+
+    patch.setattr(PartitionDraft, "keep_replicas", keep_replicas)
+
+
+@mutant("rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True, first=5)
+def _out_unawares(patch: Patch) -> None:
+    patch.setattr(reassignment_control, "unaware", lambda *_: ())

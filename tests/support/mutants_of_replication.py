@@ -1,0 +1,381 @@
+"""Lines of the partition, each switched off (guarantees §3.7, M3 to M17; rules R1 to R11, M3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.log import (
+    log_manager,
+)
+from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.replication import parked
+from broker.replication.frames import UNTOLD, Diverging, Valid
+from broker.replication.partition import Following, Partition
+from broker.replication.partition_state import LeaderState
+from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.replication_broker import Broker
+from tests.support.replication_controller import MIN_ISR
+
+
+def _followers_say_what_they_hold(patch: Patch) -> None:
+    """The second line of defence away: a follower says its log end, whatever its own configs."""
+    real = Partition.ack_message
+
+    def ack_message(self: Partition) -> Any:
+        message = real(self)
+        return None if message is None else message._replace(log_end=self.log.log_end_offset)
+
+    patch.setattr(Partition, "ack_message", ack_message)
+
+
+# ---- guarantees §3.7, M3 to M18
+
+
+@mutant("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=127)
+def _keep_follower_state(patch: Patch) -> None:
+    real = Partition._lead
+
+    def lead(self: Partition, *args: Any) -> None:
+        before = self.role
+        real(self, *args)
+        if isinstance(before, LeaderState) and isinstance(self.role, LeaderState):
+            self.role.followers = before.followers
+            self.advance()
+
+    patch.setattr(Partition, "_lead", lead)
+    patch.setattr(Partition, "on_ack", _ack_of_any_epoch)
+
+
+def _ends_of(message: Any) -> tuple[int, int, int]:
+    return message.log_end, message.durable_end, message.log_start
+
+
+def _ack_of_any_epoch(self: Partition, follower: Any, message: Any, now_ms: int) -> Any:
+    role = self.role
+    if not isinstance(role, LeaderState):
+        return None
+    ends, end = _ends_of(message), self.log.log_end_offset
+    if role.acknowledged(follower, message.session, ends, end, now_ms):
+        self.advance()
+    return None
+
+
+@mutant("M4 joins without having been heard of in this epoch", "L18", *LOST, first=7)
+def _join_without_fetch(patch: Patch) -> None:
+    real = LeaderState.__init__
+
+    def init(self: LeaderState, **named: Any) -> None:
+        real(self, **named)
+        for replica in self.replicas - {self.me}:
+            end = self.epoch_start
+            self.opened(replica, -1, 10**9, (end, end, UNTOLD), end, named["now_ms"])  # type: ignore[arg-type]
+
+    def may_join(self: LeaderState, follower: Any, hw: int, epoch: Any) -> bool:
+        state = self.followers.get(follower)
+        if state is None or epoch is None:
+            return False
+        state.broker_epoch = epoch
+        return min(state.durable_end, state.log_end) >= max(hw, self.epoch_start)
+
+    patch.setattr(LeaderState, "__init__", init)
+    patch.setattr(LeaderState, "may_join", may_join)
+
+
+@mutant("M5 joins below the high watermark", "L18", *LOST, first=3)
+def _join_below_high_watermark(patch: Patch) -> None:
+    real = LeaderState.may_join
+
+    def may_join(self: LeaderState, follower: Any, hw: int, epoch: Any) -> bool:
+        return real(self, follower, 0, epoch)
+
+    patch.setattr(LeaderState, "may_join", may_join)
+
+
+@mutant("M6 joins below the leader epoch's start", "L18", *LOST, first=1)
+def _join_below_epoch_start(patch: Patch) -> None:
+    real = LeaderState.may_join
+
+    def may_join(self: LeaderState, *args: Any) -> bool:
+        start, self.epoch_start = self.epoch_start, 0
+        try:
+            return real(self, *args)
+        finally:
+            self.epoch_start = start
+
+    patch.setattr(LeaderState, "may_join", may_join)
+
+
+@mutant("M7 a push is appended wherever it belongs", "L14", "L25", "L7", on_disk=False, first=3)
+def _push_at_any_offset(patch: Patch) -> None:
+    real = Partition.on_push
+
+    def on_push(self: Partition, message: Any) -> Any:
+        if len(message.batches):
+            message = message._replace(from_offset=self.log.log_end_offset)
+        return real(self, message)
+
+    patch.setattr(Partition, "on_push", on_push)
+
+
+@mutant(
+    "M8 a push of another epoch or session is appended", "L14", "L25", "L7", on_disk=False, first=13
+)
+def _push_of_any_epoch(patch: Patch) -> None:
+    real = Partition.on_push
+
+    def on_push(self: Partition, message: Any) -> Any:
+        role = self.role
+        if isinstance(role, Following):
+            session = -5 if role.session is None else role.session
+            message = message._replace(session=session, leader_epoch=role.epoch)
+            before, role.session = role.session, session
+            try:
+                return real(self, message)
+            finally:
+                if role.session == -5:
+                    role.session = before
+        return real(self, message)
+
+    patch.setattr(Partition, "on_push", on_push)
+
+
+@mutant("M11 the high watermark counts only the committed ISR", "L5", *LOST, first=1)
+def _no_maximal_isr(patch: Patch) -> None:
+    patch.setattr(LeaderState, "maximal_isr", lambda self: self.isr)
+
+
+@mutant("M12 a new follower truncates to its high watermark (before KIP-101)", *LOST)
+def _truncate_to_hw(patch: Patch) -> None:
+    real = Partition._become
+
+    def become(self: Partition, role: Any) -> None:
+        real(self, role)
+        if isinstance(role, Following):
+            self.log.truncate_to(self.high_watermark)
+
+    patch.setattr(Partition, "_become", become)
+
+
+@mutant("M13 the high watermark is taken before the truncation", "L16", "L20", "L13", "L7", first=1)
+def _hw_from_divergence(patch: Patch) -> None:
+    real = Partition.on_diverging
+
+    def on_diverging(self: Partition, message: Any) -> bool:
+        if self._awaiting(message.request, message.leader_epoch) is not None:
+            self._raise_to(min(message.end, self.log.log_end_offset))
+        return real(self, message)
+
+    patch.setattr(Partition, "on_diverging", on_diverging)
+
+
+@mutant("M14 what a diverging follower says it holds is recorded", "L16", *LOST, first=1)
+def _record_on_divergence(patch: Patch) -> None:
+    real = Partition.on_open
+
+    def on_open(
+        self: Partition, follower: Any, message: Any, brokers: Any, session: int, now_ms: int
+    ) -> Any:
+        answer = real(self, follower, message, brokers, session, now_ms)
+        if isinstance(answer, Diverging) and isinstance(self.role, LeaderState):
+            ends, end = _ends_of(message), self.log.log_end_offset
+            self.role.opened(follower, message.broker_epoch, session, ends, end, now_ms)
+            self.advance()
+        return answer
+
+    patch.setattr(Partition, "on_open", on_open)
+
+
+@mutant("M16 the high watermark moves below min ISR", "L9", *LOST)
+def _hw_below_min_isr(patch: Patch) -> None:
+    real = LeaderState.high_watermark
+
+    def high_watermark(self: LeaderState, *args: Any) -> int:
+        self.min_isr = 1
+        try:
+            return real(self, *args)
+        finally:
+            self.min_isr = MIN_ISR
+
+    patch.setattr(LeaderState, "high_watermark", high_watermark)
+
+
+@mutant("M17 acknowledged before the high watermark", "L10")
+def _ack_before_hw(patch: Patch) -> None:
+    def resolve(self: Any, log: Any, high_watermark: int) -> None:
+        while self._for_all and self._for_all[0].offset < log.durable_end:
+            self._for_all.popleft().done(parked.Fate.OK)
+
+    patch.setattr(parked.ParkedProduces, "resolve", resolve)
+
+
+@mutant("rule R1: the high watermark counts log ends", *LOST, first=4)
+def _hw_by_log_end(patch: Patch) -> None:
+    _followers_say_what_they_hold(patch)
+
+    def end_of(self: LeaderState, replica: Any) -> int:
+        state = self.followers.get(replica)
+        return state.log_end if state else 0
+
+    patch.setattr(LeaderState, "end_of", end_of)
+
+
+@mutant("rule R1: a follower joins by its log end", "L18", *LOST, first=1)
+def _join_by_log_end(patch: Patch) -> None:
+    _followers_say_what_they_hold(patch)
+    real = LeaderState.may_join
+
+    def may_join(self: LeaderState, *args: Any) -> bool:
+        by_durable, self.by_durable = self.by_durable, False
+        try:
+            return real(self, *args)
+        finally:
+            self.by_durable = by_durable
+
+    patch.setattr(LeaderState, "may_join", may_join)
+
+
+@mutant("rule R1: a follower that goes by ack is counted by its log end", *LOST, flush=True)
+def _log_end_of_an_ack_follower(patch: Patch) -> None:
+    _followers_say_what_they_hold(patch)
+
+
+@mutant("rule R1: what was acknowledged under os is forgotten with os", *LOST, flush=True, first=70)
+def _no_mark(patch: Patch) -> None:
+    real = Broker.register
+
+    def register(self: Broker) -> None:
+        lost, self.lost_power = self.lost_power, False
+        real(self)
+        self.lost_power = lost
+
+    patch.setattr(Broker, "register", register)
+
+
+@mutant("rule R4: answers to earlier requests count", "L14", "L13", *LOST, first=104)
+def _answer_any_request(patch: Patch) -> None:
+    def awaiting(self: Partition, _request: int, _epoch: int) -> Following | None:
+        return self.role if isinstance(self.role, Following) else None
+
+    patch.setattr(Partition, "_awaiting", awaiting)
+
+
+@mutant("rule R4: acknowledgements of any session count", *LOST, "L18")
+def _ack_any_session(patch: Patch) -> None:
+    real = LeaderState.acknowledged
+
+    def acknowledged(self: LeaderState, follower: Any, _session: int, *args: Any) -> bool:
+        state = self.followers.get(follower)
+        return state is not None and real(self, follower, state.session, *args)
+
+    patch.setattr(LeaderState, "acknowledged", acknowledged)
+    patch.setattr(Partition, "on_ack", _ack_of_any_epoch)
+
+
+@mutant("rule R4 and invariant L14: a diverging follower is taken as it is", "L14", "L7", first=1)
+def _no_divergence(patch: Patch) -> None:
+    real = Partition.on_open
+
+    def on_open(self: Partition, follower: Any, message: Any, brokers: Any, *args: Any) -> Any:
+        known = brokers.get(follower)
+        role = self.role
+        same = isinstance(role, LeaderState) and role.epoch == message.leader_epoch
+        if same and known is not None and known.broker_epoch == message.broker_epoch:
+            log_end, *others = _ends_of(message)
+            ends: Any = (min(log_end, self.log.log_end_offset), *others)
+            assert isinstance(role, LeaderState)
+            role.opened(follower, known.broker_epoch, args[0], ends, 0, 0)
+            return Valid(message.request, role.epoch, args[0], 0)
+        return real(self, follower, message, brokers, *args)
+
+    patch.setattr(Partition, "on_open", on_open)
+
+
+@mutant("rule R5: parked work is answered ok by its offset alone", "L10", first=1)
+def _wake_by_offset(patch: Patch) -> None:
+    def resolve(self: parked.ParkedProduces, log: Any, high_watermark: int) -> None:
+        while self._for_all and self._for_all[0].offset < high_watermark:
+            self._for_all.popleft().done(parked.Fate.OK)
+
+    patch.setattr(parked.ParkedProduces, "resolve", resolve)
+
+
+@mutant("rule R5: an entry past the log end counts as not written", "rule R5", first=1)
+def _not_written_on_truncation(patch: Patch) -> None:
+    real = parked.ParkedProduces.resolve
+
+    def resolve(self: parked.ParkedProduces, log: Any, high_watermark: int) -> None:
+        while self._for_all and self._for_all[0].offset >= log.log_end_offset:
+            self._for_all.popleft().done(parked.Fate.NOT_WRITTEN)
+        real(self, log, high_watermark)
+
+    patch.setattr(parked.ParkedProduces, "resolve", resolve)
+
+
+@mutant(
+    "rule R11: a clean shutdown is claimed before the last sync",
+    "L22",
+    "L23",
+    on_disk=True,
+    first=218,
+)
+def _clean_before_sync(patch: Patch) -> None:
+    real = log_manager.LogManager._close_cleanly
+
+    def close(self: Any, flushing: Any, broker_epoch: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            disk = type(self._disk)
+            inner.setattr(disk, "sync_filesystem", lambda *_: None)
+            inner.setattr(disk, "sync_data", lambda *_: None)
+            real(self, flushing, broker_epoch)
+
+    patch.setattr(log_manager.LogManager, "_close_cleanly", close)
+
+
+@mutant("rule M3: an unanswered attempt is rolled back", "L5", *LOST, first=4)
+def _rollback(patch: Patch) -> None:
+    def unknown(self: LeaderState, attempt: int, _retry_ms: int) -> None:
+        self.refused(attempt)
+
+    patch.setattr(LeaderState, "unknown", unknown)
+
+
+@mutant("rule M3: a refusal drops other attempts too", "L5", *LOST, first=362)
+def _refusal_for_all(patch: Patch) -> None:
+    def refused(self: LeaderState, attempt: int) -> None:
+        self.proposals = {}
+        if self.in_flight == attempt:
+            self.in_flight = None
+
+    patch.setattr(LeaderState, "refused", refused)
+
+
+@mutant("invariant L6: an attempt is never over", "L6", "L27")
+def _attempts_stay(patch: Patch) -> None:
+    real = LeaderState.maximal_isr
+
+    def maximal_isr(self: LeaderState) -> frozenset[Any]:
+        return real(self) | {self.me, *self.replicas}
+
+    patch.setattr(LeaderState, "maximal_isr", maximal_isr)
+
+
+@mutant("invariant L11: a reign without a record stays in the epoch cache", "L11", first=15)
+def _empty_reign_stays(patch: Patch) -> None:
+    def assign(self: LeaderEpochCache, epoch: int, start_offset: int) -> None:
+        if not self._epochs or epoch > self._epochs[-1]:
+            self._epochs.append(epoch)
+            self._starts.append(start_offset)
+
+    patch.setattr(LeaderEpochCache, "assign", assign)
+
+
+@mutant("P8: who only waits for its produces counts as a replica", *LOST, "L18", moves=True)
+def _leaver_counts(patch: Patch) -> None:
+    real = Partition._counted_end
+
+    def counted_end(self: Partition) -> int:
+        return max(0, self.log.durable_end if self.observes else real(self))
+
+    patch.setattr(Partition, "_counted_end", counted_end)
