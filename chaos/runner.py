@@ -29,6 +29,7 @@ from chaos.checkers.faults import (
     check_bypass,
     check_felt,
     check_floor,
+    check_logs,
 )
 from chaos.checkers.gaps import check_produce_gap, windows
 from chaos.checkers.reads import check_replicas, check_seen_stays
@@ -125,6 +126,10 @@ class ScenarioRun:
             code = await self._cluster.local.stop()
             await self._judge_files(stage)
             self._run.judge(check_alive(_pids(now), _pids(alive), stage.killed))
+            logs = (self._cluster.local.data_dir / "logs").glob("*.log")
+            self._run.judge(
+                check_logs({log.stem: log.read_text("utf-8", "replace") for log in logs})
+            )
             proxied = await self._proxied_bytes()
             self._run.judge(check_bypass(self._cluster.tripwire.connections, proxied))
             self._run.judge(

@@ -133,3 +133,19 @@ def check_back_to_normal(name: str, took_ms: int | None, limit_ms: int, state: s
         f"{state} {took}, limit {limit_ms / 1000:g} s",
         [f"{state} {took}"] if late else [],
     )
+
+
+def check_logs(logs: Mapping[str, str]) -> Verdict:
+    """No node wrote down a stack: whatever fails for a known reason is told in a line of its own.
+
+    Args:
+        logs: node → all that its lives wrote.
+    """
+    stacks = {node: text.count("Traceback (most recent call last)") for node, text in logs.items()}
+    faults = [
+        f"{node} wrote {count} stacks; read its log" for node, count in stacks.items() if count
+    ]
+    if not any(logs.values()):
+        faults.append("no log was looked at")
+    lines = sum(text.count("\n") for text in logs.values())
+    return verdict("nodes know what befell them", f"{lines:,} lines in {len(logs)} logs", faults)

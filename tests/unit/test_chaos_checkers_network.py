@@ -10,6 +10,7 @@ from chaos.checkers.faults import (
     check_bypass,
     check_felt,
     check_floor,
+    check_logs,
 )
 from chaos.checkers.groups import check_commits_stay, check_nothing_skipped, check_read_on
 from chaos.checkers.reads import check_replicas, check_seen_stays, check_unknown_ran
@@ -168,6 +169,16 @@ def test_alive_guilty_of_ending_by_itself(after: dict[str, int | None]) -> None:
     assert not found.passed
     assert "broker-1 ended by itself" in found.examples[0]
     assert not check_alive({}, {}, set()).passed, "nobody looked"
+
+
+def test_logs_innocent_and_guilty_of_a_stack() -> None:
+    line = "2026-11-22T01:00:00.000Z critical broker-1 faults fatal: the disk failed\n"
+    assert check_logs({"broker-1": line, "broker-2": ""}).passed
+    stack = line + "Traceback (most recent call last):\n  File ...\nValueError: 7\n"
+    found = check_logs({"broker-1": line, "broker-2": stack})
+    assert not found.passed
+    assert "broker-2 wrote 1 stacks" in found.examples[0]
+    assert not check_logs({}).passed, "nobody looked"
 
 
 def test_back_to_normal_innocent_and_guilty() -> None:
