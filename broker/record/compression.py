@@ -83,8 +83,10 @@ def pack(lines: bytes | memoryview) -> bytes | None:
     replicas, and may be passed on for years before somebody looks into it. Where it would not say
     the same, which only a fault of memory or of the library explains, lines are stored.
     """
-    if len(lines) < MIN_LINES_BYTES:
-        return None
+    return None if len(lines) < MIN_LINES_BYTES else _shorter(lines)
+
+
+def _shorter(lines: bytes | memoryview) -> bytes | None:
     frame = _compressed(lines)
     if len(frame) >= len(lines):
         return None
@@ -166,9 +168,12 @@ def lines_of(header: BatchHeader, stored: bytes | memoryview) -> bytes | memoryv
 def stored_as(header: BatchHeader, lines: bytes, count: int) -> tuple[BatchHeader, bytes]:
     """Header and payload of a batch that keeps ``count`` records: compressed as it was, if at all.
 
-    Length and attributes fit the payload; crc and local part are `rebuilt`'s.
+    Length and attributes fit the payload; crc and local part are `rebuilt`'s. Few lines that took
+    less as a part of the frame are a frame again: cleaning never makes a log longer.
     """
-    frame = pack(lines) if header.is_compressed else None
+    frame = None
+    if header.is_compressed:
+        frame = pack(lines) if len(lines) <= header.length else _shorter(lines)
     if frame is not None:
         return header._replace(length=len(frame), count=count), frame
     attributes = header.attributes & ~COMPRESSION_MASK
