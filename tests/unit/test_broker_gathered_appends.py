@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def batches(here: Here) -> list[tuple[int, int, bytes]]:
     end = replica.log.log_end_offset
     return [
         (piece.header.base_offset, piece.count, bytes(piece.lines))
-        for piece in (replica.log.read(0, 1 << 20, end) if end else ())
+        for piece in (replica.log.read(0, 1 << 24, end) if end else ())
     ]
 
 
@@ -178,3 +179,71 @@ async def test_a_write_that_fails_by_a_bug_leaves_nobody_waiting(
     _, error = clients.told["a"]
     assert error is not None
     assert error.outcome is Outcome.UNKNOWN
+
+
+async def test_more_lines_than_a_batch_holds_are_several_and_offsets_go_on(here: Here) -> None:
+    """Bodies are bounded, lines may be fifteen times as long."""
+    here.manager.on_metadata_update(image(1, (ME,)))
+    clients = Clients(here)
+    body = b'{"records":[%b]}' % b",".join([b"{}"] * 20_000)
+    told, alike = clients.told, Alike(HERE, RecordFormat.JSON, ACKS_ALL, 5_000)
+    for name in ("a", "b"):
+
+        def answered(_: int, base: int, error: KafkaError | None, name: str = name) -> None:
+            told[name] = (base, error)
+
+        clients.gathered.add(alike, decode_records(body), len(body), answered)
+    clients.ask("c")
+    await until_told(clients, 3)
+    assert clients.told == {"a": (0, None), "b": (20_000, None), "c": (40_000, None)}
+    found = batches(here)
+    assert len(found) > 1, "one write, two batches"
+    assert found[0][0] == 0
+    for (base, count, _), (following, _, _) in pairwise(found):
+        assert base + count == following
+
+
+async def test_who_asks_again_while_being_told_is_written_behind(here: Here) -> None:
+    """A pipelined request is taken where the one before it is answered."""
+    here.manager.on_metadata_update(image(1, (ME,)))
+    clients = Clients(here)
+    told: list[int] = []
+
+    def answered(_: PartitionId, base: int, error: KafkaError | None) -> None:
+        assert error is None
+        told.append(base)
+        if len(told) < 6:
+            clients.gathered.add(alike, decode_records(body), size, answered)
+
+    body = b'{"records":[{"value":1}]}'
+    for alike in (
+        Alike(HERE, RecordFormat.JSON, ACKS_ALL, 5_000),
+        Alike(HERE, RecordFormat.JSON, ACKS_LEADER, 5_000),
+    ):
+        for size in (100, GATHERED_BYTES_MAX):  # at the end of the turn, and at once
+            told.clear()
+            end = len(batches(here))
+            clients.gathered.add(alike, decode_records(body), size, answered)
+            async with asyncio.timeout(10):
+                while len(told) < 6:  # noqa: ASYNC110 filled by callbacks
+                    await asyncio.sleep(0.001)
+            assert told == list(range(end, end + 6))
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_a_topic_that_is_deleted_answers_all_and_nothing_stays_counted(
+    here: Here, is_waiting: bool
+) -> None:
+    """Before it is written: surely not. After that nobody can tell."""
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    clients = Clients(here)
+    clients.ask("a")
+    clients.ask("b")
+    if is_waiting:
+        await asyncio.sleep(0.02)
+        assert here.local._parked_produces == 2
+    here.manager.on_metadata_update(replace(image(2, (ME, OTHER)), topics={}, topic_ids={}))
+    await until_told(clients, 2)
+    outcome = Outcome.UNKNOWN if is_waiting else Outcome.NOT_WRITTEN
+    assert [error and error.outcome for _, error in clients.told.values()] == [outcome] * 2
+    assert here.local._parked_produces == 0
