@@ -30,13 +30,13 @@ def no_pace(_size: int) -> None:
     pass
 
 
-def record_of(key: int | None, value: int | None) -> ProduceRecord:
+def record_of(key: int | None, value: int | str | None) -> ProduceRecord:
     return ProduceRecord(key=make_raw(orjson.dumps(key)), value=make_raw(orjson.dumps(value)))
 
 
 def append_keyed(
     log: PartitionLog,
-    pairs: Iterable[tuple[int | None, int | None]],
+    pairs: Iterable[tuple[int | None, int | str | None]],
     *,
     epoch: int = 1,
     now_ms: int = 1000,

@@ -286,7 +286,7 @@ def test_cleaning_makes_no_log_longer() -> None:
     life = Life(SimulatedDisk(), config)
     log = life.log()
     for number in range(30):
-        append_keyed(log, [(0, 10**299), (100 + number, 10**299)], epoch=1, now_ms=1_000)
+        append_keyed(log, [(0, "v" * 300), (100 + number, "v" * 300)], epoch=1, now_ms=1_000)
     life.flush()
     log.high_watermark = log.log_end_offset
     before = headers_of(log)
