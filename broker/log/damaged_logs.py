@@ -90,9 +90,9 @@ class DamagedLogs(ABC):
         self.lost.append((name, error))
         self.give_up(key, error)
 
-    def identity(self, name: str) -> TopicIdPartition:
-        """Whose log has this name."""
-        return self._keys[name]
+    def identity(self, name: str) -> TopicIdPartition | None:
+        """Whose log has this name; None: it has gone since."""
+        return self._keys.get(name)
 
     def give_up(self, key: TopicIdPartition, error: BaseException) -> None:
         """This open log is damaged: it takes no more bytes, and is reported from now on."""

@@ -22,7 +22,8 @@ from broker.replication import frames
 from broker.replication.frames import Ack, FrameError, Key, Open, Push, Valid
 from broker.replication.partition_state import OBSERVES, FollowerState, LeaderState
 from broker.replication.push_flow import ConnectionFlow, PushWindow
-from raft_metadata.common.errors import KafkaError, StorageError
+from broker.replication.unreadable import rest
+from raft_metadata.common.errors import CorruptionError, KafkaError, StorageError
 
 if TYPE_CHECKING:
     from broker.replication.replica import Replica
@@ -473,7 +474,9 @@ class LeaderStream(asyncio.Protocol):
             # be read just now (no descriptor was free) is asked for again by a new connection.
             log = session.replica.log
             _log.error("push failed log=%s error=%s", log.name, error)
-            if log.failed is None:
+            if isinstance(error, CorruptionError):
+                rest(session)
+            elif log.failed is None:
                 self.close()
         except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
             self.host.broken("push", error)

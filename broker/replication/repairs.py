@@ -95,13 +95,15 @@ class Repairs:
         """Take in what was found since the last tick; look again at what waits."""
         for name, error in self._logs.take_lost():
             where = self._logs.identity(name)
+            if where is None:
+                continue
             replica = self._host.replica(where)
             event_notes.note_lost(self._events, where, replica, error)
             if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
                 # An older controller learns of it from the registration of the next life only.
                 self._events.close()
                 self._faults.fatal(f"log {name} failed", error)
-            elif replica is not None:
+            elif replica is not None and where in self._logs.damaged:
                 self._found(replica, error)
         if self.damaged and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
             self._looked_ms = now_ms
@@ -124,7 +126,10 @@ class Repairs:
             self._host.apply_partition(topic, replica.key)
 
     def _can_lead(self, key: Key) -> bool:
-        return not isinstance(self._reasons[key], InDoubtError)
+        """Whether there is a log to lead with: none whose change stopped on the way."""
+        where, logs = self.damaged[key].partition.id, self._logs
+        is_open = where in logs.damaged or where in logs.in_use
+        return is_open and not isinstance(self._reasons[key], InDoubtError)
 
     def _tell(self, key: Key, replica: Replica, now_ms: int) -> None:
         """What nobody can mend but an operator."""
@@ -147,6 +152,9 @@ class Repairs:
             return ()
         if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
             return ()
+        waiting_first = sorted(
+            self.damaged.items(), key=lambda item: item[1].partition.id in self._logs.in_use
+        )
         found = {
             replica.partition.id: FailedReplica(
                 topic_id=replica.partition.id.topic_id,
@@ -154,7 +162,7 @@ class Repairs:
                 leader_epoch=replica.partition.role.epoch,
                 can_lead=self._can_lead(key),
             )
-            for key, replica in self.damaged.items()
+            for key, replica in waiting_first
         }
         for where in self._logs.offline:
             if where not in found and len(found) < FAILED_REPLICAS_MAX:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import TYPE_CHECKING
 
 import pytest
 
 from broker.log.log_directory import UnreadableError
+from broker.replication import unreadable
+from broker.replication.frames import Open
+from broker.replication.leader_stream import LeaderStream
 from broker.replication.partition import Following, Idle
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
+    BrokerEpoch,
     BrokerId,
     DirectoryId,
     LeaderEpoch,
@@ -32,6 +37,7 @@ from tests.support.hosted_replicas import (
     ORDERS,
     OTHER,
     ZERO,
+    StreamTransport,
     created,
     hosted,
     images,
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.log_manager import LogManager
+    from broker.replication.partition import Role
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.image.metadata_image import PartitionRegistration
@@ -129,7 +136,9 @@ class Host:
         assert found is not None
         return found
 
-    @property
+    def role(self) -> Role:
+        return self.replica.partition.role
+
     def is_emptied(self) -> bool:
         return self.replica.log.log_end_offset == 0
 
@@ -155,13 +164,13 @@ def test_rule_r4_a_damaged_follower_is_emptied_behind_the_epoch_it_took_part_in(
     host = Host(tmp_path)
     host.rot()
     host.tick()
-    assert isinstance(host.replica.partition.role, Idle), "it acknowledges nothing more"
+    assert isinstance(host.role(), Idle), "it acknowledges nothing more"
     (said,) = host.manager.repairs.report()
     assert (said.leader_epoch, said.can_lead) == (0, True)
     host.learn(OTHER, (OTHER,))
-    assert not host.is_emptied
+    assert not host.is_emptied()
     host.learn(OTHER, (OTHER,), new_epoch=True)
-    assert host.is_emptied
+    assert host.is_emptied()
     role = host.replica.partition.role
     assert isinstance(role, Following)
     assert (role.leader, role.epoch) == (OTHER, 1)
@@ -186,10 +195,10 @@ def test_rule_q2_a_damaged_replica_that_may_be_needed_is_not_emptied(
     host.tick()
     host.learn(leader, isr, elr, new_epoch=True)
     host.tick()
-    assert not host.is_emptied
+    assert not host.is_emptied()
     assert host.logs.quarantined() == []
     host.learn(OTHER, (OTHER,), new_epoch=True)
-    assert host.is_emptied
+    assert host.is_emptied()
 
 
 def test_rule_g3_a_damaged_leader_serves_until_another_leads_and_is_emptied_once_it_is_out(
@@ -198,14 +207,14 @@ def test_rule_g3_a_damaged_leader_serves_until_another_leads_and_is_emptied_once
     host = Host(tmp_path, leader=ME)
     host.rot()
     host.tick()
-    assert isinstance(host.replica.partition.role, LeaderState), "it is the leader still"
+    assert isinstance(host.role(), LeaderState), "it is the leader still"
     assert values_of(host.replica.log, 2) == ["c" * 100]
     host.learn(OTHER, BOTH, new_epoch=True)
-    assert isinstance(host.replica.partition.role, Idle)
-    assert not host.is_emptied
+    assert isinstance(host.role(), Idle)
+    assert not host.is_emptied()
     host.learn(OTHER, (OTHER,))
-    assert host.is_emptied
-    assert isinstance(host.replica.partition.role, Following)
+    assert host.is_emptied()
+    assert isinstance(host.role(), Following)
 
 
 def test_the_last_replica_goes_on_but_for_what_can_not_be_read(tmp_path: Path) -> None:
@@ -226,7 +235,7 @@ def test_the_last_replica_goes_on_but_for_what_can_not_be_read(tmp_path: Path) -
         append(log, ["f"], epoch=0)
     assert list(host.logs.unclean) == [HERE]
     host.learn(OTHER, (OTHER,), new_epoch=True)
-    assert host.is_emptied
+    assert host.is_emptied()
 
 
 def test_a_damaged_replica_that_is_elected_leads_with_what_it_has(tmp_path: Path) -> None:
@@ -235,7 +244,7 @@ def test_a_damaged_replica_that_is_elected_leads_with_what_it_has(tmp_path: Path
     host.rot()
     host.tick()
     host.learn(ME, (ME,), new_epoch=True)
-    assert isinstance(host.replica.partition.role, LeaderState)
+    assert isinstance(host.role(), LeaderState)
     append(host.replica.log, ["d"], epoch=1)
 
 
@@ -279,6 +288,40 @@ def test_a_replica_that_a_start_refused_is_opened_where_it_alone_may_lead(
         assert b"c" * 100 in left, "nothing is cut: it may be all there is"
 
 
+async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last replica leads on: the others come back, and get what is before the damage."""
+    host = Host(tmp_path, leader=ME)
+    host.learn(ME, (ME,))
+    host.rot()
+    host.tick()
+    monkeypatch.setattr(unreadable, "LOOK_AGAIN_S", 0)
+    stream = LeaderStream(OTHER, host.manager)
+    stream.connection_made(transport := StreamTransport())
+    opens = Open(1, LeaderEpoch(0), BrokerEpoch(1), -1, 0, 0)
+    host.manager.follower_opens(stream, host.replica.key, opens)
+    (session,) = stream.sessions.values()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert session.next == 1, "up to the damaged batch"
+    sent = len(b"".join(transport.sent))
+    session.marked = False
+    stream._ship_one(session)
+    assert host.replica.sessions == (), "nothing is offered to it"
+    assert stream.sessions, "and its connection is open"
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr(unreadable, "LOOK_AGAIN_S", 60)
+    host.replica.log.advance_log_start(2)
+    host.logs._opened().flusher.flush_all()
+    unreadable._go_on(session)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert session.next == 3, "an operator has let go of it"
+    assert len(b"".join(transport.sent)) > sent
+
+
 def test_no_copy_that_was_set_aside_is_overwritten_and_there_are_not_many(tmp_path: Path) -> None:
     host = Host(tmp_path)
     for copies in range(1, 4):
@@ -286,18 +329,18 @@ def test_no_copy_that_was_set_aside_is_overwritten_and_there_are_not_many(tmp_pa
         host.tick()
         host.learn(OTHER, (OTHER,), new_epoch=True)
         assert len(host.logs.quarantined()) == copies
-        assert host.is_emptied
+        assert host.is_emptied()
         for value in ("a" * 100, "b" * 100, "c" * 100):
             append(host.replica.log, [value], epoch=0)
         host.logs._opened().flusher.flush_all()
     host.rot()
     host.tick()
     host.learn(OTHER, (OTHER,), new_epoch=True)
-    assert not host.is_emptied, "one more would fill the disk with copies"
+    assert not host.is_emptied(), "one more would fill the disk with copies"
     assert len(host.logs.quarantined()) == 3
     host.logs.purge([host.logs.quarantined()[0]])
     host.tick()
-    assert host.is_emptied, "an operator looked at them"
+    assert host.is_emptied(), "an operator looked at them"
 
 
 def test_a_full_disk_keeps_a_damaged_replica_waiting(
@@ -313,9 +356,9 @@ def test_a_full_disk_keeps_a_damaged_replica_waiting(
         host.rot()
         host.tick()
         host.learn(OTHER, (OTHER,), new_epoch=True)
-        assert not host.is_emptied
+        assert not host.is_emptied()
     host.tick()
-    assert host.is_emptied
+    assert host.is_emptied()
     assert (host.logs.offline, host.logs.unclean) == ({}, {})
     again = host.logs._small.read_damaged()
     assert again == {}
