@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
@@ -198,6 +199,8 @@ class LaneConnection(EnvelopeRequestHandler):
         assert lane is not None
         if message.should_close or message.upgrade or message.chunked:
             return False
+        if message.version != HttpVersion11:
+            return False  # HTTP/1.0 is told that its connection is kept
         if message.method == "POST" and payload is not EMPTY_PAYLOAD:
             path = lane.produce_path(message.path)
             if path is None:
@@ -339,6 +342,6 @@ def _due(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInf
     if not (length.isascii() and length.isdecimal()):
         return _UNKNOWN
     end = data.find(b"\r\n\r\n") + 4
-    if not message.should_close:
+    if not message.should_close and message.version == HttpVersion11:
         lane.learn(data[:end], message.method, message.path, message.raw_headers, int(length))
     return max(end + int(length) - len(data), _UNKNOWN)

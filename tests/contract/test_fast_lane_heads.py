@@ -298,3 +298,18 @@ async def test_a_stop_does_not_wait_for_a_request_that_was_refused_meanwhile(
         assert await asyncio.wait_for(reader.read(), 0.5) == b""
         await asyncio.wait_for(stop, 0.5)
         assert apis.logs["flights", 0].end == is_known
+
+
+async def test_a_client_of_http_1_0_hears_that_its_connection_is_kept(
+    unparsed: list[bytes],
+) -> None:
+    """Else it waits for the end of the connection, which does not come."""
+    old = post(ONE, "/topics/flights/partitions/0", "Connection: keep-alive")
+    old = old.replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with connection() as (_, reader, writer):
+        for offset in range(3):
+            writer.write(old)
+            answer = await read_answer(reader)
+            assert answer.headers["connection"] == "keep-alive"
+            assert answer.json["offsets"][0]["offset"] == offset
+        assert not unparsed
