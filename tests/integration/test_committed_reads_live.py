@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.live_cluster import Answer, LiveCluster, running
+from chaos.cluster import quorumlog_command
+from tests.support.live_cluster import Answer, LiveCluster
 
 ALL = {1, 2, 3}
 LEADER, FOLLOWER, STILL = 1, 2, 3
@@ -36,32 +38,29 @@ SOON_S = 20.0
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[LiveCluster]:
-    with running(
-        tmp_path_factory.mktemp("committed"),
+    options = (
         *("--controllers", "1", "--no-restart"),
         *("--set", f"http_fast_lane={request.param}"),
         *("--set", "broker_session_timeout_ms=60000", "--set", "replica_lag_time_max_ms=60000"),
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-async def racks(cluster: LiveCluster) -> LiveCluster:
-    """The follower has a rack, which stands in config.toml only, and the other way to answer."""
+    )
+    cluster = LiveCluster(tmp_path_factory.mktemp("committed"), options)
+    folders = ["up", "--format-only", "--port", "0", "--data-dir", str(cluster.data_dir)]
+    subprocess.run([*quorumlog_command(), *folders, *options], check=True, capture_output=True)
     config = cluster.data_dir / f"broker-{FOLLOWER}" / "config.toml"
-    text = config.read_text()
-    if "rack =" not in text:
-        await cluster.kill(f"broker-{FOLLOWER}")
-        lane = re.search("http_fast_lane = (true|false)", text)
-        assert lane is not None, text
-        other = f"http_fast_lane = {'false' if lane[1] == 'true' else 'true'}"
-        text = text.replace("[node]", f'[node]\nrack = "{RACK}"', 1)
-        config.write_text(text.replace(lane[0], other))
-        cluster.start_node(f"broker-{FOLLOWER}")
-        configs = cluster.topics_url(LEADER).removesuffix("/topics") + "/broker-configs"
-        on = await cluster.ask("PUT", f"{configs}/replica.selector", {"value": "rack"})
-        assert on.status == 204, on
-    return cluster
+    config.write_text(_near_and_otherwise(config.read_text()))
+    try:
+        asyncio.run(cluster.start())
+        yield cluster
+    finally:
+        cluster.kill_everything()
+
+
+def _near_and_otherwise(text: str) -> str:
+    """The follower's config.toml: it has a rack, and the other way to answer than the leader."""
+    lane = re.search("http_fast_lane = (true|false)", text)
+    assert lane is not None, text
+    other = f"http_fast_lane = {'false' if lane[1] == 'true' else 'true'}"
+    return text.replace("[node]", f'[node]\nrack = "{RACK}"', 1).replace(lane[0], other)
 
 
 class Topic:
@@ -74,13 +73,8 @@ class Topic:
 
     async def make(self) -> None:
         body = {"topic_name": self.name, "replicas_assignments": {"0": sorted(ALL)}}
-
-        async def made() -> bool:  # once the broker that was restarted is live again
-            return (
-                await self.cluster.ask("POST", self.cluster.topics_url(LEADER), body)
-            ).status == 201
-
-        await self.cluster.until(made, f"topic {self.name} is created")
+        answer = await self.cluster.ask("POST", self.cluster.topics_url(LEADER), body)
+        assert answer.status == 201, answer
         await self.cluster.wait_isr(self.name, 0, ALL, LEADER)
         values = [f"committed {number}" for number in range(COMMITTED)]
         assert (await self.cluster.produce(LEADER, self.name, *values)).status == 200
@@ -201,11 +195,14 @@ class Topic:
 
 
 @pytest.fixture
-async def topic(racks: LiveCluster, request: pytest.FixtureRequest) -> AsyncIterator[Topic]:
-    made = Topic(racks, request.node.originalname.removeprefix("test_invariant_")[:3])
+async def topic(cluster: LiveCluster, request: pytest.FixtureRequest) -> AsyncIterator[Topic]:
+    configs = cluster.topics_url(FOLLOWER).removesuffix("/topics") + "/broker-configs"
+    on = await cluster.ask("PUT", f"{configs}/replica.selector", {"value": "rack"})
+    assert on.status == 204, on
+    made = Topic(cluster, request.node.originalname.removeprefix("test_invariant_")[:3])
     await made.make()
     yield made
-    racks.resume(f"broker-{STILL}")
+    cluster.resume(f"broker-{STILL}")
 
 
 async def told(asked: Callable[[], list[Coroutine[Any, Any, int | None]]]) -> list[int]:
