@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from broker.log import retention
 from broker.replication.partition_state import LeaderState
 from broker.replication.record_deletion import Deletion
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicIdPartition
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ LOGS_PER_TURN = 200
 STARTS_AT_ONCE = 4
 """Log starts made durable with one round of the flusher: each is a file replaced, 1 to 4 ms that
 every produce meanwhile waits for."""
+DELETIONS_MAX = 100
+"""Waiting at once: each looks again a hundred times a second, and a follower that is stuck holds
+them for ten. A thousand took a third of the processor."""
 DURABLE_WAIT_MS = 5_000
 """How long a slice of retention waits for its log starts: a full disk holds them for longer."""
 _log = logging.getLogger("broker.log")
@@ -66,6 +69,7 @@ class LogStarts:
         self._is_clock_trusted = is_clock_trusted
         self._check_interval_ms = config.timeouts.log_retention_check_interval_ms
         self._waiting: dict[PartitionLog, asyncio.Event] = {}
+        self._deletions = 0
         self.paused = False
         """Retention by time waits for the clock: told to operators."""
         logs.on_log_start = self._moved
@@ -81,17 +85,24 @@ class LogStarts:
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_OUT_OF_RANGE, naming both ends;
-                KAFKA_STORAGE_ERROR; OFFSET_NOT_AVAILABLE, nothing was deleted; REQUEST_TIMED_OUT,
-                it was or will be, and not every replica that may lead next is known to know it.
+                KAFKA_STORAGE_ERROR; OFFSET_NOT_AVAILABLE, QUEUE_FULL, nothing was deleted;
+                REQUEST_TIMED_OUT, it was or will be, and not every replica that may lead next is
+                known to know it.
         """
         replica = self._manager.replica(partition)
         role = None if replica is None else replica.partition.role
         if replica is None or not isinstance(role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        return await Deletion(self._manager, replica, role, self._clock, deadline_ms).run(
-            before_offset
-        )
+        if self._deletions >= DELETIONS_MAX:
+            text = f"{DELETIONS_MAX} deletions wait here: nothing was deleted"
+            raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.NOT_WRITTEN)
+        deletion = Deletion(self._manager, replica, role, self._clock, deadline_ms)
+        self._deletions += 1
+        try:
+            return await deletion.run(before_offset)
+        finally:
+            self._deletions -= 1
 
     # retention
 

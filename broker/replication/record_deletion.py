@@ -56,7 +56,8 @@ class Deletion:
                 log.roll()  # so that the files of what is deleted can go
             log.advance_log_start(offset)
         self._outcome = Outcome.UNKNOWN
-        if not await self._until(lambda: log.log_start_offset >= offset):
+        # Not what it shows: a log that has just started over there may come back with all it had.
+        if not await self._until(lambda: log_start.proven(log) >= offset):
             raise self._not_yet("the new log start is not on the disk yet", offset)
         if not await self._until(lambda: not self._lacking(offset)):
             late = ", ".join(str(broker) for broker in sorted(self._lacking(offset)))

@@ -10,7 +10,7 @@ import pytest
 
 from broker.replication import log_start
 from broker.replication.frames import UNTOLD, Ack, Open, Push, Valid
-from broker.replication.log_starts import LogStarts
+from broker.replication.log_starts import DELETIONS_MAX, LogStarts
 from broker.replication.partition_state import LeaderState
 from broker.server.record_deletion import DELETE_TIMEOUT_MS, RecordDeletion
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -138,6 +138,38 @@ async def test_a_log_that_fails_meanwhile_deletes_nothing_for_sure(pair: Pair) -
     pair.replica.log.failed = OSError(5, "Input/output error")
     error = await refusal(deletion)
     assert (error.code, error.outcome) == (ErrorCode.KAFKA_STORAGE_ERROR, Outcome.UNKNOWN)
+
+
+async def test_a_leader_that_has_just_started_over_answers_once_that_is_durable(
+    pair: Pair,
+) -> None:
+    """Elected uncleanly, say: until its flush a crash brings back the log that it was."""
+    log = pair.replica.log
+    log.start_over(30)
+    pair.replica.partition.high_watermark = 30
+    pair.other_says(30)
+    assert log.log_start_offset == 30
+    assert log_start.proven(log) == 0
+    deletion = pair.delete(25)
+    for _ in range(3):
+        await asyncio.sleep(0)
+        assert not deletion.done()
+    async with asyncio.timeout(20):
+        assert await deletion == 30
+    assert log_start.proven(log) == 30
+
+
+async def test_so_many_deletions_wait_and_one_more_is_refused(pair: Pair) -> None:
+    waiting = [pair.delete(7) for _ in range(DELETIONS_MAX)]
+    await until(lambda: pair.replica.log.log_start_offset == 7)
+    error = await refusal(pair.delete(7))
+    assert (error.code, error.outcome) == (ErrorCode.QUEUE_FULL, Outcome.NOT_WRITTEN)
+    waiting.pop().cancel()
+    await asyncio.sleep(0)
+    waiting.append(pair.delete(7))
+    pair.other_says(7)
+    async with asyncio.timeout(20):
+        assert set(await asyncio.gather(*waiting)) == {7}
 
 
 async def test_rule_r8_a_new_leader_deletes_nothing_before_it_knows_what_is_committed(
