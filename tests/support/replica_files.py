@@ -12,7 +12,7 @@ from broker.log.segment import OpenFiles
 from broker.log.swap import CLEANED_SUFFIX
 from broker.record.batch import HEADER_SIZE, BatchError, BatchHeader, walk
 from raft_metadata.common.errors import CorruptionError
-from tests.support.replica_bytes import DIRECTORY, ROOT, SWAP, entries_of, flip, place
+from tests.support.replica_bytes import DIRECTORY, ROOT, SWAP, entries_of, flip, is_sound, place
 from tests.support.replica_flusher import PowerCut
 from tests.support.replica_platters import Platters
 from tests.support.replication_invariants import Entry, Violation
@@ -119,8 +119,18 @@ class ReplicaFiles:
 
     # from its bytes
 
-    def content(self) -> list[Entry | None]:
-        """What stands in the files that the log reads at this moment, by offset."""
+    def _forget_rot(self) -> None:
+        """If the damaged bytes are in use no more."""
+        if self.rotted is not None:
+            inode, position, _ = self.rotted
+            if position >= len(inode.cache) or all(inode is not each for _, each in self._files()):
+                self.rotted = None
+
+    def content(self, *, sound: bool = False) -> list[Entry | None]:
+        """What stands in the files that the log reads at this moment, by offset.
+
+        ``sound``: nothing of a batch without its checksum.
+        """
         assert self.log is not None
         if not self.log.segments:
             return self.mirror
@@ -133,7 +143,10 @@ class ReplicaFiles:
             assert inode is not None
             raw = bytes(inode.cache[: segment.size])
             for at, header in walk(raw):
-                place(found, header, entries_of(header, raw[at : at + header.size]))
+                entries = entries_of(header, raw[at : at + header.size])
+                if sound and not is_sound(raw, at):
+                    entries = [None] * len(entries)
+                place(found, header, entries)
         return found
 
     def runs(self) -> list[tuple[int, int, int]]:

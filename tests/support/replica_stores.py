@@ -188,12 +188,17 @@ class DiskStore(ReplicaFiles):
         log = self.keeper.open(image, image.topics[TOPIC], ZERO, config)
         if log is not None and log is not self.log:
             if was_offline or log is not self.recovered:
-                self.mirror, self.aside, self.uncut, self.shown_start = [], [], None, 0
-                self.covered = []
-                self.rotted = None  # what was damaged is set aside
+                self._begin_anew(log)
             self.log = log
             log.on_durable = self._durable
         return None if log is None else ToldLog(self, log)
+
+    def _begin_anew(self, log: PartitionLog) -> None:
+        """What was damaged is set aside; or, where nobody has more, used as far as it is sound."""
+        self.log, self.aside, self.uncut, self.shown_start = log, [], None, 0
+        self.covered = []
+        self._forget_rot()
+        self.mirror = self.content(sound=True) if log.segments else [None] * log.log_start_offset
 
     def _durable(self) -> None:
         self.uncut = None
