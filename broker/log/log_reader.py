@@ -23,7 +23,7 @@ from broker.record.batch import (
 )
 from broker.record.compression import PackedSlice, Piece, lines_of
 from broker.record.render import offset_of_line, timestamp_of_line
-from broker.record.whole_batches import Lines, whole_lines, whole_slices
+from broker.record.whole_batches import Lines, sound_run, whole_lines, whole_slices
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def read_raw(
     if segment is None:
         return b""
     buffer, start = _fetch(files, segment, from_offset, max_bytes)
-    at = start
+    at = sound_run(memoryview(buffer), start, up_to_offset, start + max_bytes)
     while at + HEADER_SIZE <= len(buffer):
         size, _, following = _place(segment, buffer, at)
         if following > up_to_offset or at + size > len(buffer):
@@ -228,8 +228,11 @@ def read_raw(
             break
         _whole(segment, buffer, at)
         at += size
+    if at == start:
+        _whole(segment, buffer, start)  # too long, or its header rotted
+        return b""
     size, base, _ = _place(segment, buffer, start)
-    if base >= from_offset or at == start:
+    if base >= from_offset:
         return buffer[start:at]
     first = buffer[start : start + size]
     header = parse_header(first)
@@ -285,7 +288,11 @@ def _segment_of(segments: list[Segment], offset: int) -> Segment | None:
 
 
 def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> tuple[bytes, int]:
-    """A buffer, and where in it the batch that holds the offset begins; that one is in it whole."""
+    """A buffer, and where in it the batch that holds the offset begins; that one is in it whole.
+
+    Raises:
+        CorruptionError: its header says that it begins behind the offset, or is not whole here.
+    """
     disk = files.disk
     fd = files.use(segment)
     position = segment.index(disk, fd).position_for(offset - segment.base_offset)
@@ -293,15 +300,18 @@ def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> t
     buffer = disk.read(fd, length, position)
     at = 0
     while at + HEADER_SIZE <= len(buffer):
-        size, _, following = _place(segment, buffer, at)
+        size, base, following = _place(segment, buffer, at)
         if following > offset:
-            if at + size <= len(buffer):
+            if at + size <= len(buffer) and base <= offset:
                 return buffer, at
             break
         at += size
     position += at
     head = disk.read(fd, HEADER_SIZE, position)
-    size, _, _ = _place(segment, head, 0)
+    size, base, _ = _place(segment, head, 0)
+    if base > offset or size > segment.size - position:
+        msg = f"no batch holds the offset file={segment.log_path} offset={offset}"
+        raise CorruptionError(msg)
     length = min(max(size, max_bytes), segment.size - position)
     return disk.read(fd, length, position), 0
 

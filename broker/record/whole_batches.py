@@ -37,6 +37,29 @@ class Lines(NamedTuple):
     """Where reading goes on."""
 
 
+def sound_run(view: memoryview, at: int, up_to: int, limit: int) -> int:
+    """How far sound batches reach from this position on, in whole ones.
+
+    Ends before the first one that is not whole or not sound, reaches past the offset ``up_to``, or
+    past the position ``limit``. Empty and compressed ones are as good as any.
+    """
+    unpack = _LOOK.unpack_from
+    limit = min(limit, len(view))
+    last = limit - HEADER_SIZE
+    while at <= last:
+        magic, length, crc, base, count, delta, _ = unpack(view, at)
+        end = at + HEADER_SIZE + length
+        following = base + delta + 1
+        if magic != MAGIC or end > limit or following > up_to:
+            break
+        if count > following - base or bool(count) != bool(length):
+            break
+        if crc32(view[at + CRC_FROM : end]) != crc:
+            break
+        at = end
+    return at
+
+
 def whole_slices(
     view: memoryview, at: int, wanted: tuple[int, int], room: int
 ) -> tuple[list[BatchSlice], int, int]:

@@ -55,11 +55,14 @@ def test_whole_batches_are_read_as_they_are_one_by_one(
     monkeypatch.setattr(log_reader, "whole_slices", none_in_one_go)
     assert quick == [log.read(*one) for one in asked]
     assert any(len(slices) > 5 for slices in quick)
+    raw = [log.read_raw(*one) for one in asked]
+    monkeypatch.setattr(log_reader, "sound_run", lambda _view, at, _up_to, _limit: at)
+    assert raw == [log.read_raw(*one) for one in asked]
     life.close()
 
 
 @pytest.mark.parametrize("number", [0, 6, 8])
-@pytest.mark.parametrize("at", [0, 20, 30, 82, HEADER_SIZE + 3, -1])
+@pytest.mark.parametrize("at", [0, 6, 20, 24, 30, 32, 37, 82, HEADER_SIZE + 3, -1])
 def test_invariant_l22_no_batch_of_a_read_is_served_rotten(
     tmp_path: Path, number: int, at: int
 ) -> None:
@@ -81,7 +84,7 @@ def test_invariant_l22_no_batch_of_a_read_is_served_rotten(
         lines = log.read_lines(offset, size, log.log_end_offset)
         assert lines.next_offset == log.read(offset, size, log.log_end_offset)[-1].next_offset
         found, offset = found + b"".join(lines.pieces), lines.next_offset
-    for read in (log.read, log.read_lines):
+    for read in (log.read, log.read_lines, log.read_raw):
         with pytest.raises(CorruptionError):
             read(offset, size, log.log_end_offset)
     assert (found, offset) == (before, bases[number]), "however much is asked for at once"
