@@ -13,7 +13,9 @@ import orjson
 import pytest
 import zstandard
 
-from broker.record.batch import RecordFormat
+from broker.record.batch import BatchError, RecordFormat
+from broker.record.compression import Framed
+from http_api.server.routes.v2 import fetch
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicName
 from tests.support.http_door import FAST_LANE, Answer, Door, open_door
@@ -159,6 +161,23 @@ async def test_who_reads_one_frame_alone_sees_every_record(lane: bool) -> None:
     FAST_LANE.reset(token)
     assert seen == list(range(12))
     assert answers > 1
+
+
+async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log() -> None:
+    """There it is rot (invariant L22): the log fails, and what stands before it is served."""
+    async with open_door() as door:
+        await filled(door)
+        plain = await door.raw(get(f"{RECORDS}?offset=0", NDJSON))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fetch, "framed_once", broken)
+            answer = await door.raw(get(f"{RECORDS}?offset=0", NDJSON, ZSTD))
+    assert answer.status == 200
+    assert "content-encoding" not in answer.headers
+    assert answer.body == plain.body
+
+
+def broken(*_: object) -> Framed:
+    raise BatchError("broken zstd frame: data corruption detected")
 
 
 @pytest.mark.parametrize("request_", PLAIN)

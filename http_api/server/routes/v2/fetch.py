@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from broker.record.batch import RecordFormat
+from broker.record.batch import BatchError, RecordFormat
 from broker.record.compression import fits_one_frame, framed, framed_once
 from broker.record.render import (
     batch_line,
@@ -89,7 +89,11 @@ class FetchRoutes:
         result = await self._fetch(fetch)
         if result.packed and not many:
             result = in_one_frame(result)
-        body, coding = _body(result, content_type, fetch, include, many=many)
+        try:
+            body, coding = _body(result, content_type, fetch, include, many=many)
+        except BatchError:  # as lines it is found where the log is read, and the log has failed
+            result = await self._fetch(replace(fetch, packed=False))
+            body, coding = _body(result, content_type, fetch, include, many=many)
         headers = self._headers(result, content_type, image) | coding
         if fetch.rack is not None:
             headers |= self._served_by(result)
@@ -180,7 +184,7 @@ def in_one_frame(result: FetchResult) -> FetchResult:
 def _body(
     result: FetchResult, content_type: str, fetch: FetchRequest, include: str | None, *, many: bool
 ) -> tuple[bytes, dict[str, str]]:
-    """The body, and what is to be said of its coding."""
+    """The body, and what is to be said of its coding. BatchError as `framed_once`."""
     if result.packed:
         form = framed if many else framed_once
         found = form(result.packed, batch_line if include == "batches" else None)
