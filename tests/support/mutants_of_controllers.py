@@ -18,7 +18,7 @@ from raft_metadata.controller import (
 )
 from raft_metadata.controller.partition_draft import PartitionDraft
 from tests.support.mutant_registry import LOST, Patch, mutant
-from tests.support.replication_broker import FAR
+from tests.support.replication_lives import FAR
 
 
 @mutant("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=70)

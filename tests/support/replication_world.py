@@ -12,78 +12,35 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from broker.replication.parked import Fate
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
-from tests.support import replication_invariants as check
 from tests.support.replica_flusher import PowerCut
-from tests.support.replica_stores import SEGMENT_BYTES, DiskStore
-from tests.support.replication_broker import CONTROLLER, FAR, Broker, Writer
-from tests.support.replication_controller import HERE, MIN_ISR, Controller, is_os
+from tests.support.replica_stores import SEGMENT_BYTES
+from tests.support.replication_broker import Broker, Writer
+from tests.support.replication_controller import HERE, Controller
+from tests.support.replication_endings import Endings
+from tests.support.replication_faults import DISK_KINDS, KINDS, Faults
+from tests.support.replication_features import PUSH_BYTES, SLOWLY, draw_features
 from tests.support.replication_invariants import Violation
 from tests.support.replication_judge import Judge
+from tests.support.replication_lives import CONTROLLER, FAR
 from tests.support.replication_topics import (
-    CLOCK_DIFFERENCE_MS,
-    POLICIES,
-    YEAR_MS,
     Records,
     Topic,
     draw_topic,
 )
 
-KINDS = ("kill", "power", "disk", "rot", "pause", "fence", "move", "cut_all", "shutdown")
-PUSH_BYTES, SLOWLY = (1, 500, 8_000), (1, 1, 500)
-DISK_KINDS = ("eio", "full", "cut_at")
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What a seed is about: each its own mix."""
-
-    on_disk: bool = True
-    moves: bool = False
-    """Replicas are reassigned between four brokers."""
-    flush: bool = False
-    """`flush` is switched between ack and os."""
-    unclean: bool = False
-    """The topic allows unclean elections."""
-    numbered: bool = False
-    """A client numbers its batches and sends each until it is there (invariants T1, T4)."""
-    trims: bool = False
-    """Records are deleted from the beginning."""
-    compacts: bool = False
-    """The topic is compacted (rule R7)."""
-    retains: bool = False
-    """Its records are deleted as they grow old, or many (rule R10)."""
-
-
-def draw_features(rng: random.Random, topics: random.Random) -> Features:
-    roll = rng.random()
-    on_disk, unclean = rng.random() < 0.7, roll > 0.95
-    keyed = on_disk and not unclean
-    return Features(
-        on_disk=on_disk,
-        moves=roll < 0.2,
-        flush=0.15 < roll < 0.35,
-        unclean=unclean,
-        trims=rng.random() < 0.4,
-        numbered=rng.random() < 0.6,
-        compacts=topics.random() < 0.2 and keyed,
-        retains=topics.random() < 0.15 and keyed,
-    )
-
-
 Message = tuple[int, str, tuple[Any, ...], dict[str, Any]]
 
 
-class World:
+class World(Faults, Endings):
     """Network, schedule and faults."""
 
     def __init__(self, seed: int, **forced: bool) -> None:
@@ -218,33 +175,6 @@ class World:
             self.client()
             self.calm_round(number, fair=False)
 
-    # the loss budget
-
-    def lost(self, b: BrokerId) -> bool:
-        """Ground truth: it lacks what it promised, and the controller has not recorded it."""
-        broker, p = self.brokers[b], self.controller.partition
-        if b not in p.replicas:
-            return False
-        if broker.store.damaged or broker.directory != p.directories[p.replicas.index(b)]:
-            return True
-        lay = broker.at_start if broker.up else broker.marked
-        return broker.lost_power and lay
-
-    def intact(self, b: BrokerId) -> bool:
-        p = self.controller.partition
-        return (b in p.isr or b in p.elr) and not self.lost(b)
-
-    def is_safe(self, broker: Broker) -> bool:
-        """The promise: min ISR - 1 = 1 lost disk at a time, while another proven copy exists.
-
-        Where unclean elections are allowed nothing is promised: more may be lost.
-        """
-        if self.features.unclean and not self.judge.unclean_pending:
-            return not any(self.lost(b) for b in self.ids) or self.rng.random() < 0.3
-        return any(self.intact(b) for b in self.ids if b != broker.id) and not any(
-            self.lost(b) for b in self.ids
-        )
-
     # steps
 
     def step(self) -> None:
@@ -356,276 +286,6 @@ class World:
         writer.asked += 1
         leader.produce(writer.values, "all", writer)
 
-    def fault(self) -> None:
-        rng = self.rng
-        down = [b for b in self.brokers if not b.up or b.paused]
-        if down and rng.random() < 0.6:
-            broker = rng.choice(down)
-            if broker.paused:
-                broker.paused = False
-            else:
-                broker.start(f"life{self.number()}")
-            return
-        if not any(self.kinds.values()):
-            return
-        kind = rng.choices(list(self.kinds), list(self.kinds.values()))[0]
-        broker = rng.choice(self.brokers)
-        if rng.random() < 0.3 and self.controller.partition.has_leader:
-            broker = self.brokers[self.controller.partition.leader]
-        self.counts[kind] += 1
-        getattr(self, "_fault_" + kind)(broker)
-
-    def may_lose_power(self, broker: Broker, *, safe: bool) -> bool:
-        """What is synced survives it; under `os` it is a lost disk, and counts as one."""
-        return safe or not broker.marked
-
-    def _fault_kill(self, broker: Broker) -> None:
-        if broker.up:
-            broker.stop(power=False)
-
-    def _fault_power(self, broker: Broker) -> None:
-        if broker.up:
-            broker.stop(power=self.may_lose_power(broker, safe=self.is_safe(broker)))
-
-    def _fault_cut_all(self, _: Broker) -> None:
-        for each in self.brokers:
-            if each.up:
-                power = self.rng.random() < 0.7
-                each.stop(power=power and self.may_lose_power(each, safe=False))
-
-    def _fault_disk(self, broker: Broker) -> None:
-        if self.is_safe(broker):
-            if broker.up:
-                broker.stop(power=True)
-            broker.lose_disk()
-
-    def _fault_rot(self, broker: Broker) -> None:
-        if self.is_safe(broker):
-            if broker.up:
-                broker.stop(power=self.may_lose_power(broker, safe=False))
-            self.counts["rotted"] += broker.store.rot()
-
-    def _fault_pause(self, broker: Broker) -> None:
-        broker.paused = broker.up
-
-    def _fault_fence(self, broker: Broker) -> None:
-        self.controller.fence(broker.id)
-
-    def _fault_move(self, broker: Broker) -> None:
-        self.controller.move(broker.id)
-
-    def _fault_shutdown(self, broker: Broker) -> None:
-        if broker.up and not broker.paused:
-            broker.ask_to_leave()
-
-    def _fault_eio(self, broker: Broker) -> None:
-        if isinstance(broker.store, DiskStore):
-            broker.store.fail_sync()
-
-    def _fault_full(self, broker: Broker) -> None:
-        if isinstance(broker.store, DiskStore):
-            if broker.store.disk.room is None:
-                broker.store.fill()
-            else:
-                broker.store.relieve()
-
-    def _fault_cut_at(self, broker: Broker) -> None:
-        if broker.up and isinstance(broker.store, DiskStore):
-            broker.store.cut_at(self.rng.randint(0, 20))
-
-    def _fault_trim(self, broker: Broker) -> None:
-        if self.controller.partition.has_leader:
-            broker = self.brokers[self.controller.partition.leader]
-        if broker.up and not broker.paused:
-            self.act(broker, broker.trim, self.rng.randint(0, len(self.judge.exposed)))
-
-    def _fault_flush(self, _: Broker) -> None:
-        self.controller.configure("flush", "ack" if is_os(self.controller.image) else "os")
-
-    def _fault_clock(self, broker: Broker) -> None:
-        """Set wrong by a year, or by as little as nobody minds, or right again."""
-        near = CLOCK_DIFFERENCE_MS
-        choices = (0, near, -near, YEAR_MS, YEAR_MS, -YEAR_MS)
-        broker.skew_ms = self.rng.choice(choices)
-
-    def _fault_policy(self, _: Broker) -> None:
-        assert self.topic is not None
-        policies = [p for p in POLICIES if self.features.compacts or "compact" not in p]
-        self.controller.configure("cleanup.policy", self.rng.choice(policies))
-
-    def _fault_reassign(self, _: Broker) -> None:
-        size = self.rng.randint(MIN_ISR, len(self.ids))
-        self.counts["reassigned"] += self.controller.reassign(
-            tuple(self.rng.sample(self.ids, size))
-        )
-
-    def _fault_cancel(self, _: Broker) -> None:
-        self.controller.reassign(None)
-
-    # the end: heal, drain, elect each in turn
-
-    def calm_round(self, number: int, *, fair: bool = True) -> None:
-        """Everything that can happen happens once."""
-        for b in self.ids:
-            self.controller.settle(b)
-        for broker in self.brokers:
-            if broker.up and not broker.paused:
-                self.act(broker, self._calm_turn, broker, number, fair)
-        for _ in range(100):
-            if self.net:
-                self.deliver(self.net, 0, fair=fair)
-        self.judge.after_event()
-
-    def _calm_turn(self, broker: Broker, number: int, fair: bool) -> None:
-        if broker.leaving and broker.partition and not len(broker.partition.parked):
-            broker.drop()
-        broker.learn(FAR)
-        epoch = broker.broker_epoch
-        if epoch is None:
-            broker.register()
-        elif self.is_heartbeat_missed(broker):
-            offset = broker.image.next_offset
-            self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)
-        if fair or self.rng.random() < self.p_flush:
-            broker.store.flush_all()
-        if broker.upkeep is not None:
-            broker.upkeep.hear_controller()
-            broker.upkeep.retain()
-            if self.features.compacts and not (fair and number % 4):
-                broker.upkeep.clean_some(6)
-        role = broker.role
-        if isinstance(role, LeaderState):
-            if fair and role.in_flight is not None:
-                role.unknown(role.in_flight, 0)  # the request's own time-out
-            broker.propose(shrink=bool(role.proposals) and fair)
-            for f in self.ids:
-                broker.push(f)
-        elif isinstance(role, Following) and (role.session is None or number % 8 == 0):
-            broker.open_stream()
-
-    def settled_leader(self) -> Broker | None:
-        p = self.controller.partition
-        brokers = self.controller.image.brokers
-        everybody = frozenset(p.replicas)
-        if not p.has_leader or p.is_reassigning or frozenset(p.isr) != everybody:
-            return None
-        if any(brokers[b].state is not BrokerState.UNFENCED for b in p.replicas):
-            return None
-        leader = self.brokers[p.leader]
-        role, partition = leader.role, leader.partition
-        led = isinstance(role, LeaderState) and role.epoch == p.leader_epoch
-        if not led or role.isr != everybody or partition is None:
-            return None
-        end = partition.log.log_end_offset
-        drained = partition.high_watermark == end == len(self.judge.exposed)
-        return leader if drained else None
-
-    def until_settled(self, what: str) -> Broker:
-        for number in range(80):
-            leader = self.settled_leader()
-            if leader is not None:
-                return leader
-            self._revive()
-            self.calm_round(number)
-        facts = self.controller.partition
-        check.l27_in_time(self.judge.tally, f"{what}: no settled leader", None, facts=facts)
-        raise AssertionError
-
-    def _revive(self) -> None:
-        """Whoever died of an old fault is started again; no new ones come."""
-        for broker in self.brokers:
-            broker.paused = False
-            broker.skew_ms = 0
-            leaves = self.controller.image.brokers[broker.id].state
-            if broker.up and leaves is BrokerState.CONTROLLED_SHUTDOWN:
-                broker.stop(power=False)
-            if isinstance(broker.store, DiskStore):
-                broker.store.disk.before = None
-                broker.store.relieve()
-            if not broker.up:
-                broker.start(f"life{self.number()}")
-
-    def finish(self) -> None:
-        """Where nobody can prove his end any more the partition waits for an operator: no loss.
-
-        A power cut, a change to os, and a kill before the registration was settled report a disk
-        unclean that lost nothing; it is beyond the budget of one lost disk that this world keeps.
-        """
-        try:
-            self._finish()
-        except Violation as violation:
-            p = self.controller.partition
-            nobody = self.features.flush and not (p.isr or p.elr)
-            # Elected uncleanly, on a damaged disk: nobody but an operator can depose it.
-            offline = p.has_leader and self.brokers[p.leader].store.unclean
-            if violation.check != "L27" or not (nobody or (self.features.unclean and offline)):
-                raise
-            self.given_up = True
-
-    def _finish(self) -> None:
-        self.push_bytes = PUSH_BYTES
-        self._is_between = True  # nothing goes wrong from here on
-        self._revive()
-        self.net += [message for message in self.late if self.rng.random() < 0.5]
-        self.late = []
-        self.until_settled("heal")
-        for target in self.controller.partition.replicas:
-            self.controller.move(target)
-            leader = self.until_settled(f"elect {target}")
-            value = self.number()
-            self.act(leader, leader.produce, [value])
-            leader = self.until_settled("progress")
-            fate = self.judge.answers.get(value)
-            settled = fate if fate is Fate.OK else None
-            check.l27_in_time(self.judge.tally, f"value {value}", settled, facts=fate)
-            if self.writer.values:
-                self.act(leader, self._send_the_last, leader)
-                leader = self.until_settled("the numbered writer")
-                done = None if self.writer.values else leader
-                check.l27_in_time(self.judge.tally, "numbered", done, facts=self.writer.claim)
-            self.judge.check_leader(leader)
-            self.judge.drained(leader)
-        for b in self.controller.partition.replicas * self.features.on_disk:
-            self.act(self.brokers[b], self.brokers[b].door().read_everything)
-        self.after_all()
-
-    def _send_the_last(self, leader: Broker) -> None:
-        self.writer.asked += 1
-        leader.produce(self.writer.values, "all", self.writer)
-
-    def after_all(self) -> None:
-        """From the disks: every replica holds it all, and still does after a last power cut."""
-        p = self.controller.partition
-        for broker in self.brokers:
-            store = broker.store
-            if broker.id not in p.replicas:
-                broker.learn(FAR)
-                if broker.partition is not None or store.mirror:
-                    raise Violation("L24", f"what left broker {broker.id} is still in use there")
-                continue
-            if not isinstance(store, DiskStore) or store.log is None:
-                continue
-            judge = self.judge
-            broker.store.flush_all()
-            if store.log.stored is not None:
-                store.log.stored.settle()
-            found = store.read_all(store.log)
-            check.l22_served_is_sound(judge.tally, found, judge.exposed, 0, broker.id)
-            check.l12_in_order(judge.tally, store.runs(), broker.id)
-            if not store.log.log_start_offset:
-                check.t4_producers_are_the_replay(judge.tally, *store.producers(), broker.id)
-            start_before = store.log.log_start_offset
-            cache = clipped(live_epochs(store.log), start_before)
-            broker.stop(power=not broker.marked)
-            if not store.damaged:
-                rebuilt = clipped(store.rebuilt_epochs(), start_before)
-                check.l11_cache_is_rebuilt(judge.tally, cache, rebuilt, broker.id)
-            broker.start(f"life{self.number()}")
-            if not broker.up:
-                raise Violation("L23", f"broker {broker.id} does not start on a sound disk")
-            start = store.mirror_start()
-            check.l2_strong_isr(judge.tally, store.mirror, judge.exposed, start, broker.id)
-
     def happened(self) -> Counter[str]:
         """What this seed was about, in numbers."""
         judge, counts = self.judge, Counter(self.counts)
@@ -639,18 +299,6 @@ class World:
         counts["found rotten"] = sum(getattr(b.store, "found_rotten", 0) for b in self.brokers)
         counts.update(f"answered {fate.value}" for fate in judge.answers.values())
         return counts
-
-
-def clipped(epochs: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:
-    """As far as they speak of records from this offset on."""
-    ends = [at for _, at in epochs[1:]] + [FAR]
-    kept = [(epoch, at) for (epoch, at), end in zip(epochs, ends, strict=True) if end > start]
-    return [(epoch, max(at, start)) for epoch, at in kept]
-
-
-def live_epochs(log: Any) -> list[tuple[int, int]]:
-    """The cache of a log, without a reign that has no record: that does not survive a restart."""
-    return [(epoch, at) for epoch, at in log._epochs.entries if at < log.log_end_offset]
 
 
 def run(seed: int, steps: int = 300, **forced: bool) -> World:
