@@ -37,6 +37,7 @@ from http_api.server.routes.v2.fetch import (
     MAX_BYTES_DEFAULT,
     OFFSET_MAX,
     leader_url,
+    room_of,
 )
 from http_api.server.routes.v2.fetch import (
     TIMEOUT_MS_DEFAULT as FETCH_TIMEOUT_MS_DEFAULT,
@@ -340,12 +341,13 @@ class FastLane:
         if asked is None or (asked.batches and content_type != NDJSON):
             return None
         topic, partition = TopicName(match[1]), PartitionId(int(match[2]))
+        packed = content_type == NDJSON and self._takes_zstd(headers.encoding)
         found = self._direct.fetch(
             topic,
             partition,
             asked.offset,
-            asked.max_bytes,
-            packed=content_type == NDJSON and self._takes_zstd(headers.encoding),
+            room_of(asked.max_bytes, many=asked.many_frames) if packed else asked.max_bytes,
+            packed=packed,
             bare=content_type != V2_JSON and not asked.batches,
         )
         if found is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import orjson
 import pytest
@@ -15,6 +16,7 @@ import zstandard
 
 from broker.record.batch import BatchError, RecordFormat
 from broker.record.compression import Framed
+from broker.server.requests import FetchRequest
 from http_api.server.routes.v2 import fetch
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicName
@@ -161,6 +163,30 @@ async def test_who_reads_one_frame_alone_sees_every_record(lane: bool) -> None:
     FAST_LANE.reset(token)
     assert seen == list(range(12))
     assert answers > 1
+
+
+@pytest.mark.parametrize(("frames", "read"), [("", 1 << 20), ("&frames=many", 50 << 20)])
+@pytest.mark.parametrize("lane", [True, False])
+async def test_no_more_is_read_than_is_sent(frames: str, read: int, lane: bool) -> None:
+    """For one frame of 1 MiB 64 MiB were read, or came from another broker: 30 ms of the loop."""
+    token = FAST_LANE.set(lane)
+    asked: list[int] = []
+    async with open_door() as door:
+        await filled(door)
+        direct = door.apis.direct.fetch
+
+        def seen(*place: Any, **options: bool) -> Any:
+            asked.append(place[3])
+            return direct(*place, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(door.apis.direct, "fetch", seen)
+            target = f"{RECORDS}?offset=0&max_bytes={50 << 20}{frames}"
+            answer = await door.raw(get(target, NDJSON, ZSTD))
+        asked += [each.max_bytes for each in door.apis.requests if isinstance(each, FetchRequest)]
+    FAST_LANE.reset(token)
+    assert answer.status == 200
+    assert set(asked) == {read}
 
 
 async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log() -> None:

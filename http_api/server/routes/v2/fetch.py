@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 
 from broker.record.batch import BatchError, RecordFormat
 from broker.record.compression import fits_one_frame, framed, framed_once
+from broker.record.lines import BATCH_BYTES_MAX
 from broker.record.render import (
     batch_line,
     lines_to_array,
@@ -85,6 +86,8 @@ class FetchRoutes:
         packed = _takes_frames(request, content_type, include)
         many = _reads_many(request.query)
         fetch = self._request(topic_name(topic), partition_id(partition), request, packed=packed)
+        if packed:
+            fetch = replace(fetch, max_bytes=room_of(fetch.max_bytes, many=many))
         image = await self._existing(fetch.topic, fetch.partition)
         result = await self._fetch(fetch)
         if result.packed and not many:
@@ -168,6 +171,11 @@ def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
     """Where to ask directly next time."""
     broker = image.brokers.get(leader)
     return None if broker is None else f"http://{broker.http}"
+
+
+def room_of(max_bytes: int, *, many: bool) -> int:
+    """What is read for who takes zstd: what one frame has no room for would be thrown away."""
+    return max_bytes if many else min(max_bytes, BATCH_BYTES_MAX)
 
 
 def in_one_frame(result: FetchResult) -> FetchResult:
