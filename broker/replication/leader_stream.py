@@ -475,7 +475,7 @@ class LeaderStream(asyncio.Protocol):
             log = session.replica.log
             _log.error("push failed log=%s error=%s", log.name, error)
             if isinstance(error, CorruptionError):
-                rest(session)
+                rest(session, self.sessions, self.mark)
             elif log.failed is None:
                 self.close()
         except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang

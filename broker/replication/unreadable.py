@@ -7,28 +7,49 @@ a follower that needs the damaged batch is filled up to it until an operator let
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from broker.replication.replica import FollowerSession, Replica
 
 if TYPE_CHECKING:
-    from broker.replication.leader_stream import PushSession
+    from collections.abc import Callable, Mapping
+
+    from broker.replication.frames import Key
+    from broker.replication.partition_state import FollowerState
 
 LOOK_AGAIN_S = 5.0
 """How often such a session looks whether the log begins behind the damage by now."""
 
 
-def rest(session: PushSession) -> None:
-    """Offer this session nothing until then; its connection serves the other partitions."""
+class Resting(FollowerSession, Protocol):
+    """A ``leader_stream.PushSession``."""
+
+    replica: Replica
+
+    def state(self) -> FollowerState | None: ...
+    def drop_pending(self) -> None: ...
+
+
+S = TypeVar("S", bound=Resting)
+
+
+def rest(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
+    """Offer this session nothing until then; its connection serves the other partitions.
+
+    ``present``: the connection's sessions; ``mark``: has it ship again.
+    """
     session.drop_pending()
     session.replica.detach(session)
-    asyncio.get_running_loop().call_later(LOOK_AGAIN_S, _go_on, session)
+    loop = asyncio.get_running_loop()
+    loop.call_later(LOOK_AGAIN_S, go_on, session, present, mark)
 
 
-def _go_on(session: PushSession) -> None:
-    replica, stream = session.replica, session.stream
-    if stream.sessions.get(replica.key) is not session:
-        return  # another one took its place, or the connection is gone
+def go_on(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
+    """Try again, unless another session took its place, or the connection is gone."""
+    if present.get(session.replica.key) is not session:
+        return
     if session.state() is None:
         session.forget()
     else:
-        replica.attach(session)
-        stream.mark(session)
+        session.replica.attach(session)
+        mark(session)

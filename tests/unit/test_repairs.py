@@ -315,7 +315,7 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
     monkeypatch.setattr(unreadable, "LOOK_AGAIN_S", 60)
     host.replica.log.advance_log_start(2)
     host.logs._opened().flusher.flush_all()
-    unreadable._go_on(session)
+    unreadable.go_on(session, stream.sessions, stream.mark)
     for _ in range(5):
         await asyncio.sleep(0)
     assert session.next == 3, "an operator has let go of it"
