@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from broker.replication import parked
 from broker.replication.frames import UNTOLD, Diverging, Valid
 from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState
+from broker.server.follower_reads import FollowerReads
+from broker.server.local_partitions import LocalPartitions
+from broker.server.requests import OffsetsResult
 from tests.support.mutant_registry import LOST, Patch, mutant
 from tests.support.replication_broker import Broker
 from tests.support.replication_controller import MIN_ISR
@@ -379,3 +383,35 @@ def _leaver_counts(patch: Patch) -> None:
         return max(0, self.log.durable_end if self.observes else real(self))
 
     patch.setattr(Partition, "_counted_end", counted_end)
+
+
+# ---- readers
+
+
+@mutant(
+    "rule R8: the latest offset is told before it has reached the epoch's start", "L21", first=16
+)
+def _latest_at_once(patch: Patch) -> None:
+    def offsets(self: LocalPartitions, place: Any) -> OffsetsResult:
+        replica, _ = self.leading(place)
+        return OffsetsResult(
+            beginning_offset=replica.log.log_start_offset,
+            end_offset=replica.partition.high_watermark,
+        )
+
+    patch.setattr(LocalPartitions, "offsets", offsets)
+
+
+@mutant(
+    "invariant L20: a follower serves what it holds, committed or not", "L20", on_disk=True, first=4
+)
+def _serves_all_it_holds(patch: Patch) -> None:
+    real = FollowerReads._in_sync
+
+    def in_sync(self: FollowerReads, place: Any) -> Any:
+        replica, role = real(self, place)
+        end = replica.log.log_end_offset
+        ahead = SimpleNamespace(partition=SimpleNamespace(high_watermark=end), log=replica.log)
+        return ahead, role
+
+    patch.setattr(FollowerReads, "_in_sync", in_sync)

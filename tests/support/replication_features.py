@@ -41,6 +41,6 @@ def draw_features(rng: random.Random, topics: random.Random) -> Features:
         unclean=unclean,
         trims=rng.random() < 0.4,
         numbered=rng.random() < 0.6,
-        compacts=topics.random() < 0.2 and keyed,
-        retains=topics.random() < 0.15 and keyed,
+        compacts=topics.random() < 0.15 and keyed,
+        retains=topics.random() < 0.12 and keyed,
     )

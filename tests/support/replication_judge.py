@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.replication.frames import Ack, Diverging, Open, Valid
 from broker.replication.parked import Fate
-from broker.replication.partition import Following
+from broker.replication.partition import Following, Partition
 from broker.replication.partition_state import LeaderState, Proposal
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.image.metadata_image import PartitionRegistration
@@ -67,6 +67,7 @@ class Judge:
         self.unclean_pending = False
         self.unclean_elections = 0
         self.keys = KeyJudge(world, self.tally)
+        self._known_ends: dict[BrokerId, tuple[int, ...]] = {}
         self._known: dict[BrokerId, tuple[Any, ...]] = {}
         """What each replica's log was when it was last held against what was seen."""
 
@@ -290,15 +291,7 @@ class Judge:
             partition = broker.partition
             if not broker.up or partition is None:
                 continue
-            log = partition.log
-            high_watermark = partition.high_watermark
-            ends = (high_watermark, log.durable_end, log.log_end_offset)
-            check.l8_ends_in_order(t, log.log_start_offset, *ends, broker.id)
-            if self.is_of_the_present(broker):
-                check.l20_reads_are_seen(t, high_watermark, len(seen), broker.id)
-                check.l24_start_below_high_watermark(t, log.log_start_offset, len(seen), broker.id)
-                if self.unclean_epoch < 0:
-                    check.r10_decided_by_a_leader(t, log.log_start_offset, start, broker.id)
+            self._check_ends(broker, partition)
             if isinstance(partition.role, LeaderState):
                 self._check_reign(broker, partition.role, p)
         if world.topic is not None:
@@ -319,6 +312,24 @@ class Judge:
                 check.l3_candidate_completeness(t, broker.store.mirror, seen, start, b)
             if world.topic is not None:
                 self.keys.check_replica(broker)
+
+    def _check_ends(self, broker: Broker, partition: Partition) -> None:
+        t, seen, start = self.tally, len(self.exposed), self.start
+        log: Any = getattr(partition.log, "_log", partition.log)
+        log_start, high_watermark = log.log_start_offset, partition.high_watermark
+        ends = (high_watermark, log.durable_end, log.log_end_offset)
+        standing = (partition.role.epoch, partition.agreed_epoch, log.last_epoch)
+        unclean = (self.unclean_epoch, self.unclean_pending)
+        known = (log_start, *ends, *standing, *unclean, seen, start)
+        if self._known_ends.get(broker.id) == known:
+            return  # as it was when it was last looked at
+        self._known_ends[broker.id] = known
+        check.l8_ends_in_order(t, log_start, *ends, broker.id)
+        if self.is_of_the_present(broker):
+            check.l20_reads_are_seen(t, high_watermark, seen, broker.id)
+            check.l24_start_below_high_watermark(t, log_start, seen, broker.id)
+            if self.unclean_epoch < 0:
+                check.r10_decided_by_a_leader(t, log_start, start, broker.id)
 
     def _is_known(self, broker: Broker, is_member: bool) -> bool:
         """Whether nothing has changed since this replica was last looked at."""

@@ -39,6 +39,7 @@ class BrokerLife:
     on_open: Callable[..., None]
     open_stream: Callable[[], None]
     acknowledge: Callable[[], None]
+    door: Callable[[], Readers]
 
     def __init__(self, world: World, b: BrokerId, *, on_disk: bool, segment_bytes: int) -> None:
         self.world, self.id = world, b
@@ -195,6 +196,8 @@ class BrokerLife:
         role = partition.role
         if role is not before and isinstance(role, LeaderState):
             self.world.judge.leads(self)
+            if self.store.real:
+                self.door().ask_for_the_end()
         if (role is not before or back) and isinstance(role, Following):
             self.open_stream()
         for follower, message in list(partition.early_opens.items()):

@@ -61,7 +61,7 @@ class Readers:
             return offset  # refused, or damage is reported: this process ends
         self._judge_read(offset, found, leads=leads)
         if leads:
-            self._ask_for_the_end()
+            self.ask_for_the_end()
         return found.next_offset
 
     def read_everything(self) -> None:
@@ -91,7 +91,8 @@ class Readers:
         here = broker.store.mirror[offset : found.next_offset]
         check.l20_nothing_is_left_out(judge.tally, served, here, offset, broker.id)
 
-    def _ask_for_the_end(self) -> None:
+    def ask_for_the_end(self) -> None:
+        """The latest offset, which a new leader withholds until it knows it."""
         judge, broker = self._judge, self._broker
         if judge.of_a_lost_history(broker.role.epoch):
             return
