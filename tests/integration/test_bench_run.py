@@ -27,7 +27,7 @@ def test_benchmark_measures_and_says_what_it_missed() -> None:
     whats = [line.split("|")[1].strip() for line in table[2:]]
     assert "one connection, acks=all, fsync" in whats
     assert "fetch 1 MB, NDJSON, per CPU-second" in whats
-    assert len(whats) == 10
+    assert len(whats) == 11
     assert "errors:" not in done.stdout
     assert "MISSED: " in done.stdout or "budgets met" in done.stdout
 
