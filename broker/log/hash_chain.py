@@ -7,7 +7,8 @@ place count, and since a sum can be taken apart again, replicas whose logs start
 offsets compare from any offset that both hold. Where compaction removed something, replicas may
 differ without a fault, so a chain starts behind the last batch that has holes (rule R7): each
 replica compacts in its own time, and one that was filled from a compacted log holds the same
-holes without ever having compacted anything.
+holes without ever having compacted anything. It starts behind the first batch of a log that does
+not begin at offset 0, too: who was filled from a log start inside a batch holds the rest of it.
 
 Sums are kept for every 1,024 offsets, so the walk over a log is made once, and nothing is done
 where records are appended. Made against rot and mistakes, not against forgers.
@@ -60,7 +61,7 @@ class ChainValue:
     """The chain of a log over [start, end)."""
 
     first: int
-    """Chains can't start earlier here: the first batch held, or the end of the last hole."""
+    """Chains can't start earlier here: 0, or the end of the first batch or of the last hole."""
     start: int
     end: int
     value: str
@@ -102,7 +103,7 @@ class HashChain:
         """
         self._follow(tuple(places))
         total = self._sum_below(end) if places else 0
-        first = max(places[0].base_offset, self._holes_to) if places else end
+        first = min(max(_begin(places), self._holes_to), end) if places else end
         begin = first if start is None else start
         if begin < first:
             msg = f"a chain can start at offset {first} or behind it, not at {begin}"
@@ -183,6 +184,7 @@ class _Batch(NamedTuple):
     link: int
     holes_to: int
     """The offset behind it if it has holes, else 0."""
+    following: int
 
 
 def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Generator[_Batch]:
@@ -215,8 +217,17 @@ def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_Batch
         link = int.from_bytes(hashed.digest(), "little")
         (count,) = _COUNT.unpack_from(chunk, at + _COUNT_AT)
         holes_to = 0 if count == following - offset else following
-        yield _Batch(place.base_offset, position, offset, link, holes_to)
+        yield _Batch(place.base_offset, position, offset, link, holes_to, following)
         position += size
+
+
+def _begin(places: Sequence[SegmentPlace]) -> int:
+    """0, or behind the first batch: it may lack its front."""
+    base = places[0].base_offset
+    if base:
+        with closing(_batches(places, base, 0)) as batches:
+            base = next((batch.following for batch in batches), base)
+    return base
 
 
 def _text(value: int) -> str:

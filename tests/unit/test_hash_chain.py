@@ -80,16 +80,40 @@ def test_logs_that_start_at_different_offsets_compare_from_where_both_begin(tmp_
     written(tmp_path, BATCHES)
     whole = places(tmp_path)
     late = whole[2:]
-    start = late[0].base_offset
+    start = HashChain().value(late, None, TOTAL).first
+    assert start > late[0].base_offset, "the first batch may lack its front"
     assert chain_of(late, start, TOTAL) == chain_of(whole, start, TOTAL)
     shrinking = HashChain()
     shrinking.value(whole, 0, TOTAL)
     for begins in (0, 1, 2):  # retention lets one segment go after the other
-        first = whole[begins].base_offset
+        first = HashChain().value(whole[begins:], None, TOTAL).first
+        assert shrinking.value(whole[begins:], None, TOTAL).first == first
         middle = first + 3 * CHAIN_INTERVAL
         for end in (first + 40, middle, TOTAL):
             expected = chain_of(whole, first, end)
             assert shrinking.value(whole[begins:], first, end).value == expected
+
+
+@pytest.mark.parametrize("zstd", [False, True])
+@pytest.mark.parametrize("start", [3, 50, 73])
+def test_a_replica_that_was_filled_from_inside_a_batch_differs_in_nothing(
+    tmp_path: Path, start: int, zstd: bool
+) -> None:
+    """As where a deletion ended inside one: the leader holds all of that batch."""
+    leader = Life(Disk(), LogConfig(zstd=zstd), str(tmp_path / "a"))
+    follower = Life(Disk(), SMALL, str(tmp_path / "b"))
+    log, other = leader.log(), follower.log()
+    for number in range(4):
+        append(log, [f"{number}-{n}" * 9 for n in range(50)], epoch=1)
+    other.start_over(start)
+    while other.log_end_offset < 200:
+        other.append_as_follower(log.read_raw(other.log_end_offset, 5_000, 200))
+    leader.close()
+    follower.close()
+    here, there = places(tmp_path / "a"), places(tmp_path / "b")
+    first = HashChain().value(there, None, 200).first
+    assert first == (start // 50 + 1) * 50
+    assert chain_of(here, first, 200) == chain_of(there, first, 200)
 
 
 @pytest.mark.parametrize("spoil", ["crc", "epoch", "swapped", "missing"])
