@@ -153,8 +153,8 @@ class DiskStore(ReplicaFiles):
             return False
         if not self.damaged:
             if self.uncut is not None:
-                if agree(self.mirror, self.uncut) is None:
-                    before = max(before, self.uncut, key=len)
+                if agree(self.mirror, before) is not None or len(self.mirror) > len(before):
+                    before = self.uncut
                 durable = []
             elif opened.log_start_offset < self.shown_start:
                 shown = f"{self.shown_start} was shown, {opened.log_start_offset} was found"
@@ -246,6 +246,8 @@ class DiskStore(ReplicaFiles):
         elif self.log is None or self.log.log_end_offset <= last + 1 or self._proof() <= last:
             flip(inode, position)
             self.rotted = None
+            if self.log is not None:
+                self.mirror = self.content()  # of a log that is in use as far as it is sound, too
 
     def start_over(self, offset: int) -> None:
         """Nobody holds what comes between: the old log may be found once more, whole."""
@@ -339,7 +341,7 @@ class DiskStore(ReplicaFiles):
 
     def compacted(self) -> list[int]:
         """The log reads other segments now: the offsets of the records that are not in them."""
-        found, before = self.content(), self.mirror
+        found, before = self.content(sound=self.damaged), self.mirror
         if len(found) != len(before) or agree(found, before) is not None:
             at = agree(found, before)
             raise Violation("rule R7", f"broker {self.id} compacted away its log", at, len(found))
