@@ -19,10 +19,11 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
-from raft_metadata.controller.broker_views import BrokerViews, is_electable
+from raft_metadata.controller.broker_views import Brokers, BrokerViews, is_electable
 from raft_metadata.controller.partition_draft import NOBODY
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import FailedReplica
+from raft_metadata.records.records import BrokerState
 
 Damaged = Mapping[BrokerId, FailedReplica]
 """Who says that its log of one partition is damaged."""
@@ -51,14 +52,16 @@ def leaving_replicas(
     about to propose them. ``lost``: replicas that lose their places for another reason.
     """
     wanted = _unwanted(views, where, partition, lost)
-    return wanted.difference(_unaware(views, where, partition, wanted)) if wanted else NOBODY
+    if not wanted:
+        return NOBODY
+    return wanted.difference(_unaware(views, where, partition, wanted, lost))
 
 
 def unaware_failed(
     views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration
 ) -> frozenset[BrokerId]:
     """Who is to be taken out as soon as it has heard who leads (rule G3)."""
-    return _unaware(views, where, partition, _unwanted(views, where, partition, ()))
+    return _unaware(views, where, partition, _unwanted(views, where, partition, ()), ())
 
 
 def took_part(
@@ -107,14 +110,18 @@ def _unaware(
     where: TopicIdPartition,
     partition: PartitionRegistration,
     leaving: Collection[BrokerId],
+    lost: Collection[BrokerId],
 ) -> frozenset[BrokerId]:
     """Those that may have led until now, and answer reads as if they still did.
 
-    Without a leader that lives nothing is committed, and what they say stays so.
+    Where nobody sound could lead now nothing is committed, and what they say stays so. Their
+    successor may die before they have heard of it: then the next one has to wait for them.
     """
-    if not is_electable(views.brokers, partition.leader):
-        return NOBODY
     said = views.failed.get(where, {})
+    counting = (*partition.isr, *partition.elr)
+    sound = [replica for replica in counting if replica not in said and replica not in lost]
+    if not any(_may_commit(views.brokers, partition, replica) for replica in sound):
+        return NOBODY
     return frozenset(
         replica
         for replica in leaving
@@ -123,3 +130,14 @@ def _unaware(
         and is_electable(views.brokers, replica)
         and views.heard.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
     )
+
+
+def _may_commit(brokers: Brokers, partition: PartitionRegistration, replica: BrokerId) -> bool:
+    """Whether it could lead now. A leader that is leaving leads on until it is relieved."""
+    registration = brokers.get(replica)
+    leads_on = (
+        replica == partition.leader
+        and registration is not None
+        and registration.state is BrokerState.CONTROLLED_SHUTDOWN
+    )
+    return leads_on or is_electable(brokers, replica)

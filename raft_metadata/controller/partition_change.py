@@ -53,17 +53,17 @@ def heal(
     failed = leaving_replicas(views, where, partition, lost.moved | lost.unclean)
     lost = lost._replace(unclean=lost.unclean | failed)
     min_isr = rules.min_isr(partition.replication_factor)
-    draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr)
+    damaged = damaged_replicas(views, where)
+    draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr, damaged)
     if partition.is_reassigning:
-        complete_reassignment(views, draft, rules)
+        complete_reassignment(views, draft, rules, damaged)
         min_isr = rules.min_isr(draft.replication_factor)
     draft.remember_last_leader(lost.moved)
-    draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
+    draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=damaged)
     isr = draft.isr
-    damaged = damaged_replicas(views, where)
     _elect(views, draft, rules, damaged)
     if draft.isr != isr or draft.unclean:
-        draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved)
+        draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=damaged)
     if draft.leader != NO_LEADER and took_part(views, where, partition, failed):
         draft.lead(draft.leader)  # what was proposed before is void (rule R4)
     return draft.changed_record(where, views.level)
@@ -162,8 +162,13 @@ def _shrunk_isr(
     partition: PartitionRegistration,
     lost: Collection[BrokerId],
     min_isr: int,
+    damaged: Damaged,
 ) -> tuple[BrokerId, ...]:
-    """The ISR without who lost its data, was fenced, or may leave (rules R6, M4, R11)."""
+    """The ISR without who lost its data, was fenced, or may leave (rules R6, M4, R11).
+
+    A sound leader does not leave its place to ``damaged`` ones: these are filled again from it.
+    """
+    stays = partition.leader if partition.leader not in damaged else NO_LEADER
     isr = [replica for replica in partition.isr if replica not in lost]
     isr = [replica for replica in isr if not is_fenced(brokers, replica)]
     for replica in tuple(isr):
@@ -171,7 +176,10 @@ def _shrunk_isr(
         if (
             brokers[replica].state is BrokerState.CONTROLLED_SHUTDOWN
             and len(rest) >= min_isr
-            and any(is_electable(brokers, other) for other in rest)
+            and any(
+                is_electable(brokers, other) and (replica != stays or other not in damaged)
+                for other in rest
+            )
         ):
             isr = rest
     return tuple(isr)
@@ -190,20 +198,14 @@ def _elect(
     """
     brokers, present = views.brokers, draft.leader
     staying = [replica for replica in draft.isr if replica not in draft.leaving]
-    in_isr = first_electable(brokers, draft.replicas, staying, damaged)
+    sound = first_electable(brokers, draft.replicas, staying, damaged)
+    in_isr = sound
     if in_isr is None:
         in_isr = first_electable(brokers, draft.replicas, staying, unable_replicas(damaged))
     if present != NO_LEADER and not _is_deposed(brokers, draft):
-        if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
-            # Rule R11: it leads on only while somebody who could take over may come.
-            if in_isr is not None or not may_be_relieved(brokers, draft.before, present):
-                draft.lead(NO_LEADER if in_isr is None else in_isr)
-        elif present in damaged:
-            _relieve(brokers, draft, damaged, in_isr)
-        elif (
-            is_drained(brokers, present) and in_isr is not None and not is_drained(brokers, in_isr)
-        ):
-            draft.lead(in_isr)
+        _relieve(brokers, draft, damaged, sound, in_isr)
+        return
+    if sound is None and damaged and _lead_from_elr(brokers, draft, damaged):
         return
     if in_isr is not None:
         draft.lead(in_isr)
@@ -222,21 +224,45 @@ def _elect(
 
 
 def _relieve(
-    brokers: Brokers, draft: PartitionDraft, damaged: Damaged, in_isr: BrokerId | None
+    brokers: Brokers,
+    draft: PartitionDraft,
+    damaged: Damaged,
+    sound: BrokerId | None,
+    in_isr: BrokerId | None,
 ) -> None:
-    """Have somebody sound lead instead of a leader whose log is damaged, if there is anybody.
+    """The present leader may lead on: whether somebody else is to do it all the same.
 
-    The old leader stays in the ISR until it has heard of it (rule G3): see `failed_replicas`.
+    ``in_isr``: who of the ISR could, the ``sound`` one if there is one.
     """
-    if in_isr is not None and in_isr not in damaged:
+    present = draft.leader
+    if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
+        # Rule R11: it leads on only while somebody who could take over may come.
+        if sound is None and in_isr is not None and present not in damaged:
+            return  # that one is about to be taken out, and to be filled again from here
+        if in_isr is not None or not may_be_relieved(brokers, draft.before, present):
+            draft.lead(NO_LEADER if in_isr is None else in_isr)
+    elif present in damaged:
+        if sound is not None:
+            draft.lead(sound)
+        else:
+            _lead_from_elr(brokers, draft, damaged)
+    elif is_drained(brokers, present) and in_isr is not None and not is_drained(brokers, in_isr):
         draft.lead(in_isr)
-        return
+
+
+def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> bool:
+    """Have somebody sound of the ELR lead where those in the ISR are damaged, if there is anybody.
+
+    These stay in the ISR until they have heard of it (rule G3): see `failed_replicas`.
+    """
     in_elr = first_electable(brokers, draft.replicas, draft.elr, damaged)
-    if in_elr is not None:
-        draft.lead(in_elr)
-        draft.isr = tuple(
-            replica for replica in draft.replicas if replica in draft.isr or replica == in_elr
-        )
+    if in_elr is None:
+        return False
+    draft.lead(in_elr)
+    draft.isr = tuple(
+        replica for replica in draft.replicas if replica in draft.isr or replica == in_elr
+    )
+    return True
 
 
 def _unclean_choice(

@@ -108,11 +108,14 @@ class PartitionDraft:
         *,
         unclean: Collection[BrokerId] = NOBODY,
         moved: Collection[BrokerId] = NOBODY,
+        damaged: Collection[BrokerId] = NOBODY,
     ) -> None:
         """Who stays eligible, and who was until it lost its proof (invariants P3, P11).
 
         ``unclean``: replicas that can't prove their durable end any more; ``moved``: those on
-        another disk than recorded. To be called when ISR and replicas are final.
+        another disk than recorded; ``damaged``: those that are emptied as soon as they don't count,
+        and are no candidates for an unclean election then. To be called when ISR and replicas are
+        final.
         """
         if self.unclean or len(self.isr) >= min_isr:
             self.elr = self.last_known_elr = ()
@@ -125,7 +128,10 @@ class PartitionDraft:
         self.last_known_elr = tuple(
             replica
             for replica in self.replicas
-            if replica in known and replica not in counts and replica not in moved
+            if replica in known
+            and replica not in counts
+            and replica not in moved
+            and replica not in damaged
         )
 
     # ---- the record

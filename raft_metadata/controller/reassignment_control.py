@@ -13,7 +13,7 @@ from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.controller.broker_views import BrokerViews, first_electable, is_electable
-from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft, at
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
@@ -189,17 +189,24 @@ def _check_not_needed(
         raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
 
 
-def complete_reassignment(views: BrokerViews, draft: PartitionDraft, rules: TopicRules) -> None:
+def complete_reassignment(
+    views: BrokerViews,
+    draft: PartitionDraft,
+    rules: TopicRules,
+    damaged: Collection[BrokerId] = NOBODY,
+) -> None:
     """Take the replicas out that are to go, once all that were to come are in the ISR.
 
     Only where enough stay in sync and one of them can lead (invariant P8); else it goes on. A new
-    leader epoch fences off who was taken out. Who leads and is to go gives up its leadership first
-    and is taken out once it knows: see `unaware`.
+    leader epoch fences off who was taken out. Those whose logs are ``damaged`` don't count: who is
+    to go may hold what they lack. Who leads and is to go gives up its leadership first and is taken
+    out once it knows: see `unaware`.
     """
     coming = [replica for replica in draft.adding if replica not in draft.removing]
-    if not all(replica in draft.isr for replica in coming):
+    sound = [replica for replica in draft.isr if replica not in damaged]
+    if not all(replica in sound for replica in coming):
         return
-    stay = [replica for replica in draft.isr if replica not in draft.removing]
+    stay = [replica for replica in sound if replica not in draft.removing]
     target = [replica for replica in draft.replicas if replica not in draft.removing]
     if not stay or len(stay) < rules.min_isr(len(target)):
         return

@@ -406,7 +406,11 @@ class Invariants:
             assert topic.is_complete or live < len(topic.partitions[0].replicas)
             rules = TopicRules(image, topic, self._defaults)
             for index, partition in enumerate(topic.partitions):
-                self._check_at_rest(image, f"{topic.name}-{index}", partition, rules, behind)
+                where = TopicIdPartition(topic.topic_id, PartitionId(index))
+                damaged = self.damaged.get(where, set())
+                self._check_at_rest(
+                    image, f"{topic.name}-{index}", partition, rules, {*behind}, damaged
+                )
 
     def _check_broker(
         self, image: MetadataImage, before: BrokerRegistration | None, after: BrokerRegistration
@@ -551,10 +555,14 @@ class Invariants:
             assert moved or unclean, f"P3 {where} forgot {replica}"
             self._full.pop(where, None)
             if image.feature_level >= OPERATIONS_LEVEL:
-                assert moved is not (replica in partition.last_known_elr), f"P11 {where} {replica}"
+                remembered = replica in partition.last_known_elr
+                emptied = replica in self.damaged.get(where, ()) and not remembered
+                assert emptied or moved is not remembered, f"P11 {where} {replica}"
         for replica in {*old.last_known_elr} - {*members, *partition.last_known_elr}:
             recorded = old.directories[old.replicas.index(replica)]
-            assert recorded != image.brokers[replica].directory_id, f"P11 {where} forgot {replica}"
+            emptied = recorded != image.brokers[replica].directory_id
+            emptied = emptied or replica in self.damaged.get(where, ())
+            assert emptied, f"P11 {where} forgot {replica}"
         if where in self._full:
             assert len(members) >= min_isr, f"P3 {partition}"
 
@@ -565,6 +573,7 @@ class Invariants:
         partition: PartitionRegistration,
         rules: TopicRules,
         behind: Collection[BrokerId],
+        damaged: Collection[BrokerId],
     ) -> None:
         for member in partition.isr:
             assert image.brokers[member].state is not BrokerState.FENCED, f"C3 {where}"
@@ -582,7 +591,7 @@ class Invariants:
             for member in partition.isr + partition.elr:
                 state = image.brokers[member].state
                 assert state is not BrokerState.UNFENCED, f"{where}: {member} could lead"
-        unheard = {*partition.removing} & {*behind}
+        unheard = {*partition.removing} & {*behind} or {*partition.replicas} & {*damaged}
         coming = set(partition.adding) - set(partition.removing)
         if partition.is_reassigning and not unheard and coming <= set(partition.isr):
             stay = [m for m in partition.isr if m not in partition.removing]

@@ -285,3 +285,84 @@ def test_a_new_controller_knows_from_the_heartbeats_it_heard_as_a_standby() -> N
     world.core.activate(world.image)
     world.decide_all()
     assert world.partition().isr == (B1, B3)
+
+
+def test_rule_g3_a_damaged_leader_is_waited_for_by_whoever_leads_after_its_successor() -> None:
+    """Its successor dies before it has heard of anything: it still answers readers."""
+    world = running()
+    damaged(world, B1)
+    world.behind[B1] = world.image.next_offset
+    world.pass_time(100)
+    assert world.partition().leader == B2
+    world.kill(B2)
+    after = world.partition()
+    assert (after.leader, after.isr) == (B3, (B1, B3)), "what it says stays so"
+    del world.behind[B1]
+    world.pass_time(100)
+    assert world.partition().isr == (B3,)
+
+
+def test_rule_r11_a_sound_leader_does_not_leave_its_place_to_a_damaged_replica() -> None:
+    """Shut down while the one that it relieved is in sync still: it alone holds everything."""
+    world = running(min_isr=1)
+    world.alter((B1, B2))
+    damaged(world, B1)
+    world.behind[B1] = world.image.next_offset
+    world.pass_time(100)
+    assert world.partition().leader == B2
+    world.beat(B2, want_shutdown=True)
+    world.decide_all()
+    assert (world.partition().leader, world.partition().isr) == (B2, (B1, B2))
+    del world.behind[B1]
+    world.beat(B1)
+    world.decide_all()
+    after = world.partition()
+    assert (after.leader, after.isr) == (B2, (B2,))
+    world.failed.clear()
+    world.beat(B1)
+    world.alter((B1, B2))
+    world.decide_all()
+    assert world.partition().leader == B1, "filled again it takes over"
+
+
+def test_invariant_p8_a_reassignment_is_not_through_while_who_is_to_stay_is_damaged() -> None:
+    """Who is to go may hold what it lacks; it is deleted when it is out."""
+    world = running()
+    world.create("one", 2, assignments={0: (1,)}, configs={"min.insync.replicas": "1"})
+    world.reassign((2,), name="one")
+    world.pass_time(100)
+    world.behind[B1] = world.image.next_offset
+    world.alter((B1, B2), number=2)
+    for _ in range(3):
+        world.decide_one()
+    moving = world.partition(2)
+    assert (moving.leader, set(moving.isr)) == (B2, {B1, B2})
+    world.failed[B2] = (
+        FailedReplica(
+            topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=moving.leader_epoch,
+            can_lead=True,
+        ),
+    )  # fmt: skip
+    world.beat(B2)
+    del world.behind[B1]
+    world.pass_time(200)
+    after = world.partition(2)
+    assert (after.leader, after.isr, set(after.replicas)) == (B1, (B1,), {B1, B2})
+    world.failed.clear()
+    world.pass_time(100)
+    world.alter((B1, B2), number=2)
+    world.pass_time(200)
+    assert (world.partition(2).leader, world.partition(2).replicas) == (B2, (B2,))
+
+
+def test_invariant_p11_who_was_emptied_is_not_the_first_choice_of_an_unclean_election() -> None:
+    world = running()
+    world.alter((B1, B3))
+    damaged(world, B3)
+    world.pass_time(100)
+    assert (world.partition().isr, world.partition().last_known_elr) == ((B1,), ())
+    world.failed.clear()
+    world.pass_time(100)
+    world.kill(B1)
+    (result,) = world.elect(Election.UNCLEAN, 0)
+    assert result.leader == B2, "it lagged, but has not been emptied"
