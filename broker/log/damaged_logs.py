@@ -127,11 +127,13 @@ class DamagedLogs(ABC):
         key = TopicIdPartition(topic_id, partition)
         if key not in self.offline:
             return True
-        place, name = self._quarantine.place_for_damaged(key), self._name_of(key)
-        if place is None:
-            return False
-        self._close_damaged(key)
-        self._quarantine.move(name, place)
+        name = self._name_of(key)
+        if self._quarantine.has_yet_to_move(name):
+            place = self._quarantine.place_for_damaged(key)
+            if place is None:
+                return False
+            self._close_damaged(key)
+            self._quarantine.move(name, place)
         self._quarantine.sync()
         self.forget_unclean(topic_id, partition)
         self.note_damage()

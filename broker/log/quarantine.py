@@ -43,9 +43,13 @@ class Quarantine:
         for name in names:
             self._disk.remove_tree(f"{self._folder}/{name}")
 
+    def has_yet_to_move(self, name: str) -> bool:
+        """Whether a log's directory is where it was."""
+        return self._disk.exists(f"{self._root}/{name}")
+
     def move(self, name: str, quarantined: str) -> bool:
         """Move a log's directory aside under another name; whether there was one."""
-        if not self._disk.exists(f"{self._root}/{name}"):
+        if not self.has_yet_to_move(name):
             return False
         quarantined = quarantined[:_NAME_BYTES_MAX]
         self._disk.make_directory(self._folder)
@@ -56,7 +60,8 @@ class Quarantine:
 
     def sync(self) -> None:
         """What was moved stays so."""
-        self._disk.sync_directory(self._folder)
+        if self._disk.exists(self._folder):
+            self._disk.sync_directory(self._folder)
         self._disk.sync_directory(self._root)
 
     def place_for_damaged(self, key: TopicIdPartition) -> str | None:

@@ -7,6 +7,7 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from broker.log.disk import PASSING
 from broker.replication.event_notes import note_repaired
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
@@ -87,7 +88,13 @@ class LogKeeper:
             return False  # found since that registration: see `Repairs`
         if not registration.has_leader or registration.leader == self._config.broker_id:
             return False
-        return self._logs.reset_damaged(*partition_id)
+        try:
+            return self._logs.reset_damaged(*partition_id)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            _log.warning("damaged log waits log=%s error=%s", partition_id, error)
+            return False  # `Repairs` looks again
 
     def _open_refused(
         self, image: MetadataImage, partition_id: TopicIdPartition, config: LogConfig

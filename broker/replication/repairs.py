@@ -19,11 +19,13 @@ gone here then, unless an operator finds them in another replica's copy.
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.disk import PASSING
 from broker.log.log_directory import InDoubtError
 from broker.replication import event_notes
+from broker.replication.frames import key_of
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.ids import LeaderEpoch
 from raft_metadata.records.commands import FAILED_REPLICAS_MAX, FailedReplica
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_MS = 500
 """How often a replica that could not be set aside (the disk is full) is looked at again."""
+LOOKED_AT_ONCE = 50
+"""Refused logs that are looked at with one tick: more would hold the loop."""
 TELL_AGAIN_MS = 600_000
 """How often an operator is told of what stays damaged."""
 
@@ -105,8 +109,10 @@ class Repairs:
                 self._faults.fatal(f"log {name} failed", error)
             elif replica is not None and where in self._logs.damaged:
                 self._found(replica, error)
-        if self.damaged and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
+        waiting = self.damaged or self._logs.offline
+        if waiting and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
             self._looked_ms = now_ms
+            self._look_at_refused()
             for key, replica in list(self.damaged.items()):
                 self._look_at(replica)
                 if key in self.damaged:
@@ -118,6 +124,16 @@ class Repairs:
         if not isinstance(replica.partition.role, LeaderState) or not self._can_lead(replica.key):
             self._host.stand_down(replica)  # it acknowledges nothing more
         self._look_at(replica)
+
+    def _look_at_refused(self) -> None:
+        """Logs that a start refused: the disk may have room by now, or an operator made some."""
+        image = self._host.image
+        refused = (where for where in self._logs.offline if where not in self._logs.damaged)
+        for where in list(islice(refused, LOOKED_AT_ONCE)):
+            if image.partition(*where) is not None:
+                key = key_of(where.topic_id, where.partition)
+                if key not in self.damaged:
+                    self._host.apply_partition(image.topics[where.topic_id], key)
 
     def _look_at(self, replica: Replica) -> None:
         """Judge it by the present image."""

@@ -243,7 +243,7 @@ class ReplicaManager:
 
         It follows the new leader until it knows their fate (rule R5), or their deadlines pass.
         """
-        if len(replica.partition.parked) and registration.has_leader:
+        if len(replica.partition.parked) and registration.has_leader and not replica.log.failed:
             self._leaving.add(replica)
             replica.partition.observes = True
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,8 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
 from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    BrokerState,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
@@ -391,3 +394,77 @@ def test_a_start_that_finds_damage_in_many_partitions_says_all_of_them(tmp_path:
         file.write_bytes(data)
     again, _ = hosted(tmp_path, "again")
     assert len(again.offline) == len(again.unclean) == count
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_the_last_copy_that_is_kept_is_no_reason_to_wait_once_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move is done, the mark is still to go: that needs no other place."""
+    host = Host(tmp_path)
+    for copies in range(1, 4):
+        host.rot()
+        host.tick()
+        with monkeypatch.context() as patched:
+            if copies == 3:
+                patched.setattr(host.logs._small, "write_damaged", full_disk)
+            host.learn(OTHER, (OTHER,), new_epoch=True)
+        assert len(host.logs.quarantined()) == copies
+        host.tick()
+        assert host.is_emptied()
+        for value in ("a" * 100, "b" * 100, "c" * 100):
+            append(host.replica.log, [value], epoch=0)
+        host.logs._opened().flusher.flush_all()
+
+
+def test_rule_m5_a_damaged_replica_that_was_given_away_does_not_stay_for_those_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could follow nobody, and nothing would say any more that it is damaged."""
+    host = Host(tmp_path, leader=ME)
+    host.rot()
+    host.tick()
+    parked = type(host.replica.partition.parked)
+    monkeypatch.setattr(parked, "__len__", lambda _: 1)
+    host.epochs = [1, 1]
+    given = PartitionChangeRecord(
+        topic_id=FIRST_ID,
+        partition=ZERO,
+        replicas=(OTHER,),
+        directories=(DirectoryId(f"d{OTHER}"),),
+        isr=(OTHER,),
+        elr=(),
+        leader=OTHER,
+        leader_epoch=LeaderEpoch(1),
+        partition_epoch=PartitionEpoch(1),
+    )
+    host.batches.append((given,))
+    host.follow()
+    assert host.manager.replica(HERE) is None
+    assert host.manager.repairs.damaged == {}
+
+
+def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path)
+    host.rot()
+    host.tick()
+    host.logs.close(None)
+    host.logs, host.manager = hosted(tmp_path, "again")
+    epoch = sum(map(len, host.batches))
+    again = replace(registered(ME, epoch, "again"), unclean_partitions=(HERE,))
+    settled = BrokerRegistrationChangeRecord(
+        broker_id=ME, broker_epoch=BrokerEpoch(epoch), state=BrokerState.UNFENCED, settled=True
+    )
+    host.batches += [(again,), (settled,)]
+    with monkeypatch.context() as patched:
+        patched.setattr(host.logs._small, "write_damaged", full_disk)
+        host.follow()
+        assert host.manager.replica(HERE) is None
+    host.tick()
+    assert host.is_emptied()
+    assert (host.logs.offline, host.logs.unclean) == ({}, {})
