@@ -433,7 +433,7 @@ def _never_ends(patch: Patch) -> None:
 
 @fault("preferred leaders without a look at the ISR", "P9", "P5", length=LONG, first=9)
 def _preferred_at_once(patch: Patch) -> None:
-    def elect(brokers: Any, draft: Any) -> None:
+    def elect(brokers: Any, draft: Any, damaged: Any = None) -> None:
         preferred = draft.before.target[0]
         if draft.leader != preferred:
             draft.lead(preferred)

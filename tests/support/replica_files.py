@@ -143,9 +143,10 @@ class ReplicaFiles:
             assert inode is not None
             raw = bytes(inode.cache[: segment.size])
             for at, header in walk(raw):
-                entries = entries_of(header, raw[at : at + header.size])
                 if sound and not is_sound(raw, at):
-                    entries = [None] * len(entries)
+                    entries: list[Entry | None] = [None] * (header.last_offset_delta + 1)
+                else:
+                    entries = entries_of(header, raw[at : at + header.size])
                 place(found, header, entries)
         return found
 
