@@ -83,7 +83,7 @@ async def read_all(
         if answer.status >= 500:
             continue  # nobody leads just now: `until` has the deadline
         assert answer.status == 200, answer
-        for record in answer.body:
+        for record in answer.body[: RECORDS - offset]:  # more may have been written since
             assert record["value"] == f"{offset} {VALUE}", "what is served is as it was written"
             assert record["offset"] == offset
             offset += 1

@@ -403,7 +403,7 @@ def _snapshot_without_moves(patch: Patch) -> None:
 
 @fault("a reassignment ends before its replicas are in sync", "P8")
 def _ends_early(patch: Patch) -> None:
-    def complete(brokers: Any, draft: Any, rules: Any) -> None:
+    def complete(views: Any, draft: Any, rules: Any, damaged: Any) -> None:
         target = [replica for replica in draft.replicas if replica not in draft.removing]
         draft.keep_replicas(target)
         draft.adding = draft.removing = ()

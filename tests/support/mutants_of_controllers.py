@@ -83,8 +83,9 @@ def _elr_never_emptied(patch: Patch) -> None:
         members = [r for r in before.replicas if r in before.isr or r in before.elr]
         return tuple(r for r in members if r not in isr and r not in lost)
 
-    def keep_eligible(draft: Any, min_isr: int, unclean: Any = (), moved: Any = ()) -> None:
-        draft.elr = next_elr(draft.before, draft.isr, {*unclean, *moved}, min_isr)
+    def keep_eligible(draft: Any, min_isr: int, unclean: Any = (), **lost: Any) -> None:
+        gone = {*unclean, *lost.get("moved", ())}
+        draft.elr = next_elr(draft.before, draft.isr, gone, min_isr)
 
     patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep_eligible)
 
@@ -108,7 +109,7 @@ def _unclean_election(patch: Patch) -> None:
     first=24,
 )
 def _shrink_at_once(patch: Patch) -> None:
-    def complete(brokers: Any, draft: Any, rules: Any) -> None:
+    def complete(views: Any, draft: Any, rules: Any, damaged: Any) -> None:
         draft.keep_replicas([r for r in draft.replicas if r not in draft.removing])
         draft.adding = draft.removing = ()
 
