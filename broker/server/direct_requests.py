@@ -79,29 +79,23 @@ class DirectRequests:
             return False
         place = route.place
         timeout_ms = max(1, min(request.timeout_ms, self._longest_ms))
-        gathers = route.is_led_here and request.body_bytes < GATHERED_BYTES_MAX
-        if gathers and are_bare(request.records):
-            alike = Alike(place, request.stored_as, request.acks, timeout_ms)
-            self._gathered.add(alike, request.records, request.body_bytes, answered)
-            return True
-
-        append = Append(
-            partition=place,
-            records=request.records,
-            key_format=request.stored_as,
-            value_format=request.stored_as,
-            acks=request.acks,
-            timeout_ms=timeout_ms,
-        )
         if not route.is_led_here:
+            append = Append(
+                partition=place,
+                records=request.records,
+                key_format=request.stored_as,
+                value_format=request.stored_as,
+                acks=request.acks,
+                timeout_ms=timeout_ms,
+            )
             told = partial(self._answers.call, _tell_forwarded, answered, place.partition)
             return self._forwarded.take(append, told)
-
-        def done(base: int, error: KafkaError | None) -> None:
-            answered(place.partition, base, error)
-
+        alike = Alike(place, request.stored_as, request.acks, timeout_ms)
+        if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
+            self._gathered.add(alike, request.records, request.body_bytes, answered)
+            return True
         try:
-            self._local.append_directly(append, done)
+            self._local.append_together(alike, request.records, [(0, answered)])
         except KafkaError as error:
             if error.outcome is Outcome.NOT_WRITTEN:
                 return False  # refused again, or not, on the usual way

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.replication.parked import Fate, Parked
@@ -144,14 +145,11 @@ class LocalPartitions:
         )
         base, last = info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
-        if request.acks == ACKS_NONE:
-            done(-1, None)
+        if not _waits(replica, request.acks):
+            done(-1 if request.acks == ACKS_NONE else base, None)
             return
-        if request.acks != ACKS_ALL and not replica.partition.settings.by_durable:
-            done(base, None)
-            return
-
-        self._park(replica, role.epoch, (base, last), request, done)
+        tell = partial(self._answers.call, done, base)
+        self._park(replica, (role.epoch, base, last), request, 1, tell)
 
     def append_together(
         self, alike: Alike, records: Sequence[ProduceRecord], waiting: Sequence[Waiting]
@@ -174,26 +172,17 @@ class LocalPartitions:
         )
         number, base, last = alike.place.partition, info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
-        if alike.acks != ACKS_ALL and (
-            alike.acks == ACKS_NONE or not replica.partition.settings.by_durable
-        ):
+        if not _waits(replica, alike.acks):
             for first, answered in waiting:
                 at = -1 if alike.acks == ACKS_NONE else base + first
                 self._answers.call(answered, number, at, None)
             return
 
-        def resolved(fate: Fate) -> None:
-            self._parked_produces -= len(waiting)
-            error = None if fate is Fate.OK else self._no_success(replica, fate)
+        def tell(error: KafkaError | None) -> None:
             for first, answered in waiting:
                 self._answers.call(answered, number, base + first, error)
 
-        deadline_ms = self._clock.monotonic_ms() + alike.timeout_ms
-        self._parked_produces += len(waiting)
-        all_replicas = alike.acks == ACKS_ALL
-        self._manager.park(
-            replica, Parked(role.epoch, base, last, all_replicas, deadline_ms, resolved)
-        )
+        self._park(replica, (role.epoch, base, last), alike, len(waiting), tell)
 
     def _check_may_append(self, replica: Replica, acks: int, requests: int) -> LeaderState:
         role = replica.partition.check_may_append(all_replicas=acks == ACKS_ALL)
@@ -204,20 +193,21 @@ class LocalPartitions:
     def _park(
         self,
         replica: Replica,
-        epoch: int,
-        places: tuple[int, int],
-        request: Append,
-        done: Callable[[int, KafkaError | None], None],
+        entry: tuple[int, int, int],
+        asked: Append | Alike,
+        requests: int,
+        tell: Callable[[KafkaError | None], None],
     ) -> None:
-        def resolved(fate: Fate) -> None:
-            self._parked_produces -= 1
-            error = None if fate is Fate.OK else self._no_success(replica, fate)
-            self._answers.call(done, places[0], error)
+        """Have so many requests told what becomes of an entry: its epoch, first and last offset."""
 
-        deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
-        self._parked_produces += 1
-        all_replicas = request.acks == ACKS_ALL
-        self._manager.park(replica, Parked(epoch, *places, all_replicas, deadline_ms, resolved))
+        def resolved(fate: Fate) -> None:
+            self._parked_produces -= requests
+            tell(None if fate is Fate.OK else self._no_success(replica, fate))
+
+        deadline_ms = self._clock.monotonic_ms() + asked.timeout_ms
+        self._parked_produces += requests
+        all_replicas = asked.acks == ACKS_ALL
+        self._manager.park(replica, Parked(*entry, all_replicas, deadline_ms, resolved))
 
     def _repeated(self, replica: Replica, request: Append, claim: Claim) -> Remembered | None:
         """Asked before whether there are enough replicas: what is written needs no second copy."""
@@ -233,19 +223,14 @@ class LocalPartitions:
     ) -> None:
         """A repeat is answered as the first one: not before it is certain to stay (rule R5)."""
         base, last = found.first_offset, found.last_offset
-        if request.acks == ACKS_NONE:
-            done(-1, None)
-            return
-        all_replicas = request.acks == ACKS_ALL
-        waits = all_replicas or replica.partition.settings.by_durable
-        if not waits or last < replica.partition.high_watermark:
-            done(base, None)
+        if not _waits(replica, request.acks) or last < replica.partition.high_watermark:
+            done(-1 if request.acks == ACKS_NONE else base, None)
             return
         if self._parked_produces >= self._config.limits.max_parked_produces:
             text = "written, and max_parked_produces is reached: nobody waits for it"
             raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.UNKNOWN)
-        epoch = replica.log.epoch_at(last)
-        self._park(replica, epoch, (base, last), request, done)
+        entry = (replica.log.epoch_at(last), base, last)
+        self._park(replica, entry, request, 1, partial(self._answers.call, done, base))
 
     def _no_success(self, replica: Replica, fate: Fate) -> KafkaError:
         if fate is Fate.NOT_WRITTEN:
@@ -362,6 +347,11 @@ class LocalPartitions:
         return OffsetsResult(
             beginning_offset=replica.log.log_start_offset, end_offset=high_watermark
         )
+
+
+def _waits(replica: Replica, acks: int) -> bool:
+    """Whether an append is answered later: once it is proven by as many as ``acks`` says."""
+    return acks == ACKS_ALL or (acks != ACKS_NONE and replica.partition.settings.by_durable)
 
 
 def _claimed(claim: Claim | None) -> dict[str, int]:

@@ -248,10 +248,8 @@ class FastLane:
         ``answered`` is called once, perhaps before this returns: with the answer, or with None if
         the request has to take the usual way after all. It must not raise.
         """
-        stored_as = self._formats.get(headers.content_type or b"")
-        if stored_as is None or not self._reply_to(headers.accept)[0]:
-            return False
-        if len(body) > self._limits.max_body_bytes:
+        stored_as = self._stored_as(headers)
+        if stored_as is None or len(body) > self._limits.max_body_bytes:
             return False
         return self.append(path, stored_as, body, headers.request_id, answered)
 
@@ -267,10 +265,14 @@ class FastLane:
         meant, headers = self.produce_path(path), self.headers(raw_headers)
         if meant is None or headers is None or headers.request_id is not None:
             return
+        stored_as = self._stored_as(headers)
+        if stored_as is not None:
+            _keep(self.heads, head, KnownHead(meant, stored_as, length))
+
+    def _stored_as(self, headers: Headers) -> RecordFormat | None:
+        """The format of a produce's records, if lane and client can answer each other."""
         stored_as = self._formats.get(headers.content_type or b"")
-        if stored_as is None or not self._reply_to(headers.accept)[0]:
-            return
-        _keep(self.heads, head, KnownHead(meant, stored_as, length))
+        return stored_as if self._reply_to(headers.accept)[0] else None
 
     def append(
         self,
