@@ -17,6 +17,7 @@ import zstandard
 from broker.record.batch import BatchError, RecordFormat
 from broker.record.compression import Framed
 from broker.server.requests import FetchRequest
+from http_api.server import fast_lane
 from http_api.server.routes.v2 import fetch
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicName
@@ -189,14 +190,38 @@ async def test_no_more_is_read_than_is_sent(frames: str, read: int, lane: bool) 
     assert set(asked) == {read}
 
 
-async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log() -> None:
+@pytest.mark.parametrize("request_", [each for each in FRAMED[:-2] if each not in MANY])
+async def test_what_makes_one_frame_is_read_once(request_: bytes) -> None:
+    """The lane read, and left it to the route, which read again."""
+    reads = 0
+    async with open_door() as door:
+        await filled(door)
+        result_of: Any = door.apis.result_of
+
+        def counted(*place: Any, **options: bool) -> Any:
+            nonlocal reads
+            reads += 1
+            return result_of(*place, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(door.apis, "result_of", counted)
+            answer = await door.raw(request_)
+    assert answer.headers["content-encoding"] == "zstd"
+    assert reads == 1
+
+
+@pytest.mark.parametrize("lane", [True, False])
+async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log(lane: bool) -> None:
     """There it is rot (invariant L22): the log fails, and what stands before it is served."""
+    token = FAST_LANE.set(lane)
     async with open_door() as door:
         await filled(door)
         plain = await door.raw(get(f"{RECORDS}?offset=0", NDJSON))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fetch, "framed_once", broken)
+            patch.setattr(fast_lane, "framed_once", broken)
             answer = await door.raw(get(f"{RECORDS}?offset=0", NDJSON, ZSTD))
+    FAST_LANE.reset(token)
     assert answer.status == 200
     assert "content-encoding" not in answer.headers
     assert answer.body == plain.body
