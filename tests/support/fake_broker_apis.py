@@ -28,14 +28,10 @@ from broker.server.requests import (
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
-    BrokerEpoch,
     BrokerId,
     ClusterId,
-    DirectoryId,
-    IncarnationId,
     LeaderEpoch,
     MetadataOffset,
-    PartitionEpoch,
     PartitionId,
     TopicId,
     TopicIdPartition,
@@ -43,15 +39,14 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.image.image_view import Plain, image_at
 from raft_metadata.image.metadata_image import (
-    BrokerRegistration,
     ConfigKey,
     MetadataImage,
-    PartitionRegistration,
     TopicImage,
 )
 from raft_metadata.records.admin import Altered
 from raft_metadata.records.commands import TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
+from tests.support import registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,20 +80,6 @@ class HeldFetches:
 
     waiting: int = 0
     go: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def broker(broker_id: int, state: BrokerState = BrokerState.UNFENCED) -> BrokerRegistration:
-    return BrokerRegistration(
-        broker_id=BrokerId(broker_id),
-        broker_epoch=BrokerEpoch(broker_id),
-        incarnation_id=IncarnationId("i" * 22),
-        directory_id=DirectoryId("d" * 22),
-        http=f"127.0.0.1:{8081 + broker_id}",
-        peer=f"127.0.0.1:{9081 + broker_id}",
-        rack=f"rack-{broker_id}",
-        state=state,
-        settled=True,
-    )
 
 
 class FakeDirect:
@@ -234,9 +215,9 @@ class FakeBrokerApis:
         self.image = MetadataImage(
             brokers=MappingProxyType(
                 {
-                    BrokerId(1): broker(1),
-                    BrokerId(2): broker(2),
-                    BrokerId(3): broker(3, BrokerState.FENCED),
+                    BrokerId(1): registered.broker(1),
+                    BrokerId(2): registered.broker(2),
+                    BrokerId(3): registered.broker(3, state=BrokerState.FENCED),
                 }
             )
         )
@@ -274,16 +255,9 @@ class FakeBrokerApis:
     # ------------------------------------------------------------ set-up
 
     def add_topic(self, name: str, partitions: int = 1, replication_factor: int = 2) -> None:
-        replicas = tuple(BrokerId(1 + index) for index in range(replication_factor))
-        registration = PartitionRegistration(
-            replicas=replicas,
-            directories=tuple(DirectoryId("d" * 22) for _ in replicas),
-            isr=(BrokerId(1),),
-            elr=replicas[1:2],
-            leader=BrokerId(1),
-            leader_epoch=LeaderEpoch(4),
-            partition_epoch=PartitionEpoch(7),
-            leader_epoch_offset=MetadataOffset(3),
+        replicas = tuple(range(1, 1 + replication_factor))
+        registration = registered.partition(
+            replicas, leader=1, epoch=4, isr=(1,), elr=replicas[1:2], partition_epoch=7, set_at=3
         )
         topic = TopicImage(
             name=TopicName(name),

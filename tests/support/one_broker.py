@@ -16,64 +16,38 @@ from broker.server.local_partitions import LocalPartitions
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import (
-    BrokerEpoch,
     BrokerId,
     ClusterId,
-    DirectoryId,
     IncarnationId,
-    LeaderEpoch,
     MetadataOffset,
-    PartitionEpoch,
     PartitionId,
     TopicId,
     TopicIdPartition,
     TopicName,
 )
 from raft_metadata.image.metadata_image import (
-    BrokerRegistration,
     MetadataImage,
-    PartitionRegistration,
     TopicImage,
 )
-from raft_metadata.records.records import BrokerState
+from tests.support.registered import broker, disk, partition
 
 ME, OTHER = BrokerId(1), BrokerId(2)
 TOPIC = TopicId("A" * 22)
 HERE = TopicIdPartition(TOPIC, PartitionId(0))
 
 
-def _broker(broker_id: BrokerId) -> BrokerRegistration:
-    return BrokerRegistration(
-        broker_id=broker_id,
-        broker_epoch=BrokerEpoch(broker_id),
-        incarnation_id=IncarnationId(f"life-{broker_id}"),
-        directory_id=DirectoryId(f"disk-{broker_id}"),
-        http="",
-        peer="",
-        rack=None,
-        state=BrokerState.UNFENCED,
-        settled=True,
-    )
-
-
 def image(epoch: int, isr: tuple[BrokerId, ...], leader: BrokerId = ME) -> MetadataImage:
     """Topic t with one partition of two replicas."""
-    partition = PartitionRegistration(
-        replicas=(ME, OTHER),
-        directories=(DirectoryId("disk-1"), DirectoryId("disk-2")),
-        isr=isr,
-        elr=(),
-        leader=leader,
-        leader_epoch=LeaderEpoch(epoch),
-        partition_epoch=PartitionEpoch(epoch * 10 - len(isr)),
-        leader_epoch_offset=MetadataOffset(10 + epoch),
-    )
+    registration = partition(
+        (ME, OTHER), leader, epoch,
+        isr=isr, partition_epoch=epoch * 10 - len(isr), set_at=10 + epoch,
+    )  # fmt: skip
     topic = TopicImage(
-        name=TopicName("t"), topic_id=TOPIC, partitions_count=1, partitions=(partition,)
+        name=TopicName("t"), topic_id=TOPIC, partitions_count=1, partitions=(registration,)
     )
     return MetadataImage(
         next_offset=MetadataOffset(20 + epoch),
-        brokers={ME: _broker(ME), OTHER: _broker(OTHER)},
+        brokers={ME: broker(ME), OTHER: broker(OTHER)},
         topics={TOPIC: topic},
         topic_ids={TopicName("t"): TOPIC},
     )
@@ -94,7 +68,7 @@ async def one_broker(directory: Path) -> AsyncIterator[Here]:
     config = BrokerConfig(
         broker_id=ME,
         cluster_id=ClusterId("c"),
-        directory_id=DirectoryId("disk-1"),
+        directory_id=disk(ME),
         data_dir=directory,
         advertised_http="",
         advertised_peer="",

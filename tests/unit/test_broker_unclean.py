@@ -26,19 +26,17 @@ from raft_metadata.common.ids import (
     ClusterId,
     DirectoryId,
     IncarnationId,
-    LeaderEpoch,
-    MetadataOffset,
-    PartitionEpoch,
     PartitionId,
     TopicId,
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
 from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
+from tests.support.registered import partition
 
 OS, ACK = TopicId("o" * 22), TopicId("a" * 22)
 
@@ -48,19 +46,10 @@ def _fail(error: BaseException) -> None:
 
 
 def image() -> MetadataImage:
-    partition = PartitionRegistration(
-        replicas=(BrokerId(1),),
-        directories=(DirectoryId("d"),),
-        isr=(BrokerId(1),),
-        elr=(),
-        leader=BrokerId(1),
-        leader_epoch=LeaderEpoch(0),
-        partition_epoch=PartitionEpoch(0),
-        leader_epoch_offset=MetadataOffset(3),
-    )
+    registration = partition((1,), leader=1, epoch=0)
     topics = {
         topic_id: TopicImage(
-            name=TopicName(name), topic_id=topic_id, partitions_count=1, partitions=(partition,)
+            name=TopicName(name), topic_id=topic_id, partitions_count=1, partitions=(registration,)
         )
         for topic_id, name in ((OS, "os"), (ACK, "ack"))
     }

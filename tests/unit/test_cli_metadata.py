@@ -23,9 +23,10 @@ from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import RECORD_TYPES, decode_record
-from tests.support.fake_broker_apis import NOW_MS, broker
+from tests.support.fake_broker_apis import NOW_MS
 from tests.support.http_door import Door, open_door
 from tests.support.quorum_views import quorum_view
+from tests.support.registered import broker
 
 
 @dataclass

@@ -25,15 +25,11 @@ from broker.replication.partition_state import LeaderState, Settings
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
-    DirectoryId,
     LeaderEpoch,
-    MetadataOffset,
-    PartitionEpoch,
     PartitionId,
     TopicId,
     TopicIdPartition,
 )
-from raft_metadata.image.metadata_image import PartitionRegistration
 from tests.support.compaction_model import (
     Said,
     append_keyed,
@@ -43,11 +39,12 @@ from tests.support.compaction_model import (
     read_all,
 )
 from tests.support.logs import Life
+from tests.support.registered import broker, partition
 from tests.support.simulated_disk import SimulatedDisk
-from tests.unit.test_replication_partition import brokers
 
 HERE = TopicIdPartition(TopicId("A" * 22), PartitionId(0))
-ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
+ALL = ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
+BROKERS = {number: broker(number) for number in ALL}
 CONFIG = LogConfig(
     segment_bytes=400,
     compaction=CompactionConfig(delete_retention_ms=0, segment_bytes=400),
@@ -64,17 +61,8 @@ class Replica:
         self.partition = Partition(HERE, broker, self.log, Settings(1, by_durable=True))
 
     def take(self, leader: BrokerId, epoch: int, isr: tuple[BrokerId, ...]) -> None:
-        registration = PartitionRegistration(
-            replicas=(ONE, TWO, THREE),
-            directories=(DirectoryId("a"), DirectoryId("b"), DirectoryId("c")),
-            isr=isr,
-            elr=(),
-            leader=leader,
-            leader_epoch=LeaderEpoch(epoch),
-            partition_epoch=PartitionEpoch(epoch),
-            leader_epoch_offset=MetadataOffset(100),
-        )
-        self.partition.apply_image(registration, brokers(), BrokerEpoch(int(self.broker)), 0)
+        registration = partition(ALL, leader, epoch, isr=isr)
+        self.partition.apply_image(registration, BROKERS, BrokerEpoch(int(self.broker)), 0)
 
     def append(self, key: int, value: int | None) -> None:
         append_keyed(self.log, [(key, value)], epoch=self.partition.role.epoch)
@@ -86,7 +74,7 @@ class Replica:
         """Open a session; what is said is taken."""
         message = self.partition.open_message(session, 0)
         assert message is not None
-        answer = leader.partition.on_open(self.broker, message, brokers(), session, 0)
+        answer = leader.partition.on_open(self.broker, message, BROKERS, session, 0)
         if isinstance(answer, Diverging):
             assert self.partition.on_diverging(answer)
             self.life.flush()
@@ -233,7 +221,7 @@ def test_rule_r7_a_member_of_the_isr_is_never_told_to_start_over() -> None:
     one.log.truncate_to(4)
     one.take(TWO, 2, (ONE, TWO))
     message = Open(20, LeaderEpoch(2), BrokerEpoch(1), 1, 4, 4)
-    assert isinstance(two.partition.on_open(ONE, message, brokers(), 20, 0), Valid)
+    assert isinstance(two.partition.on_open(ONE, message, BROKERS, 20, 0), Valid)
 
 
 def test_rule_r7_replicas_cleaned_at_different_times_promise_the_same() -> None:

@@ -9,32 +9,19 @@ from broker.server.health import ClusterHealth, HealthStatus, judge, tally_parti
 from raft_metadata.common.ids import (
     NO_LEADER,
     BrokerId,
-    DirectoryId,
-    LeaderEpoch,
-    MetadataOffset,
-    PartitionEpoch,
     TopicName,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.records import BrokerState, ResourceType
-from tests.support.fake_broker_apis import broker
+from tests.support import registered
 from tests.support.metadata_world import topic_id
 from tests.support.quorum_views import controller_state, voter
+from tests.support.registered import broker
 
 
 def partition(leader: int, *isr: int, **changes: tuple[BrokerId, ...]) -> PartitionRegistration:
     """On brokers 1, 2 and 3."""
-    replicas = (BrokerId(1), BrokerId(2), BrokerId(3))
-    said = PartitionRegistration(
-        replicas=replicas,
-        directories=(DirectoryId("d" * 22),) * 3,
-        isr=tuple(map(BrokerId, isr)),
-        elr=(),
-        leader=BrokerId(leader),
-        leader_epoch=LeaderEpoch(4),
-        partition_epoch=PartitionEpoch(7),
-        leader_epoch_offset=MetadataOffset(3),
-    )
+    said = registered.partition((1, 2, 3), leader, epoch=4, isr=isr)
     return replace(said, **changes)  # type: ignore[arg-type] # a test's shorthand
 
 
@@ -110,7 +97,7 @@ def test_a_replica_on_its_way_in_is_not_missing_yet() -> None:
 
 def test_what_brokers_and_unfinished_topics_say() -> None:
     found = image(WELL, asked=5)
-    brokers = {**found.brokers, BrokerId(2): broker(2, BrokerState.FENCED)}
+    brokers = {**found.brokers, BrokerId(2): broker(2, state=BrokerState.FENCED)}
     said = verdict(replace(found, brokers=MappingProxyType(brokers)))
     assert codes(said) == ["BROKER_FENCED", "TOPIC_INCOMPLETE"]
     assert said.counts["fenced_brokers"] == 1

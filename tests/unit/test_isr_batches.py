@@ -17,14 +17,12 @@ from raft_metadata.common.ids import (
     BrokerId,
     DirectoryId,
     LeaderEpoch,
-    MetadataOffset,
     PartitionEpoch,
     PartitionId,
     TopicId,
     TopicIdPartition,
 )
 from raft_metadata.controller.replication_control import decide_each
-from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import (
     MAX_ATTEMPTS_PER_COMMAND,
     AlterPartition,
@@ -36,6 +34,7 @@ from raft_metadata.records.commands import (
 )
 from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 from raft_metadata.records.records import PartitionChangeRecord
+from tests.support import registered
 from tests.support.hosted_replicas import NoEvents
 from tests.support.memory_log import MemoryLog
 from tests.support.waiting import until
@@ -90,16 +89,7 @@ def led(number: int) -> tuple[Partition, Proposal]:
     partition = Partition(
         TopicIdPartition(TopicId("A" * 22), PartitionId(number)), ME, MemoryLog(), Settings(1, True)
     )
-    registration = PartitionRegistration(
-        replicas=(ME, OTHER),
-        directories=(DirectoryId("a"), DirectoryId("b")),
-        isr=(ME,),
-        elr=(),
-        leader=ME,
-        leader_epoch=LeaderEpoch(1),
-        partition_epoch=PartitionEpoch(1),
-        leader_epoch_offset=MetadataOffset(100),
-    )
+    registration = registered.partition((ME, OTHER), ME, epoch=1, isr=(ME,))
     partition.apply_image(registration, {}, EPOCH, 0)
     role = role_of(partition)
     proposal = role.propose(number + 1, [OTHER], frozenset(), lambda _: BrokerEpoch(7))

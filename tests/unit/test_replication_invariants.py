@@ -17,10 +17,6 @@ from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
-    DirectoryId,
-    IncarnationId,
-    LeaderEpoch,
-    MetadataOffset,
     PartitionEpoch,
     PartitionId,
     TopicId,
@@ -29,6 +25,7 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_image import BrokerRegistration, PartitionRegistration
 from raft_metadata.records.records import BrokerState
 from tests.support.memory_log import Entry, MemoryLog, encode
+from tests.support.registered import broker, partition
 
 ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
 ALL = (ONE, TWO, THREE)
@@ -43,15 +40,8 @@ def registration(
     isr: tuple[BrokerId, ...] = ALL,
     partition_epoch: int | None = None,
 ) -> PartitionRegistration:
-    return PartitionRegistration(
-        replicas=ALL,
-        directories=(DirectoryId("a"), DirectoryId("b"), DirectoryId("c")),
-        isr=isr,
-        elr=(),
-        leader=leader,
-        leader_epoch=LeaderEpoch(epoch),
-        partition_epoch=PartitionEpoch(epoch if partition_epoch is None else partition_epoch),
-        leader_epoch_offset=MetadataOffset(100 + epoch),
+    return partition(
+        ALL, leader, epoch, isr=isr, partition_epoch=partition_epoch, set_at=100 + epoch
     )
 
 
@@ -62,16 +52,10 @@ def brokers(
     again: BrokerId | None = None,
 ) -> dict[BrokerId, BrokerRegistration]:
     return {
-        number: BrokerRegistration(
-            broker_id=number,
-            broker_epoch=BrokerEpoch(number + (50 if number == again else 0)),
-            incarnation_id=IncarnationId(f"i{number}"),
-            directory_id=DirectoryId("abc"[number - 1]),
-            http="",
-            peer="",
-            rack=None,
+        number: broker(
+            number,
+            epoch=number + (50 if number == again else 0),
             state=BrokerState.FENCED if number == fenced else BrokerState.UNFENCED,
-            settled=True,
         )
         for number in ALL
         if number != without

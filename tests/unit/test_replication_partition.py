@@ -15,18 +15,15 @@ from raft_metadata.common.ids import (
     NO_LEADER,
     BrokerEpoch,
     BrokerId,
-    DirectoryId,
-    IncarnationId,
     LeaderEpoch,
-    MetadataOffset,
     PartitionEpoch,
     PartitionId,
     TopicId,
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import BrokerRegistration, PartitionRegistration
-from raft_metadata.records.records import BrokerState
 from tests.support.memory_log import MemoryLog, encode
+from tests.support.registered import broker, partition
 
 ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
 HERE = TopicIdPartition(TopicId("A" * 22), PartitionId(0))
@@ -40,34 +37,13 @@ def registration(
     partition_epoch: int = 1,
     set_at: int = 100,
 ) -> PartitionRegistration:
-    return PartitionRegistration(
-        replicas=(ONE, TWO, THREE),
-        directories=(DirectoryId("a"), DirectoryId("b"), DirectoryId("c")),
-        isr=isr,
-        elr=(),
-        leader=leader,
-        leader_epoch=LeaderEpoch(epoch),
-        partition_epoch=PartitionEpoch(partition_epoch),
-        leader_epoch_offset=MetadataOffset(set_at),
+    return partition(
+        (ONE, TWO, THREE), leader, epoch, isr=isr, partition_epoch=partition_epoch, set_at=set_at
     )
 
 
 def brokers(**epochs: int) -> dict[BrokerId, BrokerRegistration]:
-    found = {}
-    for number in (1, 2, 3):
-        epoch = epochs.get(f"b{number}", number)
-        found[BrokerId(number)] = BrokerRegistration(
-            broker_id=BrokerId(number),
-            broker_epoch=BrokerEpoch(epoch),
-            incarnation_id=IncarnationId(f"i{epoch}"),
-            directory_id=DirectoryId("abc"[number - 1]),
-            http="",
-            peer="",
-            rack=None,
-            state=BrokerState.UNFENCED,
-            settled=True,
-        )
-    return found
+    return {number: broker(number, epoch=epochs.get(f"b{number}")) for number in (ONE, TWO, THREE)}
 
 
 def make(broker: BrokerId = ONE, *, by_durable: bool = True, min_isr: int = 2) -> Partition:
