@@ -18,7 +18,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicIdPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
@@ -67,6 +67,8 @@ class LogStarts:
         self._logs = logs
         self._clock = clock
         self._is_clock_trusted = is_clock_trusted
+        self._clock_error_max_ms = config.timeouts.clock_difference_max_ms
+        self._doubted = retention.DoubtedTimes(self._clock_error_max_ms)
         self._check_interval_ms = config.timeouts.log_retention_check_interval_ms
         self._waiting: dict[PartitionLog, asyncio.Event] = {}
         self._deletions = 0
@@ -135,6 +137,8 @@ class LogStarts:
                     return  # the clock was set meanwhile; the next round judges anew
         if moving:
             await self._durable(moving, DURABLE_WAIT_MS)
+        if not self.paused:
+            self._doubted.forget_others()
 
     def _look_at(self, replica: Replica) -> bool:
         """Roll what is old, drop what may go; whether the log start is on its way."""
@@ -148,17 +152,24 @@ class LogStarts:
         now_ms = self._clock.wall_ms()
         config = log.config.retention
         by_time = not self.paused
-        if by_time and active.size and now_ms - active.first_append_ms > log.config.segment_ms:
+        is_old = now_ms - active.first_append_ms > log.config.segment_ms
+        is_ahead = active.newest_append_ms - now_ms > self._clock_error_max_ms
+        if by_time and active.size and (is_old or is_ahead):
             log.roll()
         role = replica.partition.role
-        if config is None or not isinstance(role, LeaderState):
+        if config is None:
+            return False
+        ages: Mapping[str, int] = {}
+        if by_time:  # those who may lead later count, too
+            ages = self._doubted.ages(log.segments, now_ms, self._clock.monotonic_ms())
+        if not isinstance(role, LeaderState):
             return False
         if not by_time:
             config = config._replace(retention_ms=retention.UNLIMITED)
         registration = self._manager.image.partition(*replica.partition.id)
         adding = () if registration is None else registration.adding
         end = may_go_up_to(role, adding, replica.partition.high_watermark)
-        found = retention.decide(log.segments, log.log_start_offset, end, config, now_ms)
+        found = retention.decide(log.segments, log.log_start_offset, end, config, now_ms, ages)
         if found is None:
             return False
         if found.roll_first:

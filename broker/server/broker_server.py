@@ -85,7 +85,8 @@ class BrokerServer:
             self._make_disk_watch(disk, clock).is_silent,
             self.manager.repairs.report,
         )
-        local = LocalPartitions(config, self.manager, clock, self._lifecycle.is_proven)
+        stamps = self._lifecycle.controller_clock  # rule R10: append times
+        local = LocalPartitions(config, self.manager, stamps, self._lifecycle.is_proven)
         self._coordinator = self._make_coordinator(local, clock)
         self.apis = RoutedBrokerApis(
             config,

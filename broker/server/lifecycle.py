@@ -217,10 +217,12 @@ class Lifecycle:
 
     def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
         """An answer crosses to the loop here, and only here: the image it is judged by is new."""
+        self.controller_clock.heard(
+            answer.wall_ms, sent_ms, answer.controller_id, is_active=answer.is_active
+        )
         if answer.is_active:
             if self._proves(answer):
                 self._proven_ms = max(sent_ms, self._proven_ms or sent_ms)
-            self.controller_clock.heard(answer.wall_ms, sent_ms)
             self._loader.note_committed(answer.committed_offset)
             self.shutdown_blocked_by = answer.shutdown_blocked_by
             if answer.should_shut_down and self._want_shutdown:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from http_api.peer import controller_paths as paths
@@ -259,7 +260,7 @@ class HttpControllerChannel:
             if all(result.committed_offset >= other for other in self._claims.values()):
                 self._active = node_id
             self._claims[node_id] = result.committed_offset
-        self._on_answer(result, sent_ms)
+        self._on_answer(replace(result, controller_id=node_id), sent_ms)
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
         """See the Protocol: a long poll of at most ``max_wait_ms`` and a margin."""

@@ -28,3 +28,14 @@ class SystemClock:
     def wall_ms(self) -> int:
         """See `Clock`."""
         return time.time_ns() // 1_000_000
+
+
+def suspended_ms() -> int:
+    """How long this machine has slept since it was started: what monotonic time leaves out.
+
+    0 where the system can't tell.
+    """
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0
+    slept_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    return slept_ns // 1_000_000

@@ -103,6 +103,8 @@ class HeartbeatAnswer:
     have been elected and have fenced the broker (rule G3)."""
     wall_ms: int = 0
     """This controller's wall clock, for brokers to compare theirs with (rule R10); 0: not said."""
+    controller_id: NodeId = NodeId(0)
+    """Who says it: filled in where it arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

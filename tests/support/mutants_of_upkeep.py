@@ -213,7 +213,7 @@ def _past_high_watermark(patch: Patch) -> None:
 def _first_of_segment(patch: Patch) -> None:
     real = retention.decide
 
-    def decide(segments: Any, log_start: int, end: int, config: Any, now_ms: int) -> Any:
+    def decide(segments: Any, log_start: int, end: int, config: Any, now_ms: int, *_: Any) -> Any:
         return real(segments, log_start, end, config, now_ms + 2 * config.retention_ms)
 
     patch.setattr(retention, "decide", decide)
