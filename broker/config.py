@@ -91,8 +91,6 @@ class BrokerTimeouts:
     """At most 2.5 x the session, not Kafka's 30 s (rule R9)."""
     replication_heartbeat_ms: int = default_number("replication.heartbeat.ms")
     """A stream is closed after three of these without a frame (rule R9)."""
-    high_watermark_interval_ms: int = default_number("high.watermark.interval.ms")
-    """The high watermark reaches idle followers at least this often (rule R9)."""
     reconnect_backoff_ms: int = default_number("reconnect.backoff.ms")
     controlled_shutdown_ms: int = default_number("controlled.shutdown.ms")
     metadata_fetch_wait_ms: int = default_number("metadata.fetch.wait.ms")

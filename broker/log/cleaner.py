@@ -260,13 +260,6 @@ def _pass_end(segments: list[SegmentFacts], planned: Plan) -> int:
     return planned.end
 
 
-def run_here(steps: Generator[Callable[[], None]]) -> None:
-    """Run a pass on this thread, to its end. For tools and tests."""
-    with contextlib.closing(steps):
-        for work in steps:
-            work()
-
-
 class _Rate:
     """A `Pace` for the cleaner's thread: so many bytes a second; it ends when told to."""
 

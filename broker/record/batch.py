@@ -51,7 +51,6 @@ _I64 = Struct("<q")
 _STAMP = Struct("<qI")
 HEADER_SIZE = WHOLE.size
 _STAMP_AT = 8
-_CRC_AT = 20
 CRC_FROM = 24
 """Where in a batch that begins which its crc covers."""
 NO_PRODUCER_ID = -1

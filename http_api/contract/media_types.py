@@ -73,7 +73,6 @@ FETCH_REPLIES: Mapping[str, str] = {
     NDJSON: NDJSON,
     LINES: LINES,
 }
-PLAIN_REPLIES: Mapping[str, str] = {"text/plain": TEXT, JSON: TEXT}
 
 
 def embedded_type(embedded: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 import orjson
 
-from broker.log.cleaner import CleanerLimits, Cleaning, ReplicaFacts, run_here
+from broker.log.cleaner import CleanerLimits, Cleaning, ReplicaFacts
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_state import ProducerStates
 from broker.log.rewriting import Stopped
@@ -15,7 +16,6 @@ from broker.record.batch import NO_PRODUCER_ID, BatchHeader, RecordFormat, verif
 from broker.record.lines import ProduceRecord, make_raw
 
 LIMITS = CleanerLimits(dedupe_buffer_bytes=1 << 20)
-Steps = Generator[Callable[[], None]]
 
 
 class Said(NamedTuple):
@@ -73,6 +73,13 @@ def cleaning(
     assert stored is not None
     assert config is not None
     return Cleaning(log, stored, config, facts or everywhere, limits, now_ms, no_pace)
+
+
+def run_here(steps: Generator[Callable[[], None]]) -> None:
+    """Run a pass on this thread, to its end."""
+    with contextlib.closing(steps):
+        for work in steps:
+            work()
 
 
 def clean(log: PartitionLog, now_ms: int = 10_000, **options: int) -> Cleaning:

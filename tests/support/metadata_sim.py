@@ -13,7 +13,6 @@ import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -319,7 +318,6 @@ class MetadataSim:
         self.errors: list[BaseException] = []
         self.raft = ControllerSim(self, voters, seed, snapshot_min_entries=compact_every, **RAFT)
         self._owed_accepts: set[tuple[NodeId, NodeId, DirectoryId]] = set()
-        self.calls_open = 0
         self.sloppiness = 0.0
         self.brokers: list[Any] = []
 
@@ -576,12 +574,10 @@ class _Call:
         self.ask, self.answered = ask, answered
         self.is_done = False
         self.command: object = None
-        world.calls_open += 1
 
     def end(self, answer: object) -> None:
         if not self.is_done:
             self.is_done = True
-            self.world.calls_open -= 1
             self.answered(answer)
 
     def time_out(self) -> None:
@@ -622,8 +618,3 @@ class _Call:
             life.inbox.append(partial(self.reply, life, answer))
         elif not life.is_dead and not self.world.is_lost(self.node, self.sender):
             self.world.after(self.world.delay(), partial(self.end, answer))
-
-
-def with_defaults(**changes: Any) -> ControllerConfig:
-    """The controllers' configuration with some fields changed."""
-    return replace(CONFIG, **changes)

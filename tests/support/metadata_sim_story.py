@@ -58,7 +58,6 @@ class Story:
         ]
         self.operator = Operator(world)
         self.is_over = False
-        self.healing: set[NodeId] = set()
 
     @property
     def witness(self) -> Witness:

@@ -54,14 +54,12 @@ class Ledger:
     refused: list[str] = field(default_factory=list)
     """Surely not written, says the answer (rule M3)."""
     unknown: list[str] = field(default_factory=list)
-    acknowledged_at: float = 0.0
     answers: Counter[str] = field(default_factory=Counter)
 
     def note(self, mark: str, answer: dict[str, Any]) -> bool:
         """Whether it was acknowledged."""
         if "result" in answer:
             self.acknowledged.append(mark)
-            self.acknowledged_at = time.monotonic()
             return True
         self.answers[answer["error"]] += 1
         surely = answer.get("outcome") == "not_written" or answer["error"] == "DOWN"

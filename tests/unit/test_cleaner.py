@@ -14,7 +14,6 @@ from broker.log.cleaner import (
     CleaningStats,
     LogCleaner,
     ReplicaFacts,
-    run_here,
 )
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
@@ -34,6 +33,7 @@ from tests.support.compaction_model import (
     cleaning,
     headers_of,
     read_all,
+    run_here,
 )
 from tests.support.logs import Life
 from tests.support.simulated_disk import SimulatedDisk

@@ -57,11 +57,6 @@ def raw_of(values: list[dict[str, object]] | None = None, config: LogConfig = PA
     return append(Life(SimulatedDisk(), config).log(), VALUES if values is None else values)
 
 
-def with_payload(raw: bytes, payload: bytes) -> bytes:
-    """The batch with another payload, its crc right."""
-    return rebuilt(parse_header(raw)._replace(length=len(payload)), payload)
-
-
 def test_the_codec_is_kafkas_and_count_and_offsets_stay_in_the_header() -> None:
     raw, plain = raw_of(), raw_of(config=PLAIN)
     header, same = verify(raw), verify(plain)

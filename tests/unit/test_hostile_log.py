@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typing_extensions import override
 
-from broker.log.cleaner import CleanerLimits, LogCleaner, ReplicaFacts, run_here
+from broker.log.cleaner import CleanerLimits, LogCleaner, ReplicaFacts
 from broker.log.compaction import ENTRY_BYTES, CompactionConfig
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
@@ -31,6 +31,7 @@ from tests.support.compaction_model import (
     headers_of,
     producers_of,
     read_all,
+    run_here,
 )
 from tests.support.logs import Life, append, records
 from tests.support.simulated_disk import SimulatedDisk
@@ -457,4 +458,6 @@ def test_a_log_of_a_deleted_topic_is_not_rolled_into_its_successor() -> None:
     assert [name for name in names if name.endswith(".log")] == ["0" * 20 + ".log"]
 
 
-_TIMES = SimpleNamespace(timeouts=SimpleNamespace(log_retention_check_interval_ms=1))
+_TIMES = SimpleNamespace(
+    timeouts=SimpleNamespace(log_retention_check_interval_ms=1, clock_difference_max_ms=1)
+)

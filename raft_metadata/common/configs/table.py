@@ -326,7 +326,6 @@ _TIMEOUTS = _at_start(
         ("broker.disconnect.grace.ms", 300, 10, 600_000, "a closed connection counts as death"),
         ("replica.lag.time.max.ms", 3_000, 100, 1_500_000, "a lagging replica leaves the ISR"),
         ("replication.heartbeat.ms", 300, 10, 60_000, "stream heartbeats; three missed: closed"),
-        ("high.watermark.interval.ms", 100, 1, 10_000, "idle followers learn the high watermark"),
         ("reconnect.backoff.ms", 100, 1, 60_000, "pause before a connection is tried again"),
         ("controlled.shutdown.ms", 10_000, 0, 600_000, "a leaving broker waits for its leave"),
         ("metadata.fetch.wait.ms", 500, 10, 60_000, "long poll for metadata"),
