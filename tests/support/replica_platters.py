@@ -42,6 +42,8 @@ class Platters:
 
     def _read(self) -> list[Entry | None]:
         synced = self.disk.synced
+        if any(source == DIRECTORY for source, _ in self.disk.moved):
+            return []  # a power cut may leave it where it was, or take it away
         whose = synced.get(f"{DIRECTORY}/{PARTITION_FILE}")
         if DIRECTORY not in synced or whose is None or not whose.durable.strip(b"\0"):
             return []  # whatever lies there, it would be set aside

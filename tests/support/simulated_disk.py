@@ -3,7 +3,7 @@
 The power-loss stand-in (rules, K): it works at 4 KiB pages, remembers what was synced across
 restarts of the process, and treats directory entries like data. It is unkind on purpose: of the
 unsynced pages and names any subset survives, in any order; but a rename happened or did not, as
-every journaling file system promises. A failed sync loses its pages and
+every journaling file system promises, also one of a directory. A failed sync loses its pages and
 leaves the cache looking clean, as Linux does.
 """
 
@@ -78,6 +78,8 @@ class SimulatedDisk(Disk):
         self.calls: list[tuple[str, str]] = []
         self.renames: list[tuple[str, str]] = []
         """Of files, since their directory was synced."""
+        self.moved: dict[tuple[str, str], set[str]] = {}
+        """Directories (from, to), and which directories are still to be synced for it to last."""
 
     # faults
 
@@ -90,6 +92,8 @@ class SimulatedDisk(Disk):
 
     def cut_power(self, rng: Random) -> None:
         self.kill()
+        for pair in list(self.moved):
+            self._settle_move(pair, happened=rng.random() < 0.5)
         names: dict[str, Inode | None] = {}
         coins: dict[str, bool] = {}
         for source, target in self.renames:
@@ -112,6 +116,16 @@ class SimulatedDisk(Disk):
         for inode in dict.fromkeys(inode for inode in self.live.values() if inode):
             inode.lose(rng)
         self.synced = dict(self.live)
+
+    def _settle_move(self, pair: tuple[str, str], *, happened: bool) -> None:
+        """A directory stands in one place with all that is in it, in the other with nothing."""
+        del self.moved[pair]
+        source, target = pair
+        old, new, names = (source, target, self.synced) if happened else (target, source, self.live)
+        for name in [name for name in names if name == old or name.startswith(old + "/")]:
+            names[new + name[len(old) :]] = names.pop(name)
+        if happened and target in self.live:
+            self.synced[target] = self.live[target]
 
     def fail_once(self, operation: str, number: int = errno.EIO, path: str = "") -> None:
         """The next such call on a path that contains ``path`` raises; a sync loses its pages."""
@@ -217,7 +231,16 @@ class SimulatedDisk(Disk):
     def sync_directory(self, path: str) -> None:
         self._call("sync_directory", path)
         self.renames = [pair for pair in self.renames if pair[1].rpartition("/")[0] != path]
-        inside = [name for name in {*self.live, *self.synced} if name.rpartition("/")[0] == path]
+        for pair, waited_for in list(self.moved.items()):
+            waited_for.discard(path)
+            if not waited_for:
+                self._settle_move(pair, happened=True)
+        on_their_way = {name for pair in self.moved for name in pair}
+        inside = [
+            name
+            for name in {*self.live, *self.synced} - on_their_way
+            if name.rpartition("/")[0] == path
+        ]
         for name in inside:
             if name in self.live:
                 self.synced[name] = self.live[name]
@@ -232,6 +255,7 @@ class SimulatedDisk(Disk):
                 inode.sync()
         self.synced = dict(self.live)
         self.renames.clear()
+        self.moved.clear()
 
     @override
     def read_file(self, path: str) -> bytes | None:
@@ -256,9 +280,11 @@ class SimulatedDisk(Disk):
     @override
     def rename(self, source: str, target: str) -> None:
         self._call("rename", source)
-        for names in (self.live, self.synced):  # what a directory holds goes with it
-            for name in [name for name in names if name.startswith(source + "/")]:
-                names[target + name[len(source) :]] = names.pop(name)
+        if self.live[source] is None:  # what a directory holds goes with it
+            for name in [name for name in self.live if name.startswith(source + "/")]:
+                self.live[target + name[len(source) :]] = self.live.pop(name)
+            parents = {name.rpartition("/")[0] for name in (source, target)}
+            self.moved[source, target] = parents
         self.live[target] = self.live.pop(source)
         if self.live[target] is not None:
             self.renames.append((source, target))
