@@ -56,6 +56,9 @@ that a topic can be configured to take (64 MiB) has room here with what a line a
 TIMESTAMP_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999: dates of every client library end there."""
 PARTITION_MAX = 2**31 - 1
+NESTING_TAKEN = 500
+"""Levels of a body that are taken for sure: the parser's own limit, which depends on who calls, is
+a few hundred above."""
 _RARE = (b'"offset"', b'"headers"', b'"timestamp"', b'"partition"', b"\\u")
 
 if HAS_MSGSPEC:
@@ -140,7 +143,7 @@ if HAS_MSGSPEC:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, text) from None
             raise UnprocessableRecordsError(text) from None
         except msgspec.DecodeError as error:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"the body is not JSON: {error}") from None
+            raise KafkaError(ErrorCode.INVALID_REQUEST, not_json(body, str(error))) from None
 
     def make_raw(text: bytes) -> msgspec.Raw:
         """JSON text as the type a record holds its key, value and headers in."""
@@ -168,6 +171,22 @@ class EncodedBatch(NamedTuple):
     max_timestamp: int
 
 
+def not_json(body: bytes, why: str) -> str:
+    """What is said of a body that is no JSON; ``why`` in the parser's words.
+
+    They are wrong about two: an empty one, and half a surrogate pair before a string's end.
+    """
+    if not body.strip():
+        return "the body is empty"
+    if (
+        why == "Input data was truncated"
+        and body.rstrip().endswith(b"}")
+        and b"\\ud" in body.lower()
+    ):
+        why = "it ends too early, or a string holds half a surrogate pair (\\ud800 to \\udfff)"
+    return f"the body is not JSON: {why}"
+
+
 def decode_records(body: bytes) -> Sequence[ProduceRecord]:
     """Read the body of a v2 produce request: all `BareRecord`, or none of them.
 
@@ -189,7 +208,8 @@ def decode_records(body: bytes) -> Sequence[ProduceRecord]:
             ErrorCode.INVALID_REQUEST, f"the body is not UTF-8 at byte {error.start}"
         ) from None
     except RecursionError:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "the body is nested too deep") from None
+        text = f"the body is nested too deep: expected at most {NESTING_TAKEN} levels"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text) from None
     if not records:
         msg = "`records` is empty"
         raise UnprocessableRecordsError(msg)

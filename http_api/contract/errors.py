@@ -183,12 +183,17 @@ def shown(value: str) -> str:
 
 
 def shown_value(value: object) -> str:
-    """What a message repeats of a decoded value.
+    """What a message repeats of a decoded value, as JSON spells it.
 
     A list or an object only by its kind: it may be nested deeper than ``repr`` can go.
     """
+    if value is None:
+        return "missing or null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
+        kind = "list" if isinstance(value, list) else "object"
+        return f"{'a' if kind == 'list' else 'an'} {kind}" if value else f"an empty {kind}"
     return shown(repr(value))
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from http_api.server.bodies import continue_unless_too_large
-from http_api.server.context import ERROR_TYPE, ApiContext
-from http_api.server.error_middleware import error_middleware
-from http_api.server.fast_lane import SERVER, FastLane
+from http_api.server.context import ERROR_TYPE, SERVER, ApiContext
+from http_api.server.error_middleware import MAX_HEADERS, error_middleware
+from http_api.server.fast_lane import FastLane
 from http_api.server.lane_connection import LaneConnection
 from http_api.server.request_ids import RequestIds
 from http_api.server.routes.ops import OpsRoutes
@@ -43,7 +43,6 @@ _log = logging.getLogger("http_api.server")
 
 READ_BUFFER_BYTES = 4_194_304
 """Buffered of a body before the socket is paused: +20 % at 1 MB bodies over aiohttp's 64 KB."""
-MAX_HEADERS = 128
 SHUTDOWN_GRACE_S = 3.0
 """Requests in flight at `HttpServer.stop` get this long; then they are cancelled."""
 KEEPALIVE_S = 75.0

@@ -71,7 +71,7 @@ def rows(fields: dict[str, Any], limit: int, expected: str) -> list[dict[str, An
     """The objects of ``data``: at least one, at most ``limit``."""
     data = fields.get("data")
     if not isinstance(data, list) or not data:
-        raise wrong_kind("data", data, f"a list of {expected}")
+        raise wrong_kind("data", data, f"a list of at least one {expected}")
     if len(data) > limit:
         said = f"{len(data)} rows of data, expected at most {limit}: send several requests"
         raise RestError(413, RestCode.TOO_LARGE, said)

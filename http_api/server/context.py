@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from aiohttp import hdrs, web
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from broker.config import BrokerLimits
     from broker.server.requests import BrokerApis
 
+SERVER: Final = "quorumlog"
+"""What every answer says in its ``Server`` header."""
 ERROR_TYPE = web.RequestKey("error_type", str)
 """Content-Type of an error answer to this request; set once the route is known."""
 MOVES_POSITIONS = web.RequestKey("moves_positions", bool)

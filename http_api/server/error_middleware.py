@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from typing_extensions import override
 
 from http_api.contract.errors import (
@@ -19,9 +19,10 @@ from http_api.contract.errors import (
     RestError,
     envelope,
     failure_envelope,
+    shown,
 )
 from http_api.contract.media_types import JSON, V2
-from http_api.server.context import ERROR_TYPE, MOVES_POSITIONS, reply
+from http_api.server.context import ERROR_TYPE, MOVES_POSITIONS, SERVER, reply
 from raft_metadata.common.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("http_api.server")
 
 _READS = frozenset({"GET", "HEAD"})
+MAX_HEADERS = 128
+"""Header fields of a request. The parser counts them."""
 RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
 
 
@@ -88,10 +91,15 @@ def _rest_error(request: web.Request, error: RestError) -> web.Response:
 
 
 def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    """What aiohttp refuses by itself: a body that grew over the limit while it was read."""
-    code = RestCode.TOO_LARGE if error.status == 413 else RestCode.BAD_REQUEST
-    status = error.status if 400 <= error.status < 500 else 400
-    return _rest_error(request, RestError(status, code, error.text or error.reason))
+    """What aiohttp refuses by itself: a body that grew, a target that is no path (``*``)."""
+    codes = {404: RestCode.NOT_FOUND, 413: RestCode.TOO_LARGE}
+    status = error.status if error.status in codes else 400
+    text = error.text or error.reason
+    if status == 404:
+        text = (
+            f"HTTP 404 Not Found: '{shown(request.path_qs)}' is no path, expected one like /topics"
+        )
+    return _rest_error(request, RestError(status, codes.get(status, RestCode.BAD_REQUEST), text))
 
 
 def _unexpected(request: web.Request) -> web.Response:
@@ -117,8 +125,9 @@ class EnvelopeRequestHandler(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What aiohttp could not parse, or what failed outside of the middleware."""
-        if request.writer.output_size > 0:
-            raise ConnectionResetError  # an answer is on its way: only closing is left
+        if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
+            # an answer is on its way, or the client hung up amid its body: only closing is left
+            raise ConnectionResetError
         if status < 500:
             response = _refusal(status, message or "Bad Request")
         else:
@@ -130,6 +139,7 @@ class EnvelopeRequestHandler(web.RequestHandler):
                 outcome=Outcome.UNKNOWN,
             )
             response = reply(body, V2, status)
+        response.headers[hdrs.SERVER] = SERVER  # no route has been there to sign it
         response.force_close()
         return response
 
@@ -140,9 +150,16 @@ class EnvelopeRequestHandler(web.RequestHandler):
 
 
 def _refusal(status: int, message: str) -> web.Response:
+    """What the parser refuses, in our words where a limit of ours is the reason."""
     text = " ".join(message.split())[:200]
     if "bytes when reading" in text:  # LineTooLong
         limit = text.partition("Got more than ")[2].partition(" ")[0]
         text = f"the request line or a header is over max_header_bytes={limit}"
         return reply(envelope(RestCode.HEADER_TOO_LARGE, text), V2, 431)
+    if "Too many headers" in text:
+        text = f"the request has more than {MAX_HEADERS} headers"
+        return reply(envelope(RestCode.HEADER_TOO_LARGE, text), V2, 431)
+    if "Content-Length overflow" in text:
+        text = "the Content-Length does not even fit into 64 bits: it is over max_body_bytes"
+        return reply(envelope(RestCode.TOO_LARGE, text), V2, 413)
     return reply(envelope(RestCode.BAD_REQUEST, f"malformed HTTP: {text}"), V2, status)

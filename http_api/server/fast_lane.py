@@ -32,6 +32,7 @@ from http_api.contract.media_types import (
     choose_reply,
     takes_zstd,
 )
+from http_api.server.context import SERVER
 from http_api.server.routes.v2.fetch import (
     MANY,
     MAX_BYTES_DEFAULT,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound="bytes | str | None")
 V = TypeVar("V")
 
-SERVER: Final = "quorumlog"
 KEPT_MAX = 4_096
 """Paths, header names, Accepts and heads whose meaning is remembered; then it is all forgotten."""
 PIECES_MAX: Final = 256

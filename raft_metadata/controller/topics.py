@@ -283,7 +283,8 @@ def _check_assignments(
     live = live_brokers(image)
     for partition, replicas in sorted(assignments.items()):
         if not replicas or len(replicas) != factor or len(set(replicas)) != factor:
-            message = f"partition {partition}: {list(replicas)} are not {factor} distinct replicas"
+            expected = f"{factor or 'at least one'} distinct broker ids"
+            message = f"partition {partition}: replicas {list(replicas)}, expected {expected}"
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
         missing = [replica for replica in replicas if replica not in live]
         if missing:
