@@ -18,6 +18,7 @@ from tests.architecture.tree import (
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+HEADING_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 DECISIONS = Path("docs/decisions")
 DECISION_NAME = re.compile(r"(\d{4})-[a-z0-9-]+\.md")
 
@@ -42,6 +43,22 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
         for path in markdown_files()
         for target in LINK.findall(prose(path))
         if not (ROOT / path.parent / target).exists()
+    ]
+    assert found == []
+
+
+def headings(path: Path) -> set[str]:
+    """What links call the headings of a document: lower case, hyphens, no punctuation."""
+    titles = re.findall(r"(?m)^#+ (.*)$", prose(path))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_to_a_heading_leads_somewhere() -> None:
+    found = [
+        f"{path} → {target}#{heading}"
+        for path in markdown_files()
+        for target, heading in HEADING_LINK.findall(prose(path))
+        if heading not in headings(path.parent / target if target else path)
     ]
     assert found == []
 

@@ -25,6 +25,7 @@ PAGE_DEADLINE_S = 90
 IN_ORDER = (
     "zookeeper.md",
     "health.md",
+    "symptoms.md",
     "inside.md",
     "durability.md",
     "retention.md",
