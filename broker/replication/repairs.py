@@ -27,19 +27,20 @@ from broker.log.log_directory import InDoubtError
 from broker.replication import event_notes
 from broker.replication.frames import key_of
 from broker.replication.partition_state import LeaderState
-from raft_metadata.common.ids import LeaderEpoch
-from raft_metadata.records.commands import FAILED_REPLICAS_MAX, FailedReplica
+from raft_metadata.common.ids import LeaderEpoch, PartitionEpoch
+from raft_metadata.records.commands import FailedReplica
+from raft_metadata.records.damage_pages import place_of
 from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Iterator, Mapping, Set
 
     from broker.log.log_manager import LogManager
     from broker.replication.events import EventJournal
     from broker.replication.frames import Key
     from broker.replication.replica import Replica
     from raft_metadata.common.faults import FaultHandler
-    from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicIdPartition
+    from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicId, TopicIdPartition
     from raft_metadata.image.metadata_image import (
         MetadataImage,
         PartitionRegistration,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_MS = 500
 """How often a replica that could not be set aside (the disk is full) is looked at again."""
+SAID_MAX = 10_000
+"""Damaged replicas that are named to the controllers: 2 MB, and 20 ms each time one changes."""
 LOOKED_AT_ONCE = 50
 """Refused logs that are looked at with one tick: more would hold the loop."""
 TELL_AGAIN_MS = 600_000
@@ -91,6 +94,8 @@ class Repairs:
         self.damaged: dict[Key, Replica] = {}
         self._reasons: dict[Key, BaseException] = {}
         self._looked_ms = 0
+        self._said: tuple[Mapping[TopicId, TopicImage], tuple[FailedReplica, ...]] | None = None
+        """What is reported, and the topics that say so."""
         self._told_ms: dict[Key, int] = {}
 
     # found
@@ -111,7 +116,7 @@ class Repairs:
                 self._found(replica, error)
         waiting = self.damaged or self._logs.offline
         if waiting and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
-            self._looked_ms = now_ms
+            self._looked_ms, self._said = now_ms, None
             self._look_at_refused()
             for key, replica in list(self.damaged.items()):
                 self._look_at(replica)
@@ -119,6 +124,7 @@ class Repairs:
                     self._tell(key, replica, now_ms)
 
     def _found(self, replica: Replica, error: BaseException) -> None:
+        self._said = None
         self.damaged[replica.key] = replica
         self._reasons[replica.key] = error
         if not isinstance(replica.partition.role, LeaderState) or not self._can_lead(replica.key):
@@ -163,32 +169,28 @@ class Repairs:
     # said
 
     def report(self) -> tuple[FailedReplica, ...]:
-        """What heartbeats say: those found in this life first, then what starts refused."""
+        """What heartbeats say, sorted by place, at most `SAID_MAX`: those found in this life first.
+
+        Made anew when something changed, and every `LOOK_AGAIN_MS`.
+        """
         if not (self.damaged or self._logs.offline):
             return ()
-        if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
+        image = self._host.image
+        if image.feature_level < FAILED_REPLICAS_LEVEL:
             return ()
-        waiting_first = sorted(
-            self.damaged.items(), key=lambda item: item[1].partition.id in self._logs.in_use
-        )
-        found = {
-            replica.partition.id: FailedReplica(
-                topic_id=replica.partition.id.topic_id,
-                partition=replica.partition.id.partition,
-                leader_epoch=replica.partition.role.epoch,
-                can_lead=self._can_lead(key),
-            )
-            for key, replica in waiting_first
-        }
-        for where in self._logs.offline:
-            if where not in found and len(found) < FAILED_REPLICAS_MAX:
-                found[where] = FailedReplica(
-                    topic_id=where.topic_id,
-                    partition=where.partition,
-                    leader_epoch=LeaderEpoch(-1),
-                    can_lead=where not in self._unopenable,
-                )
-        return tuple(found.values())[:FAILED_REPLICAS_MAX]
+        if self._said is None or self._said[0] is not image.topics:
+            self._said = (image.topics, tuple(sorted(self._damaged_now(image), key=place_of)))
+        return self._said[1]
+
+    def _damaged_now(self, image: MetadataImage) -> Iterator[FailedReplica]:
+        for key, replica in islice(self.damaged.items(), SAID_MAX):
+            where, epoch = replica.partition.id, replica.partition.role.epoch
+            yield _failed(image, where, epoch, can_lead=self._can_lead(key))
+        found = {replica.partition.id for replica in self.damaged.values()}
+        refused = (where for where in self._logs.offline if where not in found)
+        for where in islice(refused, max(0, SAID_MAX - len(found))):
+            can_lead = where not in self._unopenable
+            yield _failed(image, where, LeaderEpoch(-1), can_lead=can_lead)
 
     def reasons(self) -> dict[TopicIdPartition, str]:
         """The replicas that are damaged now, also those that go on with what is left."""
@@ -207,6 +209,7 @@ class Repairs:
         replica = self.damaged.get(key)
         if replica is None:
             return False
+        self._said = None
         if self._me not in registration.replicas:
             self.forget(key)
             return False
@@ -259,6 +262,21 @@ class Repairs:
 
     def forget(self, key: Key) -> None:
         """The replica is gone from here."""
+        self._said = None
         self.damaged.pop(key, None)
         self._reasons.pop(key, None)
         self._told_ms.pop(key, None)
+
+
+def _failed(
+    image: MetadataImage, where: TopicIdPartition, epoch: LeaderEpoch, *, can_lead: bool
+) -> FailedReplica:
+    """As this broker's image has the partition: the report is of that state of it."""
+    known = image.partition(*where)
+    return FailedReplica(
+        topic_id=where.topic_id,
+        partition=where.partition,
+        leader_epoch=epoch,
+        can_lead=can_lead,
+        partition_epoch=PartitionEpoch(-1) if known is None else known.partition_epoch,
+    )

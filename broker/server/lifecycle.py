@@ -73,6 +73,8 @@ class Lifecycle:
         self._disk_is_silent = disk_is_silent
         self._was_silent = False
         self._failed_replicas = failed_replicas
+        self._said = 0
+        """How many things heartbeats have said: none that was overtaken counts."""
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
         self._beaten = asyncio.Event()
@@ -191,12 +193,14 @@ class Lifecycle:
         with self._controllers.heartbeats(self._heard) as heartbeats:
             while not self._is_gone(epoch):
                 self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
+                self._said += 1
                 command = BrokerHeartbeat(
                     broker_id=self._config.broker_id,
                     broker_epoch=epoch,
                     metadata_offset=self._loader.image.next_offset,
                     want_shutdown=self._want_shutdown,
                     failed=self._failed_replicas(),
+                    number=self._said,
                 )
                 if command.failed:  # what waits for it goes on as soon as it is heard
                     news = (command.failed, command.metadata_offset)

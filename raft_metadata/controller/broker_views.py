@@ -18,6 +18,8 @@ Heard = Mapping[BrokerId, MetadataOffset]
 NOTHING_HEARD: Heard = MappingProxyType({})
 Failed = Mapping[TopicIdPartition, Mapping[BrokerId, FailedReplica]]
 """Damaged replicas, as the live brokers that hold them say: soft state of sessions, too."""
+Told = frozenset[BrokerId] | None
+"""Live brokers that have said all that is damaged of theirs; None: who is not named is sound."""
 NOTHING_FAILED: Failed = MappingProxyType({})
 
 
@@ -43,6 +45,15 @@ def is_drained(brokers: Brokers, broker_id: BrokerId) -> bool:
     """Whether an operator wants it to lead nothing."""
     registration = brokers.get(broker_id)
     return registration is not None and registration.drain is not DrainScope.NONE
+
+
+def is_told_of(told: Told, broker_id: BrokerId) -> bool:
+    """Whether this controller knows which logs of a live broker are damaged.
+
+    One that began just now may not: then nothing is done that can't be undone in the belief that
+    they are sound.
+    """
+    return told is None or broker_id in told
 
 
 def first_electable(
@@ -81,6 +92,7 @@ class BrokerViews:
     heard: Heard
     """Soft state of sessions; who is missing has said nothing yet."""
     failed: Failed
+    told: Told
 
     @classmethod
     def of(
@@ -89,11 +101,13 @@ class BrokerViews:
         level: int,
         heard: Heard = NOTHING_HEARD,
         failed: Failed = NOTHING_FAILED,
+        told: Told = None,
     ) -> BrokerViews:
         """The views of these registrations."""
         return cls(
             heard=heard,
             failed=failed,
+            told=told,
             brokers=brokers,
             level=level,
             unsettled=frozenset(

@@ -33,6 +33,7 @@ from raft_metadata.controller.cluster_control import (
     decide_unfence,
     shutdown_progress,
 )
+from raft_metadata.controller.damage_reports import DamageByPlace, Reported
 from raft_metadata.controller.drain_control import DrainMoves
 from raft_metadata.controller.election_control import election_steps
 from raft_metadata.controller.feature_control import NO_VOTER_LEVELS, VoterLevels
@@ -62,7 +63,6 @@ from raft_metadata.records.commands import (
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
-    FailedReplica,
     HeartbeatAnswer,
     PartitionAltered,
     PartitionsAltered,
@@ -152,6 +152,7 @@ class Controller:
         self._min_isrs = MinIsrHistory()
         self._balance = LeaderBalance(config.leader_returned_ms, config.leader_moves_max)
         self._drains = DrainMoves(config.drain_moves_max)
+        self._damage = DamageByPlace()
 
     # ---- commands
 
@@ -337,6 +338,7 @@ class Controller:
             changes_max=self.config.changes_per_batch_max,
             heard=heard,
             failed=self._failed(image),
+            told=self._told(image),
         )
         for where, broker_id in found.held:
             self._held.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
@@ -387,16 +389,18 @@ class Controller:
         present = image.brokers.get(command.broker_id)
         if is_active or (present is not None and present.broker_epoch > command.broker_epoch):
             present = check_broker_epoch(image, command.broker_id, command.broker_epoch)
-        news = self.sessions.heard(
+        self.sessions.heard(
             command.broker_id,
             command.broker_epoch,
             command.metadata_offset,
             now_ms,
             want_shutdown=command.want_shutdown,
-            failed=command.failed,
         )
-        if news and is_active:
-            self._unseen |= {TopicIdPartition(one.topic_id, one.partition): None for one in news}
+        news = self.sessions.told(command)
+        if is_active:
+            self._unseen |= dict.fromkeys(news.places)
+            if news.is_told:
+                self._unseen |= dict.fromkeys(_partitions_of(image, {command.broker_id}))
         state = BrokerState.STARTING
         if present is not None and present.broker_epoch == command.broker_epoch:
             state = present.state
@@ -447,13 +451,22 @@ class Controller:
 
     def _failed(self, image: MetadataImage) -> Failed:
         """Which replicas are damaged, as the brokers say that are heard of now."""
-        found: dict[TopicIdPartition, dict[BrokerId, FailedReplica]] = {}
+        reported: dict[BrokerId, Reported] = {}
         for broker_id, broker in image.brokers.items():
             session = self.sessions.session(broker_id, broker.broker_epoch)
-            for one in () if session is None else session.failed:
-                where = TopicIdPartition(one.topic_id, one.partition)
-                found.setdefault(where, {})[broker_id] = one
-        return found
+            if session is not None and session.damage.failed:
+                reported[broker_id] = session.damage.failed
+        return self._damage.of(reported)
+
+    def _told(self, image: MetadataImage) -> frozenset[BrokerId]:
+        """Which of the brokers that are heard of now have said all of that."""
+        sessions = self.sessions
+        return frozenset(
+            broker_id
+            for broker_id, broker in image.brokers.items()
+            if (session := sessions.session(broker_id, broker.broker_epoch)) is not None
+            and session.damage.is_told
+        )
 
     def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
         session = self.sessions.session(broker.broker_id, broker.broker_epoch)

@@ -21,6 +21,7 @@ from raft_metadata.controller.failed_replicas import (
     NOBODY_DAMAGED,
     Damaged,
     unable_replicas,
+    unsure_replicas,
 )
 from raft_metadata.controller.partition_change import unclean_candidate
 from raft_metadata.controller.partition_draft import PartitionDraft, at
@@ -195,6 +196,10 @@ def _elect_any(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> _Re
     starting = [each for each in (*draft.isr, *draft.elr) if is_starting(brokers, each)]
     if starting:
         message = f"brokers {starting} hold everything and are starting; try again in a moment"
+        return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
+    unsure = list(unsure_replicas(brokers, draft, damaged))
+    if unsure:
+        message = f"brokers {unsure} are about to say what they hold; try again in a moment"
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
     chosen = unclean_candidate(brokers, draft, any_replica=True, damaged=damaged)
     if chosen is None:

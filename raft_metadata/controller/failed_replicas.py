@@ -1,14 +1,15 @@
 """What follows from replicas whose logs are damaged, as their brokers say with each heartbeat.
 
 A damaged replica leaves ISR and ELR, and never leads while a sound one can (rules Q5, R6); its
-broker empties it once it sees that committed, and fills it again. Three things hold here.
+broker empties it once it sees that committed, and fills it again. Four things hold here.
 
 - Who is taken out is fenced off by a new leader epoch, if its log took part in the present one:
   nothing that was proposed before can put it back, and its leader counts it again only in a
   session that the new log has asked for (rule R4).
 - Nobody is taken out where nobody sound could take over at once: what a damaged leader still holds
   is served until then, and of two damaged ones neither is emptied: each may hold what the other
-  lacks.
+  lacks. Somebody sound who is away may never come back, or not as sound as he went.
+- Nobody is taken out on a report of the past (`damage_reports`): elections alone avoid him then.
 - A damaged leader gives up its leadership first and stays in the ISR until it has heard of that: so
   long its successor commits nothing without it, and what it answers to readers is so (rule G3).
 """
@@ -19,8 +20,13 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
-from raft_metadata.controller.broker_views import Brokers, BrokerViews, is_electable
-from raft_metadata.controller.partition_draft import NOBODY
+from raft_metadata.controller.broker_views import (
+    Brokers,
+    BrokerViews,
+    is_electable,
+    is_told_of,
+)
+from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import FailedReplica
 from raft_metadata.records.records import BrokerState
@@ -33,6 +39,32 @@ NOBODY_DAMAGED: Damaged = MappingProxyType({})
 def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> Damaged:
     """Of this partition."""
     return views.failed.get(where, NOBODY_DAMAGED)
+
+
+def believed(damaged: Damaged, partition: PartitionRegistration) -> Damaged:
+    """The reports of the logs that lie there now: the others may have been filled again since.
+
+    An emptied log is counted, or leads, only by a change of the partition that came later. So a
+    report that knows the present state of the partition is of that log, or of one that counts
+    nowhere, and elections have nothing more to fear from it than a moment without a leader.
+    """
+    return {
+        replica: one
+        for replica, one in damaged.items()
+        if one.partition_epoch >= partition.partition_epoch
+    }
+
+
+def unsure_replicas(
+    brokers: Brokers, draft: PartitionDraft, damaged: Damaged
+) -> tuple[BrokerId, ...]:
+    """Those that count, live, and are about to say whether they are damaged still."""
+    believable = believed(damaged, draft.before)
+    return tuple(
+        replica
+        for replica in (*draft.isr, *draft.elr)
+        if replica in damaged and replica not in believable and is_electable(brokers, replica)
+    )
 
 
 def unable_replicas(damaged: Damaged) -> frozenset[BrokerId]:
@@ -71,7 +103,7 @@ def took_part(
     replicas: Collection[BrokerId],
 ) -> bool:
     """Whether the log of any of these took part in the present leader epoch."""
-    said = views.failed.get(where, {})
+    said = views.failed.get(where, NOBODY_DAMAGED)
     return any(
         replica in said and said[replica].leader_epoch >= partition.leader_epoch
         for replica in replicas
@@ -84,7 +116,8 @@ def _unwanted(
     partition: PartitionRegistration,
     lost: Collection[BrokerId],
 ) -> frozenset[BrokerId]:
-    said = views.failed.get(where)
+    reported = views.failed.get(where)
+    said = believed(reported, partition) if reported else NOBODY_DAMAGED
     if not said:
         return NOBODY
     counting = {*partition.isr, *partition.elr, partition.leader}
@@ -98,11 +131,24 @@ def _unwanted(
     leader = said.get(partition.leader)
     if leader is not None and leader.can_lead:
         return unable
-    # Where nobody leads, or a sound one does: somebody sound is worth the wait.
-    is_sound = any(
-        replica not in said and replica not in lost for replica in (*partition.isr, *partition.elr)
-    )
-    return concerned if is_sound else unable
+    sound = _sound(views, where, partition, lost)
+    at_once = any(_may_commit(views.brokers, partition, replica) for replica in sound)
+    return concerned if at_once else unable
+
+
+def _sound(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    lost: Collection[BrokerId],
+) -> list[BrokerId]:
+    """Who counts, and is known not to be damaged."""
+    said = views.failed.get(where, NOBODY_DAMAGED)
+    return [
+        replica
+        for replica in (*partition.isr, *partition.elr)
+        if replica not in said and replica not in lost and is_told_of(views.told, replica)
+    ]
 
 
 def _unaware(
@@ -117,9 +163,8 @@ def _unaware(
     Where nobody sound could lead now nothing is committed, and what they say stays so. Their
     successor may die before they have heard of it: then the next one has to wait for them.
     """
-    said = views.failed.get(where, {})
-    counting = (*partition.isr, *partition.elr)
-    sound = [replica for replica in counting if replica not in said and replica not in lost]
+    said = views.failed.get(where, NOBODY_DAMAGED)
+    sound = _sound(views, where, partition, lost)
     if not any(_may_commit(views.brokers, partition, replica) for replica in sound):
         return NOBODY
     return frozenset(

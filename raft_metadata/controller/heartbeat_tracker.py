@@ -8,10 +8,11 @@ live one (rule M7).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset
-from raft_metadata.records.commands import FailedReplica
+from raft_metadata.controller.damage_reports import NO_NEWS, DamageReports, News
+from raft_metadata.records.commands import BrokerHeartbeat
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class BrokerSession:
     contact_ms: int
     metadata_offset: MetadataOffset = MetadataOffset(0)
     want_shutdown: bool = False
-    failed: tuple[FailedReplica, ...] = ()
+    damage: DamageReports = field(default_factory=DamageReports)
     connections: int = 0
     disconnected_ms: int | None = None
     """When its last connection closed; None while one is open, or none was ever seen."""
@@ -64,25 +65,23 @@ class HeartbeatTracker:
         now_ms: int,
         *,
         want_shutdown: bool = False,
-        failed: tuple[FailedReplica, ...] = (),
-    ) -> tuple[FailedReplica, ...]:
-        """A heartbeat. One of an older registration changes nothing.
-
-        The failed replicas of which it says something new, or no more. One that was overtaken on
-        its way says nothing of them: they may have been filled again since.
-        """
+    ) -> None:
+        """A heartbeat. One of an older registration changes nothing."""
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is None:
-            return ()
-        news: tuple[FailedReplica, ...] = ()
-        if failed != session.failed and metadata_offset >= session.metadata_offset:
-            news, session.failed = (*session.failed, *failed), failed
+            return
         session.contact_ms = self._at(now_ms)
         session.metadata_offset = max(session.metadata_offset, metadata_offset)
         session.want_shutdown = want_shutdown
         session.disconnected_ms = None
         session.was_heard = True
-        return news
+
+    def told(self, beat: BrokerHeartbeat) -> News:
+        """What this heartbeat, which was `heard`, says of damaged replicas."""
+        session = self._sessions.get(beat.broker_id)
+        if session is None or session.broker_epoch != beat.broker_epoch:
+            return NO_NEWS
+        return session.damage.take(beat)
 
     def connection_opened(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int

@@ -24,10 +24,12 @@ from raft_metadata.controller.broker_views import (
 from raft_metadata.controller.failed_replicas import (
     NOBODY_DAMAGED,
     Damaged,
+    believed,
     damaged_replicas,
     leaving_replicas,
     took_part,
     unable_replicas,
+    unsure_replicas,
 )
 from raft_metadata.controller.partition_draft import PartitionDraft
 from raft_metadata.controller.reassignment_control import complete_reassignment
@@ -54,16 +56,17 @@ def heal(
     lost = lost._replace(unclean=lost.unclean | failed)
     min_isr = rules.min_isr(partition.replication_factor)
     damaged = damaged_replicas(views, where)
+    known = believed(damaged, partition)
     draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr, damaged)
     if partition.is_reassigning:
         complete_reassignment(views, draft, rules, damaged)
         min_isr = rules.min_isr(draft.replication_factor)
     draft.remember_last_leader(lost.moved)
-    draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=damaged)
+    draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=known)
     isr = draft.isr
     _elect(views, draft, rules, damaged)
     if draft.isr != isr or draft.unclean:
-        draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=damaged)
+        draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=known)
     if draft.leader != NO_LEADER and took_part(views, where, partition, failed):
         draft.lead(draft.leader)  # what was proposed before is void (rule R4)
     return draft.changed_record(where, views.level)
@@ -168,7 +171,8 @@ def _shrunk_isr(
 
     A sound leader does not leave its place to ``damaged`` ones: these are filled again from it.
     """
-    stays = partition.leader if partition.leader not in damaged else NO_LEADER
+    is_damaged = partition.leader in believed(damaged, partition)
+    stays = NO_LEADER if is_damaged else partition.leader
     isr = [replica for replica in partition.isr if replica not in lost]
     isr = [replica for replica in isr if not is_fenced(brokers, replica)]
     for replica in tuple(isr):
@@ -194,7 +198,8 @@ def _elect(
     """Who leads: the present leader, else somebody of the ISR, else of the ELR, else nobody.
 
     Nobody else without an operator, but where the topic says so: see `_unclean_choice`. One whose
-    log is ``damaged`` is elected only if it alone is left (`failed_replicas`).
+    log is ``damaged`` is elected only if it alone is left (`failed_replicas`), and nobody sound is
+    starting.
     """
     brokers, present = views.brokers, draft.leader
     staying = [replica for replica in draft.isr if replica not in draft.leaving]
@@ -205,12 +210,17 @@ def _elect(
     if present != NO_LEADER and not _is_deposed(brokers, draft):
         _relieve(brokers, draft, damaged, sound, in_isr)
         return
-    if sound is None and damaged and _lead_from_elr(brokers, draft, damaged):
-        return
+    if sound is None and damaged:
+        if _lead_from_elr(brokers, draft, damaged):
+            return
+        if _is_starting_sound(brokers, draft, damaged):
+            if present != NO_LEADER:
+                draft.lead(NO_LEADER)
+            return
     if in_isr is not None:
         draft.lead(in_isr)
         return
-    in_elr = first_electable(brokers, draft.replicas, draft.elr)
+    in_elr = first_electable(brokers, draft.replicas, draft.elr, unable_replicas(damaged))
     if in_elr is not None:
         # It alone is known to hold what was acknowledged.
         draft.lead(in_elr)
@@ -235,13 +245,14 @@ def _relieve(
     ``in_isr``: who of the ISR could, the ``sound`` one if there is one.
     """
     present = draft.leader
+    known = believed(damaged, draft.before)
     if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
         # Rule R11: it leads on only while somebody who could take over may come.
-        if sound is None and in_isr is not None and present not in damaged:
+        if sound is None and in_isr is not None and present not in known:
             return  # that one is about to be taken out, and to be filled again from here
         if in_isr is not None or not may_be_relieved(brokers, draft.before, present):
             draft.lead(NO_LEADER if in_isr is None else in_isr)
-    elif present in damaged:
+    elif present in known:
         if sound is not None:
             draft.lead(sound)
         else:
@@ -265,6 +276,12 @@ def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) ->
     return True
 
 
+def _is_starting_sound(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> bool:
+    """Somebody who holds everything is on its way: that is worth the wait."""
+    counts = (*draft.isr, *draft.elr)
+    return any(is_starting(brokers, replica) for replica in counts if replica not in damaged)
+
+
 def _unclean_choice(
     views: BrokerViews,
     draft: PartitionDraft,
@@ -277,7 +294,7 @@ def _unclean_choice(
     cache's word. With ``flush=ack`` nobody, unless the topic allows unclean elections: acknowledged
     data is never lost silently (decision 0007).
     """
-    if views.level < OPERATIONS_LEVEL:
+    if views.level < OPERATIONS_LEVEL or unsure_replicas(views.brokers, draft, damaged):
         return None
     counts = (*draft.isr, *draft.elr)
     if rules.may_elect_unclean:

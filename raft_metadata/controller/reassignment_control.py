@@ -12,7 +12,12 @@ from collections.abc import Collection, Sequence
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
-from raft_metadata.controller.broker_views import BrokerViews, first_electable, is_electable
+from raft_metadata.controller.broker_views import (
+    BrokerViews,
+    first_electable,
+    is_electable,
+    is_told_of,
+)
 from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft, at
 from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.controller.topic_rules import TopicRules
@@ -203,7 +208,11 @@ def complete_reassignment(
     out once it knows: see `unaware`.
     """
     coming = [replica for replica in draft.adding if replica not in draft.removing]
-    sound = [replica for replica in draft.isr if replica not in damaged]
+    sound = [
+        replica
+        for replica in draft.isr
+        if replica not in damaged and is_told_of(views.told, replica)
+    ]
     if not all(replica in sound for replica in coming):
         return
     stay = [replica for replica in sound if replica not in draft.removing]

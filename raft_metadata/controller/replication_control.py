@@ -25,6 +25,7 @@ from raft_metadata.controller.broker_views import (
     BrokerViews,
     Failed,
     Heard,
+    Told,
     is_electable,
 )
 from raft_metadata.controller.cluster_control import check_broker_epoch
@@ -280,13 +281,14 @@ def decide_consequences(
     changes_max: int,
     heard: Heard = NOTHING_HEARD,
     failed: Failed = NOTHING_FAILED,
+    told: Told = None,
 ) -> Consequences:
     """What these partitions owe to the present state of the brokers (rule M4).
 
     At most ``changes_max`` records: go on behind those that were seen, with the image these lead
     to. A partition that is gone owes nothing.
     """
-    views = BrokerViews.of(image.brokers, image.feature_level, heard, failed)
+    views = BrokerViews.of(image.brokers, image.feature_level, heard, failed, told)
     all_rules: dict[TopicId, TopicRules] = {}
     records: list[PartitionChangeRecord] = []
     held: list[tuple[TopicIdPartition, BrokerId]] = []

@@ -59,7 +59,7 @@ class BrokerRegistered:
 
 
 FAILED_REPLICAS_MAX = 100
-"""In one heartbeat: 10 KB. Others have their turn when some of these are done with."""
+"""In one heartbeat: 13 KB. Of more, each heartbeat says a page (`damage_pages`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,9 @@ class FailedReplica:
     """The newest one in which this log took part; -1: none in this life."""
     can_lead: bool
     """What is readable can be served, where there is nobody else."""
+    partition_epoch: PartitionEpoch = PartitionEpoch(-1)
+    """Of the partition as the broker had seen it when it found this so: a report of another state
+    of the partition takes nobody out of ISR and ELR; -1: it does not know the partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,12 @@ class BrokerHeartbeat:
     want_shutdown: bool = False
     failed: tuple[FailedReplica, ...] = ()
     """At most `FAILED_REPLICAS_MAX`, said again until each is done with; from level 4 on."""
+    failed_after: TopicIdPartition | None = None
+    """``failed`` are all damaged replicas behind this place, None: from the first one on …"""
+    failed_up_to: TopicIdPartition | None = None
+    """… up to and with this one, None: to the last."""
+    number: int = 0
+    """Grows with what this process says: one that was overtaken on its way tells no news."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -134,7 +134,9 @@ class World:
         self.behind: dict[BrokerId, MetadataOffset] = {}
         """Brokers that read no more of the metadata log: up to where they have."""
         self.failed: dict[BrokerId, tuple[FailedReplica, ...]] = {}
-        """What brokers say of damaged logs."""
+        """What brokers say of damaged logs; of the partition, what they have seen of it."""
+        self.images: dict[int, MetadataImage] = {}
+        self.beats = 0
         self.log: list[tuple[MetadataRecord, ...]] = []
         self.invariants = Invariants(self.config.defaults)
         self.core = Controller(self.config, random.Random(self.seed).randbytes, self.now_ms)
@@ -153,7 +155,7 @@ class World:
         after = delta.apply(MetadataOffset(base + count), ControllerEpoch(1))
         self.invariants.check(self.image, after, joins=joins)
         self._check_who_went(after)
-        self.image = after
+        self.image = self.images[after.next_offset] = after
         self.log.append(batch)
         self.core.appended(delta, after)
 
@@ -208,21 +210,29 @@ class World:
 
     def beat(self, broker: BrokerId, *, want_shutdown: bool = False) -> HeartbeatAnswer:
         """A heartbeat of a broker that has applied the whole image, or stays `behind`."""
-        failed = self.failed.get(broker, ())
-        for one in failed:
+        return self.core.heartbeat(
+            self.image, self.said(broker, want_shutdown=want_shutdown), self.now_ms, is_active=True
+        )
+
+    def said(self, broker: BrokerId, *, want_shutdown: bool = False) -> BrokerHeartbeat:
+        """What a heartbeat of this broker says now."""
+        offset = self.behind.get(broker, self.image.next_offset)
+        seen = self.images[max((each for each in self.images if each <= offset), default=offset)]
+        failed = []
+        for one in self.failed.get(broker, ()):
             where = TopicIdPartition(one.topic_id, one.partition)
             self.invariants.damaged.setdefault(where, set()).add(broker)
-        return self.core.heartbeat(
-            self.image,
-            BrokerHeartbeat(
-                broker_id=broker,
-                broker_epoch=self.alive[broker],
-                metadata_offset=self.behind.get(broker, self.image.next_offset),
-                want_shutdown=want_shutdown,
-                failed=failed,
-            ),
-            self.now_ms,
-            is_active=True,
+            known = seen.partition(*where)
+            epoch = PartitionEpoch(-1) if known is None else known.partition_epoch
+            failed.append(replace(one, partition_epoch=epoch))
+        self.beats += 1
+        return BrokerHeartbeat(
+            broker_id=broker,
+            broker_epoch=self.alive[broker],
+            metadata_offset=offset,
+            want_shutdown=want_shutdown,
+            failed=tuple(failed),
+            number=self.beats,
         )
 
     def pass_time(self, ms: int) -> None:
