@@ -14,6 +14,7 @@ from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.http_door import open_door, read_answer
 from tests.support.lane_requests import (
     JSON_V2,
+    LONG_S,
     ONE,
     HeldAppends,
     connection,
@@ -184,7 +185,7 @@ async def test_a_known_head_with_a_body_for_the_usual_way(unparsed: list[bytes])
 
 async def test_a_stop_waits_for_an_unparsed_request_and_a_client_may_leave() -> None:
     apis = flights()
-    async with connection(apis) as (door, reader, writer):
+    async with connection(apis, grace_s=LONG_S) as (door, reader, writer):
         writer.write(post(ONE))
         assert await offset_in(reader) == 0
         held = HeldAppends(apis)
@@ -284,7 +285,7 @@ async def test_a_stop_does_not_wait_for_a_request_that_was_refused_meanwhile(
 ) -> None:
     """Nobody is left to take it the usual way: its connection ends, unanswered and not written."""
     apis = flights()
-    async with connection(apis) as (door, reader, writer):
+    async with connection(apis, grace_s=LONG_S) as (door, reader, writer):
         if is_known:
             writer.write(post(ONE))
             assert await offset_in(reader) == 0
@@ -295,8 +296,8 @@ async def test_a_stop_does_not_wait_for_a_request_that_was_refused_meanwhile(
         stop = asyncio.get_running_loop().create_task(door.server.stop())
         await asyncio.sleep(0.05)
         held.held[0]()
-        assert await asyncio.wait_for(reader.read(), 0.5) == b""
-        await asyncio.wait_for(stop, 0.5)
+        assert await asyncio.wait_for(reader.read(), LONG_S / 2) == b""
+        await asyncio.wait_for(stop, LONG_S / 2)
         assert apis.logs["flights", 0].end == is_known
 
 

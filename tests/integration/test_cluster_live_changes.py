@@ -65,7 +65,7 @@ async def test_changed_configs_are_in_force_on_every_broker_without_a_restart(
         async def refused(broker: int = broker) -> bool:
             return entry(await cluster.produce(broker, topic, large))["error_code"] == 413
 
-        await cluster.until(refused, f"broker {broker} knows the limit", 2)
+        await cluster.until(refused, f"broker {broker} knows the limit")
     await set_config(cluster, topic, "max.message.bytes", None)
     assert entry(await cluster.produce(2, topic, large))["error_code"] is None
 

@@ -67,7 +67,7 @@ def test_no_orphans_when_the_supervisor_is_killed(up: Up) -> None:
     os.kill(pids[1], signal.SIGSTOP)  # even one that can't look at its pipe
     up.process.kill()
     up.process.wait()
-    wait_for("the nodes to end", lambda: not any(map(is_alive, pids)), timeout_s=2.0)
+    wait_for("the nodes to end", lambda: not any(map(is_alive, pids)))
 
 
 def test_a_node_that_dies_is_started_again_and_the_exit_is_logged(up: Up) -> None:
@@ -85,7 +85,7 @@ def test_a_second_signal_kills_at_once(up: Up) -> None:
     wait_for("stopping", lambda: up.cluster()["state"] == "stopping")
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(3) == 130
-    wait_for("the nodes to end", lambda: not any(map(is_alive, pids)), timeout_s=2.0)
+    wait_for("the nodes to end", lambda: not any(map(is_alive, pids)))
 
 
 def test_no_restart_leaves_the_dead_dead(tmp_path: Path) -> None:

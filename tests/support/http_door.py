@@ -109,14 +109,17 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def open_door(
-    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None
+    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None, grace_s: float = 1.0
 ) -> AsyncIterator[Door]:
-    """A listening door, by default in front of a fake broker with ``flights`` (2 partitions)."""
+    """A listening door, by default in front of a fake broker with ``flights`` (2 partitions).
+
+    ``grace_s``: how long requests in flight are given when it stops.
+    """
     if apis is None:
         apis = FakeBrokerApis()
         apis.add_topic("flights", 2)
     limits = replace(limits or BrokerLimits(), http_fast_lane=FAST_LANE.get())
-    server = HttpServer(build_app(apis, limits, ADVERTISED), limits, shutdown_grace_s=1.0)
+    server = HttpServer(build_app(apis, limits, ADVERTISED), limits, shutdown_grace_s=grace_s)
     address = await server.start("127.0.0.1:0")
     try:
         yield Door(apis, server, address)

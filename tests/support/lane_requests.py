@@ -29,11 +29,15 @@ def get(path: str, *headers: str) -> bytes:
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
 
 
+LONG_S = 20.0
+"""A grace of the server that no test waits out."""
+
+
 @asynccontextmanager
 async def connection(
-    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None
+    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None, grace_s: float = 1.0
 ) -> AsyncIterator[tuple[Door, asyncio.StreamReader, asyncio.StreamWriter]]:
-    async with open_door(apis, limits) as door:
+    async with open_door(apis, limits, grace_s) as door:
         host, _, port = door.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:

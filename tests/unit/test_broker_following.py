@@ -322,7 +322,7 @@ class Followed:
             task.cancel()
 
     async def until(self, offset: int) -> None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await self.loader.wait_for(MetadataOffset(offset))
 
 
@@ -348,7 +348,7 @@ async def test_an_image_is_this_brokers_only_once_every_role_is_taken(tmp_path: 
         await here.loader.loaded.wait()
         here.gate.clear()
         here.source.say(created(FIRST_ID, (ME, OTHER)), start=2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while here.steps < 3:  # noqa: ASYNC110 the loader's own steps are counted
                 await asyncio.sleep(0)
         assert here.loader.image.next_offset == 2
@@ -368,7 +368,7 @@ async def test_rule_m5_a_gap_or_an_older_epoch_changes_nothing_and_costs_the_sou
         await here.loader.loaded.wait()
         here.source.say(created(FIRST_ID, (ME, OTHER)), start=start, epoch=epoch)
         here.source.answers.put_nowait(KafkaError(ErrorCode.METADATA_BEHIND))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while len({source for source, _ in here.source.asked}) < 2:  # noqa: ASYNC110 as above
                 await asyncio.sleep(0.01)
     assert here.loader.image.next_offset == 2

@@ -19,6 +19,7 @@ from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import PartitionId
 from tests.support.one_broker import HERE, ME, OTHER, Here, image, one_broker
+from tests.support.waiting import until
 
 Told = tuple[int, KafkaError | None]
 
@@ -240,8 +241,7 @@ async def test_a_topic_that_is_deleted_answers_all_and_nothing_stays_counted(
     clients.ask("a")
     clients.ask("b")
     if is_waiting:
-        await asyncio.sleep(0.02)
-        assert here.local._parked_produces == 2
+        await until(lambda: here.local._parked_produces == 2)
     here.manager.on_metadata_update(replace(image(2, (ME, OTHER)), topics={}, topic_ids={}))
     await until_told(clients, 2)
     outcome = Outcome.UNKNOWN if is_waiting else Outcome.NOT_WRITTEN

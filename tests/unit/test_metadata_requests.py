@@ -173,13 +173,13 @@ async def test_beyond_the_end_is_refused() -> None:
 
 async def test_a_reader_waits_here_and_takes_no_place_of_a_broker() -> None:
     world = World()
-    read = asyncio.create_task(world.requests.log(offset(6), 5_000))
+    read = asyncio.create_task(world.requests.log(offset(6), 60_000))
     await asyncio.sleep(0.01)
     assert not read.done()
     assert world.controllers.fetched == []
     world.grow(1)
     world.loader.follow()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         page = await read
     assert [batch.base_offset for batch in page.batches] == [6]
     assert (await world.requests.log(offset(8), 10)).batches == (), "the time-out is no error"
