@@ -223,6 +223,9 @@ class Repairs:
 
     def _settle(self, replica: Replica, registration: PartitionRegistration) -> bool:
         key, role = replica.key, replica.partition.role
+        is_deposed = registration.leader != self._me and registration.leader_epoch > role.epoch
+        if is_deposed and isinstance(role, LeaderState):
+            self._host.stand_down(replica)  # rule G3: a full disk, which has no mark, is no reason
         self._logs.note_damage()
         if registration.leader == self._me:
             if not self._can_lead(key):
@@ -232,8 +235,6 @@ class Repairs:
             else:
                 self._give_up(replica)
             return False
-        if isinstance(role, LeaderState) and registration.leader_epoch > role.epoch:
-            self._host.stand_down(replica)
         self._give_up(replica)
         is_out = self._me not in registration.isr and self._me not in registration.elr
         if not (is_out and registration.has_leader and registration.leader_epoch > role.epoch):

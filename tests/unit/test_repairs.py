@@ -468,3 +468,18 @@ def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
     host.tick()
     assert host.is_emptied()
     assert (host.logs.offline, host.logs.unclean) == ({}, {})
+
+
+def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats say that it has heard of its successor: the mark of its damage can wait."""
+    host = Host(tmp_path, leader=ME)
+    with monkeypatch.context() as patched:
+        patched.setattr(host.logs._small, "write_damaged", full_disk)
+        host.rot()
+        host.tick()
+        host.learn(OTHER, BOTH, new_epoch=True)
+        assert isinstance(host.role(), Idle)
+    host.learn(OTHER, (OTHER,))
+    assert host.is_emptied()
