@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.records.admin import A, AdminCommand
 from raft_metadata.records.commands import (
@@ -93,6 +94,27 @@ class ControllerChannel(Protocol):
         ...
 
 
+Answered = Callable[[bytes, KafkaError | None], None]
+"""Takes the answer's body or, with an empty one, the error. Called once; it must not raise."""
+
+
+class PeerRequest(NamedTuple):
+    """A request whose answer goes to a function."""
+
+    kind: int
+    body: bytes
+    timeout_ms: int
+    answered: Answered
+
+
+class PeerCall(Protocol):
+    """A posted request under way."""
+
+    def hasten(self, left_ms: int) -> None:
+        """Wait so long at most: then its outcome is unknown."""
+        ...
+
+
 class PeerChannel(Protocol):
     """Requests to other brokers over their peer listener; each is sent at most once.
 
@@ -104,6 +126,15 @@ class PeerChannel(Protocol):
         self, broker_id: BrokerId, peer: str, kind: int, body: bytes, timeout_ms: int
     ) -> bytes:
         """Send one request frame to the broker advertised at ``peer`` and await its answer."""
+        ...
+
+    def post(
+        self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
+    ) -> Sequence[PeerCall] | None:
+        """`call` without tasks, of many written as one; each is answered alone, and never at once.
+
+        None: nothing was done, because no connection takes all of them now; `call` finds out why.
+        """
         ...
 
     async def open_stream(
@@ -121,6 +152,13 @@ class PeerServices(Protocol):
 
     async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
         """Answer a request frame. A `KafkaError` crosses the wire with code and outcome."""
+        ...
+
+    def answer_directly(self, kind: int, body: bytes, answered: Answered) -> bool:
+        """`answer` without a task. False: nothing was done, this kind is not answered like that.
+
+        ``answered`` is called once, perhaps before this returns; not if this raises.
+        """
         ...
 
     def accept_stream(self, follower: BrokerId) -> asyncio.BaseProtocol:

@@ -20,7 +20,7 @@ from broker.record.values import partition_for_key
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
 from broker.server.direct_requests import DirectRequests
-from broker.server.forwarded_produces import ForwardedProduces, Placed
+from broker.server.forwarded_produces import DEPOSED_GRACE_MS, ForwardedProduces, Placed
 from broker.server.group_requests import GroupRequests
 from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append, LocalPartitions, Read
@@ -83,8 +83,6 @@ T = TypeVar("T")
 
 REROUTE_PAUSE_MS = 100
 """Longest pause before a refused attempt is made again; a new image ends it at once."""
-DEPOSED_GRACE_MS = 500
-"""A forwarded request to a leader that was deposed meanwhile is given this long to answer."""
 ADMIN_FETCH_TIMEOUT_MS = 5_000
 
 
@@ -128,8 +126,9 @@ class RoutedBrokerApis:
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
         self.forwarded = ForwardedProduces(
-            config.broker_id, lambda: self.image, local, self._producer_ids, self.forward, clock
-        )
+            config.broker_id, lambda: self.image, local, self._producer_ids,
+            self.forward, clock, peers.post,
+        )  # fmt: skip
         self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
         self._produces = ProduceRouting(config.broker_id, local, self, self.forwarded, clock)
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from broker.ports import PeerRequest
 from broker.record.batch import RecordFormat
 from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
 from broker.server import forwarding
@@ -23,11 +24,12 @@ from raft_metadata.common.write_channel import Crossing, Done, Waiting, WriteCha
 from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
+    from broker.ports import PeerCall
     from broker.record.lines import ProduceRecord
     from broker.server.local_partitions import LocalPartitions
     from broker.server.producer_ids import ProducerIds
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, TopicIdPartition
+    from raft_metadata.common.ids import BrokerId, LeaderEpoch, TopicIdPartition
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 
 ATTEMPT_MS_MIN = 250
@@ -39,6 +41,11 @@ LATE_GRACE_MS = 100
 """A leader was told the deadline, too: its own word for what it left behind is waited for."""
 EXPIRY_STEP_MS = 10
 """Whoever waits is told at most this late: with 20,000 waiting a look at all of them takes 2 ms."""
+DEPOSED_GRACE_MS = 500
+"""A leader that was deposed meanwhile is given this long to answer."""
+POSTED_BYTES_MAX = 65_536
+"""A longer request takes what has gathered for its broker with it: then the connection says whether
+it can take more."""
 PAUSE_UNKNOWN_S = 0.02
 PAUSE_REFUSED_S = 0.1
 """Before the first of a channel is sent again; a new image ends it at once."""
@@ -73,22 +80,45 @@ class Forward(Protocol):
     ) -> bytes: ...
 
 
-class _Way:
-    """A channel and its timers."""
+class Post(Protocol):
+    """One hop without a task: `broker.ports.PeerChannel.post`."""
 
-    __slots__ = ("asks_id", "channel", "expiry", "expiry_ms", "partition", "pause")
+    def __call__(
+        self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
+    ) -> Sequence[PeerCall] | None: ...
+
+
+class _Way:
+    """A channel, its timers, and its requests that no task waits for."""
+
+    __slots__ = ("asks_id", "calls", "channel", "expiry", "expiry_ms", "partition", "pause")
 
     def __init__(self, partition: TopicIdPartition, producer_id: int) -> None:
         self.partition = partition
         self.channel = WriteChannel(producer_id)
+        self.calls: dict[Crossing, tuple[PeerCall, LeaderEpoch]] = {}
+        """Posted, and to the leader of which epoch."""
         self.pause: asyncio.TimerHandle | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.expiry_ms = 0
         self.asks_id = False
 
 
+class _Posting(NamedTuple):
+    """A request that leaves with the others of its turn for the same leader."""
+
+    way: _Way
+    crossing: Crossing
+    may_begin: bool
+    epoch: LeaderEpoch
+    request: PeerRequest
+
+
 class ForwardedProduces:
-    """On the broker's loop; its requests are tasks of `run`."""
+    """On the broker's loop. What it sends to one broker in a turn of the loop leaves as one write.
+
+    An attempt is a task of `run` only where that can't take it: no connection, no leader, led here.
+    """
 
     def __init__(
         self,
@@ -98,18 +128,24 @@ class ForwardedProduces:
         ids: ProducerIds,
         forward: Forward,
         clock: Clock,
+        post: Post | None = None,
     ) -> None:
         self._broker_id = broker_id
         self._image = image
         self._local = local
         self._ids = ids
         self._forward = forward
+        self._post = post
         self._clock = clock
         self._tasks: asyncio.TaskGroup | None = None
         self._ways: dict[tuple[TopicIdPartition, bool], _Way] = {}
         self._added: dict[_Way, None] = {}
-        """Something was added to these in this turn of the loop."""
+        """These may have something to send at the end of this turn of the loop."""
+        self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
+        """What this turn has for which broker, at which address."""
         self._paused: set[_Way] = set()
+        self._posted: set[_Way] = set()
+        """With calls under way."""
         self._waiting = 0
         self._waiting_bytes = 0
         self._producer_ids: dict[bool, int] = {}
@@ -203,6 +239,9 @@ class ForwardedProduces:
         way.channel.add(Waiting(text, count, kind, deadline_ms, done))
         if way.expiry is None or deadline_ms < way.expiry_ms:
             self._expire_at(way, deadline_ms)
+        self._pump_soon(way)
+
+    def _pump_soon(self, way: _Way) -> None:
         if not self._added:
             asyncio.get_running_loop().call_soon(self._pump_added)
         self._added[way] = None
@@ -211,6 +250,8 @@ class ForwardedProduces:
         added, self._added = self._added, {}
         for way in added:
             self._pump(way)
+        for broker_id, peer in list(self._postings):
+            self._post_all(broker_id, peer)
 
     def _way(self, partition: TopicIdPartition, acks: int) -> _Way:
         key = (partition, acks == ACKS_ALL)
@@ -232,16 +273,21 @@ class ForwardedProduces:
     # time and images
 
     def image_changed(self) -> None:
-        """There may be another leader: who waits for one tries now."""
+        """There may be another leader: who waits for one tries now, older ones answer soon."""
         for way in list(self._paused):
             self._resume(way)
+        for way in self._posted:
+            registration = self._image().partition(*way.partition)
+            for call, epoch in way.calls.values():
+                if registration is not None and registration.leader_epoch > epoch:
+                    call.hasten(DEPOSED_GRACE_MS)
 
     def _resume(self, way: _Way) -> None:
         if way.pause is not None:
             way.pause.cancel()
             way.pause = None
         self._paused.discard(way)
-        self._pump(way)
+        self._pump_soon(way)
 
     def _expire_at(self, way: _Way, deadline_ms: int) -> None:
         if way.expiry is not None:
@@ -258,7 +304,7 @@ class ForwardedProduces:
         following = way.channel.next_deadline_ms()
         if following is not None:
             self._expire_at(way, following)
-        self._pump(way)
+        self._pump_soon(way)
 
     # sending
 
@@ -266,9 +312,10 @@ class ForwardedProduces:
         """Send whatever may be sent now."""
         if way.pause is not None or self._tasks is None:
             return
-        while (crossing := way.channel.due()) is not None:
-            head = way.channel.is_head(crossing)
-            self._tasks.create_task(self._send(way, crossing, may_begin=head))
+        while way.pause is None and (crossing := way.channel.due()) is not None:
+            may_begin = way.channel.is_head(crossing)
+            if not self._gather(way, crossing, may_begin=may_begin):
+                self._tasks.create_task(self._send(way, crossing, may_begin=may_begin))
         if way.channel.wants_id and not way.asks_id:
             way.asks_id = True
             self._tasks.create_task(self._spare_id(way))
@@ -281,22 +328,87 @@ class ForwardedProduces:
         way.asks_id = False
         self._expire(way)
 
+    def _gather(self, way: _Way, crossing: Crossing, *, may_begin: bool) -> bool:
+        """Have it posted at the end of this turn; False where there is more to it than that."""
+        image = self._image()
+        registration = image.partition(*way.partition)
+        if self._post is None or registration is None or registration.leader == self._broker_id:
+            return False
+        leader = image.brokers.get(registration.leader)
+        if leader is None:
+            return False
+        append = self._request(way.partition, crossing, may_begin=may_begin)
+        frame = forwarding.encode_claimed(append, *_body(crossing))
+        answered = partial(self._answered, way, crossing)
+        request = PeerRequest(forwarding.APPEND_CLAIMED, frame, append.timeout_ms, answered)
+        posting = _Posting(way, crossing, may_begin, registration.leader_epoch, request)
+        self._postings.setdefault((leader.broker_id, leader.peer), []).append(posting)
+        if len(frame) >= POSTED_BYTES_MAX:
+            self._post_all(leader.broker_id, leader.peer)
+        return True
+
+    def _post_all(self, broker_id: BrokerId, peer: str) -> None:
+        postings = self._postings.pop((broker_id, peer))
+        assert self._post is not None
+        assert self._tasks is not None
+        try:
+            calls = self._post(broker_id, peer, [posting.request for posting in postings])
+        except Exception as error:  # noqa: BLE001 as in `_send`: these fail, the others go on
+            for way, crossing, *_ in postings:
+                self._ended(way, crossing, -1, self._bug(way, error))
+            return
+        if calls is None:
+            for way, crossing, may_begin, *_ in postings:
+                self._tasks.create_task(self._send(way, crossing, may_begin=may_begin))
+            return
+        for posting, call in zip(postings, calls, strict=True):
+            posting.way.calls[posting.crossing] = (call, posting.epoch)
+            self._posted.add(posting.way)
+
+    def _answered(
+        self, way: _Way, crossing: Crossing, body: bytes, error: KafkaError | None
+    ) -> None:
+        """To a posted request."""
+        way.calls.pop(crossing, None)
+        if not way.calls:
+            self._posted.discard(way)
+        if self._tasks is None:
+            return  # given up: whoever waited was told
+        base_offset = -1
+        try:
+            if error is None:
+                base_offset = forwarding.decode_base_offset(body)
+        except Exception as failure:  # noqa: BLE001 as in `_send`
+            error = self._bug(way, failure)
+        self._ended(way, crossing, base_offset, error)
+
     async def _send(self, way: _Way, crossing: Crossing, *, may_begin: bool) -> None:
-        channel = way.channel
+        base_offset, failed = -1, None
         try:
             base_offset = await self._attempt(way.partition, crossing, may_begin=may_begin)
         except KafkaError as error:
-            gone = way.partition.topic_id not in self._image().topics
-            channel.failed(crossing, error, is_final=gone)
-            self._pause(way, error)
+            failed = error
         except Exception as error:  # noqa: BLE001 one request fails, the others go on
-            _log.exception("forward failed partition=%s", way.partition)
-            text = f"this broker met {type(error).__name__}"
-            channel.failed(crossing, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text))
-            self._pause(way, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR))
+            failed = self._bug(way, error)
+        self._ended(way, crossing, base_offset, failed)
+
+    def _ended(
+        self, way: _Way, crossing: Crossing, base_offset: int, error: KafkaError | None
+    ) -> None:
+        """An attempt."""
+        if error is None:
+            way.channel.succeeded(crossing, base_offset)
         else:
-            channel.succeeded(crossing, base_offset)
-        self._pump(way)
+            gone = way.partition.topic_id not in self._image().topics
+            way.channel.failed(crossing, error, is_final=gone)
+            self._pause(way, error)
+        self._pump_soon(way)
+
+    @staticmethod
+    def _bug(way: _Way, error: Exception) -> KafkaError:
+        _log.error("forward failed partition=%s", way.partition, exc_info=error)
+        text = f"this broker met {type(error).__name__}"
+        return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
     def _pause(self, way: _Way, error: KafkaError) -> None:
         """Before the first is sent again. One that is numbered anew need not wait."""
@@ -316,27 +428,37 @@ class ForwardedProduces:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
         if registration is None or not registration.has_leader:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
+        append = self._request(partition, crossing, may_begin=may_begin)
+        if registration.leader == self._broker_id:
+            records = decode_records(b"".join(_body(crossing)))
+            return await self._local.append(replace(append, records=records))
+        frame = forwarding.encode_claimed(append, *_body(crossing))
+        kind = forwarding.APPEND_CLAIMED
+        answer = await self._forward(partition, registration, kind, frame, append.timeout_ms)
+        return forwarding.decode_base_offset(answer)
+
+    def _request(
+        self, partition: TopicIdPartition, crossing: Crossing, *, may_begin: bool
+    ) -> Append:
+        """What is asked of a leader, but for the records."""
         left_ms = crossing.deadline_ms - LATE_GRACE_MS - self._clock.monotonic_ms()
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
-        timeout_ms = max(1, min(left_ms, share_ms))
-        body = b"".join((b'{"records":[', crossing.text, b"]}"))
         key_format, value_format, acks = crossing.first.kind
-        append = Append(
+        return Append(
             partition=partition,
             records=(),
             key_format=RecordFormat(key_format),
             value_format=RecordFormat(value_format),
             acks=acks,
-            timeout_ms=timeout_ms,
+            timeout_ms=max(1, min(left_ms, share_ms)),
             claim=crossing.claim,
             may_begin=may_begin,
         )
-        if registration.leader == self._broker_id:
-            return await self._local.append(replace(append, records=decode_records(body)))
-        frame = forwarding.encode_claimed(append, body)
-        kind = forwarding.APPEND_CLAIMED
-        answer = await self._forward(partition, registration, kind, frame, timeout_ms)
-        return forwarding.decode_base_offset(answer)
+
+
+def _body(crossing: Crossing) -> tuple[bytes, bytes, bytes]:
+    """A produce body, in pieces."""
+    return b'{"records":[', crossing.text, b"]}"
 
 
 def may_go_plain(error: KafkaError) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from broker.coordinator.group_coordinator import GroupCoordinator
+    from broker.ports import Answered
     from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
     from broker.replication.leader_stream import LeaderStream
@@ -53,9 +54,9 @@ APPEND_CLAIMED = 10
 _LENGTH = struct.Struct("<I")
 
 
-def _join(head: dict[str, Any], payload: bytes = b"") -> bytes:
+def _join(head: dict[str, Any], *payload: bytes) -> bytes:
     text = orjson.dumps(head)
-    return b"".join((_LENGTH.pack(len(text)), text, payload))
+    return b"".join((_LENGTH.pack(len(text)), text, *payload))
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -98,10 +99,10 @@ def encode_append(request: Append) -> bytes:
     return _join(head, _envelope(request.records))
 
 
-def encode_claimed(request: Append, body: bytes) -> bytes:
+def encode_claimed(request: Append, *body: bytes) -> bytes:
     """An APPEND_CLAIMED body: as APPEND, under a producer id; an older broker refuses the kind.
 
-    ``body``: the records as a produce body; those of the request are not looked at.
+    ``body``: the pieces of the records as a produce body; those of the request are not looked at.
     """
     assert request.claim is not None
     head = {
@@ -113,7 +114,7 @@ def encode_claimed(request: Append, body: bytes) -> bytes:
         "claim": list(request.claim),
         "may_begin": request.may_begin,
     }
-    return _join(head, body)
+    return _join(head, *body)
 
 
 def encode_records(records: Sequence[ProduceRecord]) -> bytes:
@@ -255,6 +256,23 @@ def _fetched(result: FetchResult) -> bytes:
     return _join(head, encode_slices(sent))
 
 
+def _append_in(kind: int, head: dict[str, Any], payload: bytes) -> Append:
+    try:
+        return Append(
+            partition=_partition(head),
+            records=decode_records(payload),
+            key_format=RecordFormat(head["key_format"]),
+            value_format=RecordFormat(head["value_format"]),
+            acks=head["acks"],
+            timeout_ms=head["timeout_ms"],
+            claim=Claim(*head["claim"]) if "claim" in head else None,
+            may_begin=head.get("may_begin", True),
+        )
+    except KeyError as error:
+        text = f"request of kind {kind} lacks {error}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
+
+
 class NearReads(Protocol):
     """What a replica that follows here serves; ``follower_reads.FollowerReads``."""
 
@@ -329,20 +347,20 @@ class PeerRequests:
         )
         return _join({"log_start_offset": start})
 
+    def answer_directly(self, kind: int, body: bytes, answered: Answered) -> bool:
+        """See `PeerServices`: what other brokers forward under a number, nearly all there is."""
+        if kind != APPEND_CLAIMED:
+            return False
+
+        def done(base_offset: int, error: KafkaError | None) -> None:
+            answered(b"" if error else _join({"base_offset": base_offset}), error)
+
+        request = _append_in(kind, *_split(body))
+        self._local.append_directly(request, done)
+        return True
+
     async def _append(self, head: dict[str, Any], payload: bytes) -> bytes:
-        base_offset = await self._local.append(
-            Append(
-                partition=_partition(head),
-                records=decode_records(payload),
-                key_format=RecordFormat(head["key_format"]),
-                value_format=RecordFormat(head["value_format"]),
-                acks=head["acks"],
-                timeout_ms=head["timeout_ms"],
-                claim=Claim(*head["claim"]) if "claim" in head else None,
-                may_begin=head.get("may_begin", True),
-            )
-        )
-        return _join({"base_offset": base_offset})
+        return _join({"base_offset": await self._local.append(_append_in(APPEND, head, payload))})
 
     async def _fetch(self, head: dict[str, Any], *, near: bool) -> bytes:
         read = _read(head)

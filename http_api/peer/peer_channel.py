@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
-
-from typing_extensions import override
+from typing import TYPE_CHECKING
 
 from http_api.peer.addresses import dial_address, split_address
 from http_api.peer.frames import (
     MAX_FRAME_BYTES,
-    FrameReader,
-    FrameType,
     Hello,
     Plane,
     ProtocolViolationError,
-    Refusal,
-    Request,
     decode_welcome,
     request_frame_bytes,
-    request_head,
 )
 from http_api.peer.handover import DialledGreeting, hand_over
+from http_api.peer.rpc_connection import PostedCall, RpcConnection, unreachable
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+
+if TYPE_CHECKING:
+    from broker.ports import PeerRequest
 
 CONNECT_TIMEOUT_MS = 1_000
 """TCP and hello together. A black-holed link must not cost a caller more."""
 BACKOFF_FIRST_MS = 20
 BACKOFF_MAX_MS = 200
 """A broker that is back is reached at most this much later."""
-ANSWER_GRACE_MS = 250
-"""How long after the time-out an answer is still taken: the other side, which was told the same
-time-out, then says in its own words what it left behind."""
 MAX_REQUESTS_IN_FLIGHT = 20_000
 """Per connection, as on the serving side."""
 
@@ -105,9 +99,21 @@ class TcpPeerChannel:
                     connection = await self._connected(broker_id, peer)
                     await connection.writable.wait()
             except TimeoutError:
-                raise _unreachable(broker_id, f"not connected within {timeout_ms} ms") from None
+                raise unreachable(broker_id, f"not connected within {timeout_ms} ms") from None
         left_ms = max(1, round((deadline - loop.time()) * 1000))
         return await connection.request(kind, body, left_ms)
+
+    def post(
+        self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
+    ) -> Sequence[PostedCall] | None:
+        """See `broker.ports.PeerChannel`."""
+        connection = self._ready(broker_id, peer)
+        if connection is None or len(requests) > connection.room:
+            return None
+        most = self._max_frame_bytes
+        if any(request_frame_bytes(len(each.body)) > most for each in requests):
+            return None
+        return connection.post(requests)
 
     async def open_stream(
         self,
@@ -132,7 +138,7 @@ class TcpPeerChannel:
 
     # -- connections
 
-    def _ready(self, broker_id: BrokerId, peer: str) -> _RpcConnection | None:
+    def _ready(self, broker_id: BrokerId, peer: str) -> RpcConnection | None:
         """The open connection, if it can take a request in this very moment."""
         link = self._links.get(broker_id)
         if link is None or link.peer != peer:
@@ -142,13 +148,13 @@ class TcpPeerChannel:
             return None
         return connection
 
-    async def _connected(self, broker_id: BrokerId, peer: str) -> _RpcConnection:
+    async def _connected(self, broker_id: BrokerId, peer: str) -> RpcConnection:
         """The connection to this broker at this address; dials if there is none.
 
         All callers that come meanwhile share one attempt and its failure.
         """
         if self._stopped:
-            raise _unreachable(broker_id, "this broker stops")
+            raise unreachable(broker_id, "this broker stops")
         link = self._links.get(broker_id)
         if link is None or link.peer != peer:
             if link is not None and link.connection is not None:
@@ -163,13 +169,13 @@ class TcpPeerChannel:
             task.add_done_callback(self._dialling.discard)
         return await asyncio.shield(link.attempt)
 
-    async def _open(self, link: _Link, attempt: asyncio.Future[_RpcConnection]) -> None:
+    async def _open(self, link: _Link, attempt: asyncio.Future[RpcConnection]) -> None:
         """One attempt, after what is left of the back-off. Resolves ``attempt`` in any case."""
         loop = asyncio.get_running_loop()
         try:
             await asyncio.sleep(max(0.0, link.not_before - loop.time()))
             transport, greeting = await self._dial_peer(link.broker_id, link.peer, Plane.RPC)
-            connection = _RpcConnection(
+            connection = RpcConnection(
                 link.broker_id, self._max_frame_bytes, self._max_requests_in_flight
             )
             hand_over(transport, connection, greeting.leftover)
@@ -178,7 +184,7 @@ class TcpPeerChannel:
             attempt.set_exception(error)
             attempt.exception()  # callers may all have given up
         except BaseException as error:
-            attempt.set_exception(_unreachable(link.broker_id, f"dialling ended: {error!r}"))
+            attempt.set_exception(unreachable(link.broker_id, f"dialling ended: {error!r}"))
             attempt.exception()
             raise
         else:
@@ -213,13 +219,13 @@ class TcpPeerChannel:
             if refusal is not None:
                 raise KafkaError(refusal.code, refusal.message, outcome=Outcome.NOT_WRITTEN)
             if transport.is_closing():
-                raise _unreachable(broker_id, f"{address} closed the connection")
+                raise unreachable(broker_id, f"{address} closed the connection")
             accepted = True
             return transport, greeting
         except TimeoutError:
-            raise _unreachable(broker_id, f"{address} did not answer in time") from None
+            raise unreachable(broker_id, f"{address} did not answer in time") from None
         except (OSError, ProtocolViolationError) as error:
-            raise _unreachable(broker_id, f"{address}: {error}") from error
+            raise unreachable(broker_id, f"{address}: {error}") from error
         finally:
             greeting.answered.cancel()
             if not accepted and transport is not None:
@@ -232,8 +238,8 @@ class _Link:
 
     broker_id: BrokerId
     peer: str
-    connection: _RpcConnection | None = None
-    attempt: asyncio.Future[_RpcConnection] | None = None
+    connection: RpcConnection | None = None
+    attempt: asyncio.Future[RpcConnection] | None = None
     not_before: float = 0.0
     """Loop time before which nobody dials."""
     backoff_ms: int = field(default=BACKOFF_FIRST_MS)
@@ -245,154 +251,3 @@ class _Link:
     def succeed(self) -> None:
         self.not_before = 0.0
         self.backoff_ms = BACKOFF_FIRST_MS
-
-
-class _RpcConnection(asyncio.Protocol):
-    """The dialling end of one connection on plane ``rpc``.
-
-    Lifetime: from the accepted hello to the loss of the connection, which resolves every request
-    still waiting. A retired connection takes no new requests and closes with its last answer.
-    """
-
-    def __init__(self, broker_id: BrokerId, max_frame_bytes: int, max_in_flight: int) -> None:
-        self._broker_id = broker_id
-        self._reader = FrameReader(
-            frozenset({FrameType.ANSWER, FrameType.REFUSAL}), max_frame_bytes
-        )
-        self._max_in_flight = max_in_flight
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._next_id = 1
-        self._transport: asyncio.Transport | None = None
-        self._retired = False
-        self._lost: str | None = None
-        self._heard_at = 0.0
-        self.writable = asyncio.Event()
-        self.writable.set()
-
-    @property
-    def usable(self) -> bool:
-        """Whether new requests may be written."""
-        return (
-            self._lost is None
-            and not self._retired
-            and self._transport is not None
-            and not self._transport.is_closing()
-        )
-
-    async def request(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
-        """Write one request and await its answer, for ``timeout_ms`` and a little grace."""
-        if not self.usable:
-            raise _unreachable(self._broker_id, self._lost or "the connection closes")
-        if len(self._waiting) >= self._max_in_flight:
-            raise KafkaError(
-                ErrorCode.QUEUE_FULL,
-                f"{len(self._waiting)} requests to broker {self._broker_id} are in flight",
-                outcome=Outcome.NOT_WRITTEN,
-            )
-        assert self._transport is not None
-        loop = asyncio.get_running_loop()
-        request_id = self._next_id
-        self._next_id += 1
-        answer: asyncio.Future[bytes] = loop.create_future()
-        self._waiting[request_id] = answer
-        sent_at = loop.time()
-        # Rule F1: from here on the request may have been read by the other side.
-        self._transport.writelines([request_head(request_id, kind, timeout_ms, len(body)), body])
-        patience_s = (timeout_ms + ANSWER_GRACE_MS) / 1000
-        timer = loop.call_later(patience_s, self._expire, answer, timeout_ms, sent_at)
-        try:
-            return await answer
-        finally:
-            timer.cancel()
-            del self._waiting[request_id]
-            self._close_if_retired()
-
-    def retire(self, reason: str) -> None:
-        """Take no new requests; close once the last one has its answer."""
-        if not self._retired:
-            _log.info("peer connection retired broker=%d reason=%s", self._broker_id, reason)
-        self._retired = True
-        self._close_if_retired()
-
-    def close(self, reason: str) -> None:
-        """Close now; what is in flight ends with an unknown outcome."""
-        self._lose(reason)
-        if self._transport is not None:
-            self._transport.abort()
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
-        try:
-            frames = self._reader.feed(data)
-        except ProtocolViolationError as error:
-            _log.warning("peer connection closed broker=%d reason=%s", self._broker_id, error)
-            self.close(str(error))
-            return
-        for frame in frames:
-            assert not isinstance(frame, Request)
-            waiting = self._waiting.get(frame.request_id)
-            # Nobody waits any more when the caller timed out or was cancelled.
-            if waiting is None or waiting.done():
-                continue
-            if isinstance(frame, Refusal):
-                waiting.set_exception(frame.error)
-            else:
-                waiting.set_result(frame.body)
-
-    @override
-    def pause_writing(self) -> None:
-        self.writable.clear()
-
-    @override
-    def resume_writing(self) -> None:
-        self.writable.set()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(str(exc) if exc else "closed by the other side")
-
-    def _lose(self, reason: str) -> None:
-        if self._lost is not None:
-            return
-        self._lost = reason
-        self.writable.set()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(
-                    KafkaError(
-                        ErrorCode.NETWORK_EXCEPTION,
-                        f"connection to broker {self._broker_id} lost: {reason}",
-                        outcome=Outcome.UNKNOWN,
-                    )
-                )
-
-    def _expire(self, answer: asyncio.Future[bytes], timeout_ms: int, sent_at: float) -> None:
-        if answer.done():
-            return
-        answer.set_exception(
-            KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"broker {self._broker_id} did not answer within {timeout_ms} ms",
-                outcome=Outcome.UNKNOWN,
-            )
-        )
-        if self._heard_at < sent_at:
-            # Perhaps a black hole: the next request tries a new connection, others may wait here.
-            self.retire("silent")
-
-    def _close_if_retired(self) -> None:
-        if self._retired and not self._waiting and self._transport is not None:
-            self._transport.close()
-
-
-def _unreachable(broker_id: BrokerId, reason: str) -> KafkaError:
-    return KafkaError(
-        ErrorCode.NETWORK_EXCEPTION,
-        f"broker {broker_id} is not reachable: {reason}",
-        outcome=Outcome.NOT_WRITTEN,
-    )

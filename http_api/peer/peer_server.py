@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from typing_extensions import override
@@ -30,6 +31,9 @@ from http_api.peer.frames import (
 from http_api.peer.handover import hand_over
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+
+TOGETHER_BYTES_MAX = 65_536
+"""Answers that wait for each other; larger ones gain nothing by it."""
 
 _log = logging.getLogger("peer.server")
 
@@ -214,7 +218,10 @@ class _Greeting(asyncio.Protocol):
 
 
 class _RpcService(asyncio.Protocol):
-    """One broker's requests. Each runs as its own task; answers leave in any order."""
+    """One broker's requests. Answers leave in any order, those of one turn as one write.
+
+    A request runs as a task of its own, unless `PeerServices.answer_directly` takes it.
+    """
 
     def __init__(self, server: PeerServer, from_broker: BrokerId) -> None:
         self._server = server
@@ -225,6 +232,9 @@ class _RpcService(asyncio.Protocol):
         self._request_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
+        self._leaving: list[bytes] = []
+        """Frames that are written at the end of this turn of the loop."""
+        self._leaving_bytes = 0
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -258,6 +268,7 @@ class _RpcService(asyncio.Protocol):
         self._writable.set()
         assert self._transport is not None
         self._transport.resume_reading()
+        self._write()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -278,11 +289,46 @@ class _RpcService(asyncio.Protocol):
                 f"({self._request_bytes} bytes) of broker {self._from} in flight",
                 outcome=Outcome.NOT_WRITTEN,
             )
-            self._transport.write(encode_refusal(request.request_id, refusal))
+            self._send([encode_refusal(request.request_id, refusal)])
             return
         self._requests += 1
         self._request_bytes += len(request.body)
-        self._server.run(self._serve(request))
+        answered = partial(self._answered, request, [])
+        try:
+            taken = self._server.services.answer_directly(request.kind, request.body, answered)
+        except Exception as error:  # noqa: BLE001 as in `_serve`
+            answered(b"", self._failure(request, error))
+        else:
+            if not taken:
+                self._server.run(self._serve(request))
+
+    def _answered(
+        self, request: Request, before: list[None], body: bytes, error: KafkaError | None
+    ) -> None:
+        """To a request that was taken without a task. ``before``: it was answered already."""
+        if before:
+            _log.error("peer request answered twice kind=%d broker=%d", request.kind, self._from)
+            return
+        before.append(None)
+        self._requests -= 1
+        self._request_bytes -= len(request.body)
+        if error is None:
+            self._send([answer_head(request.request_id, len(body)), body])
+        else:
+            self._send([encode_refusal(request.request_id, error)])
+
+    def _failure(self, request: Request, error: Exception) -> KafkaError:
+        """What is said of a request that an exception ended."""
+        if isinstance(error, KafkaError):
+            return error
+        _log.error(
+            "peer request failed kind=%d broker=%d", request.kind, self._from, exc_info=error
+        )
+        return KafkaError(
+            ErrorCode.UNKNOWN_SERVER_ERROR,
+            f"broker {self._server.broker_id} met {type(error).__name__}",
+            outcome=Outcome.UNKNOWN,
+        )
 
     async def _serve(self, request: Request) -> None:
         try:
@@ -296,20 +342,27 @@ class _RpcService(asyncio.Protocol):
                     outcome=Outcome.UNKNOWN,
                 )
             frames = [answer_head(request.request_id, len(body)), body]
-        except KafkaError as error:
-            frames = [encode_refusal(request.request_id, error)]
         except Exception as error:  # noqa: BLE001 one request fails, the listener goes on
-            _log.exception("peer request failed kind=%d broker=%d", request.kind, self._from)
-            unexpected = KafkaError(
-                ErrorCode.UNKNOWN_SERVER_ERROR,
-                f"broker {self._server.broker_id} met {type(error).__name__}",
-                outcome=Outcome.UNKNOWN,
-            )
-            frames = [encode_refusal(request.request_id, unexpected)]
+            frames = [encode_refusal(request.request_id, self._failure(request, error))]
         finally:
             self._requests -= 1
             self._request_bytes -= len(request.body)
         await self._writable.wait()
+        self._send(frames)
+
+    def _send(self, frames: list[bytes]) -> None:
+        """Written with what else is answered in this turn; at once, if that is much."""
+        if not self._leaving:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._leaving += frames
+        self._leaving_bytes += sum(map(len, frames))
+        if self._leaving_bytes >= TOGETHER_BYTES_MAX:
+            self._write()
+
+    def _write(self) -> None:
         assert self._transport is not None
+        if not self._leaving or not self._writable.is_set():
+            return
+        frames, self._leaving, self._leaving_bytes = self._leaving, [], 0
         if not self._transport.is_closing():
             self._transport.writelines(frames)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import orjson
 import pytest
@@ -21,74 +18,26 @@ from http_api.peer.frames import (
     take_hello,
 )
 from http_api.peer.peer_channel import TcpPeerChannel
-from http_api.peer.peer_server import PeerLimits, PeerServer
+from http_api.peer.peer_server import PeerLimits
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+from tests.support.peer_rpc import (
+    BREAK,
+    CLUSTER,
+    ECHO,
+    FAIL,
+    LATE,
+    ONE,
+    SWELL,
+    TWO,
+    WAIT,
+    Services,
+    channel,
+    refused,
+    serving,
+)
 from tests.support.tcp_relay import TcpRelay
 from tests.support.waiting import until
-
-CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
-ONE, TWO = BrokerId(1), BrokerId(2)
-ECHO, FAIL, BREAK, WAIT, SWELL, LATE = 1, 2, 3, 4, 5, 6
-
-
-@dataclass
-class Services:
-    """Answers by kind; remembers what ran."""
-
-    ran: list[tuple[int, bytes]] = field(default_factory=list)
-    timeouts: list[int] = field(default_factory=list)
-    release: asyncio.Event = field(default_factory=asyncio.Event)
-    cancelled: int = 0
-
-    async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
-        self.ran.append((kind, body))
-        self.timeouts.append(timeout_ms)
-        if kind == FAIL:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "leader=3 epoch=7")
-        if kind == LATE:
-            await asyncio.sleep(timeout_ms / 1000)
-        if kind == SWELL:
-            return body * 2
-        if kind == BREAK:
-            raise ZeroDivisionError
-        if kind == WAIT:
-            try:
-                await self.release.wait()
-            except asyncio.CancelledError:
-                self.cancelled += 1
-                raise
-        return body
-
-    def accept_stream(self, follower: BrokerId) -> asyncio.BaseProtocol:
-        raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no streams here")
-
-
-@asynccontextmanager
-async def serving(
-    services: Services, *, bind: str = "127.0.0.1:0", limits: PeerLimits | None = None
-) -> AsyncIterator[PeerServer]:
-    server = PeerServer(bind, broker_id=TWO, cluster_id=CLUSTER, services=services, limits=limits)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
-
-
-@asynccontextmanager
-async def channel(**options: object) -> AsyncIterator[TcpPeerChannel]:
-    made = TcpPeerChannel(broker_id=ONE, cluster_id=CLUSTER, **options)  # type: ignore[arg-type]
-    try:
-        yield made
-    finally:
-        await made.stop()
-
-
-async def refused(call: Awaitable[bytes]) -> KafkaError:
-    with pytest.raises(KafkaError) as caught:
-        await call
-    return caught.value
 
 
 async def test_answers_come_back_to_their_requests_in_any_order() -> None:

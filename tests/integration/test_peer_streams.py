@@ -10,6 +10,7 @@ import pytest
 import uvloop
 from typing_extensions import override
 
+from broker.ports import Answered
 from http_api.peer.frames import Hello, Plane, encode_hello
 from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerServer
@@ -89,6 +90,9 @@ class Services:
 
     async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
         return body
+
+    def answer_directly(self, kind: int, body: bytes, answered: Answered) -> bool:
+        return False
 
     def accept_stream(self, follower: BrokerId) -> asyncio.BaseProtocol:
         if self.refusal is not None:

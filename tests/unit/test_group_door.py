@@ -151,6 +151,9 @@ class Peers:
     answers: list[bytes | KafkaError]
     sent: list[tuple[int, bytes]] = field(default_factory=list)
 
+    def post(self, *_: object) -> None:
+        """No connection is open: what is posted is called."""
+
     async def call(
         self, broker_id: BrokerId, peer: str, kind: int, body: bytes, timeout_ms: int
     ) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import forwarding
 from broker.server.direct_requests import DirectRequests
-from broker.server.forwarded_produces import ForwardedProduces, Placed
+from broker.server.forwarded_produces import Placed
 from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append
 from broker.server.produce_routing import ProduceRouting, check_claimed, check_whole
@@ -32,86 +32,20 @@ from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId, PartitionId, TopicName
 from raft_metadata.common.producer_claims import Claim
-from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+from raft_metadata.image.metadata_image import PartitionRegistration
+from tests.support.forwards import LOST, Leader, Shell, settled
 from tests.support.one_broker import HERE, ME, OTHER, image
 
-LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION, "the reply is lost")
 
-
-class Leader:
-    """Elsewhere: notes what it is sent, answers as it is told."""
-
-    def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.texts: list[bytes] = []
-        self.answers: list[KafkaError | None] = []
-        self.end = 0
-        self.gate: asyncio.Event | None = None
-        self.local: list[Append] = []
-
-    async def forward(
-        self, _partition: object, _registration: object, kind: int, body: bytes, _timeout_ms: int
-    ) -> bytes:
-        head, text = forwarding._split(body)
-        assert kind == forwarding.APPEND_CLAIMED
-        self.sent.append(head)
-        self.texts.append(text)
-        if self.gate is not None:
-            await self.gate.wait()
-        error = self.answers.pop(0) if self.answers else None
-        if error is not None:
-            raise error
-        base, self.end = self.end, self.end + len(decode_records(text))
-        return forwarding._join({"base_offset": base})
-
-    async def append(self, request: Append) -> int:
-        self.local.append(request)
-        return 77
-
-    async def next(self) -> int:
-        return 40
-
-    @property
-    def claims(self) -> list[tuple[int, int]]:
-        return [tuple(head["claim"][1:]) for head in self.sent]
-
-
-class Shell:
-    def __init__(self, leader: Leader) -> None:
-        self.leader = leader
-        self.image: MetadataImage = dataclasses.replace(
-            image(1, (OTHER,), leader=OTHER), feature_level=3
-        )
-        fake: Any = leader
-        self.forwards = ForwardedProduces(
-            ME, lambda: self.image, fake, fake, fake.forward, SystemClock()
-        )
-
-    async def append(self, count: int = 1, timeout_ms: int = 5_000, **more: Any) -> list[Placed]:
-        body = b'{"records":[' + b",".join([b'{"value":1}'] * count) + b"]}"
-        fields: dict[str, Any] = {"records": decode_records(body), "acks": ACKS_ALL} | more
-        json = RecordFormat.JSON
-        append = Append(
-            partition=HERE, key_format=json, value_format=json, timeout_ms=timeout_ms, **fields
-        )
-        assert await self.forwards.may_take(append.acks)
-        return await self.forwards.append(append, SystemClock().monotonic_ms() + timeout_ms)
-
-
-@pytest.fixture
-async def shell() -> AsyncIterator[Shell]:
-    made = Shell(Leader())
+@pytest.fixture(params=[True, False], ids=["posted", "tasks"])
+async def shell(request: pytest.FixtureRequest) -> AsyncIterator[Shell]:
+    """Either way to a leader; in the product the second is for what can't be posted."""
+    made = Shell(Leader(), posts=request.param)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(made.forwards.run())
         await asyncio.sleep(0)
         yield made
         running.cancel()
-
-
-async def settled(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 no event
-            await asyncio.sleep(0.001)
 
 
 async def test_rule_f1_a_lost_reply_is_asked_for_again_under_the_same_number(shell: Shell) -> None:
@@ -291,8 +225,9 @@ async def test_what_is_acknowledged_with_less_has_a_sequence_of_its_own(shell: S
     assert shell.leader.claims == [(0, 0), (0, 0), (0, 1)]
 
 
-async def test_when_the_broker_stops_whoever_waits_is_told() -> None:
-    shell = Shell(Leader())
+@pytest.mark.parametrize("posts", [True, False])
+async def test_when_the_broker_stops_whoever_waits_is_told(posts: bool) -> None:
+    shell = Shell(Leader(), posts=posts)
     shell.leader.gate = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(shell.forwards.run())
@@ -304,6 +239,8 @@ async def test_when_the_broker_stops_whoever_waits_is_told() -> None:
     assert placed.error is not None
     assert placed.error.outcome is Outcome.UNKNOWN
     assert not await shell.forwards.may_take(ACKS_ALL)
+    shell.leader.gate.set()
+    await asyncio.sleep(0.01)  # an answer that comes now finds nobody, and harms nobody
 
 
 async def test_an_older_cluster_and_a_missing_id_are_gone_without_numbers(shell: Shell) -> None:

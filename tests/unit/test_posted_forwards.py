@@ -1,0 +1,136 @@
+"""What a forwarding broker sends in one turn of the loop: a write a leader, each answered alone."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.server.forwarded_produces import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
+from raft_metadata.common.errors import KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition
+from tests.support.forwards import LOST, Leader, Shell, settled
+from tests.support.one_broker import HERE, ME, OTHER
+from tests.support.registered import broker
+
+THIRD = BrokerId(3)
+
+
+def place(number: int) -> TopicIdPartition:
+    return TopicIdPartition(HERE.topic_id, PartitionId(number))
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[Shell]:
+    made = Shell(Leader())
+    made.image = dataclasses.replace(
+        made.image, brokers=dict(made.image.brokers) | {THIRD: broker(THIRD)}
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(made.forwards.run())
+        await asyncio.sleep(0)
+        yield made
+        running.cancel()
+
+
+async def test_what_is_for_one_leader_leaves_as_one_write(shell: Shell) -> None:
+    shell.lead(OTHER, THIRD, OTHER, OTHER)
+    async with asyncio.TaskGroup() as tasks:
+        for number in (0, 1, 2, 3, 0):
+            tasks.create_task(shell.append(partition=place(number)))
+    assert shell.leader.posts == [(OTHER, 3), (THIRD, 1)]
+    assert sorted(head["partition"] for head in shell.leader.sent) == [0, 1, 2, 3]
+
+
+async def test_a_slow_partition_holds_up_no_other(shell: Shell) -> None:
+    """Though its request left with theirs."""
+    shell.lead(OTHER, OTHER)
+    shell.leader.gate, shell.leader.gated = asyncio.Event(), {0}
+    async with asyncio.TaskGroup() as tasks:
+        slow = tasks.create_task(shell.append(partition=place(0)))
+        for _ in range(8):
+            assert (await shell.append(partition=place(1)))[0].error is None
+        also_slow = tasks.create_task(shell.append(partition=place(0)))
+        await settled(lambda: len(shell.leader.sent) == 9)
+        assert shell.leader.posts[0] == (OTHER, 2)
+        assert not slow.done()
+        shell.leader.gate.set()
+    assert also_slow.result()[0].error is None
+    assert [head["claim"][2] for head in shell.leader.sent if head["partition"] == 0] == [0, 1]
+
+
+async def test_a_lost_reply_of_one_is_asked_for_again_alone(shell: Shell) -> None:
+    shell.lead(OTHER, OTHER)
+    shell.leader.answers = [LOST, None]
+    async with asyncio.TaskGroup() as tasks:
+        both = [tasks.create_task(shell.append(partition=place(number))) for number in (0, 1)]
+    assert [each.result()[0].error for each in both] == [None, None]
+    assert shell.leader.posts == [(OTHER, 2), (OTHER, 1)]
+    assert [head["partition"] for head in shell.leader.sent] == [0, 1, 0]
+    assert shell.leader.claims == [(0, 0), (0, 0), (0, 0)]
+
+
+async def test_a_deposed_leader_is_waited_for_a_short_grace_only(shell: Shell) -> None:
+    shell.lead(OTHER, OTHER, epoch=4)
+    shell.leader.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for number in (0, 1):
+            tasks.create_task(shell.append(partition=place(number)))
+        await settled(lambda: len(shell.leader.sent) == 2)
+        shell.forwards.image_changed()
+        assert not shell.leader.hastened, "it still leads"
+        [topic] = shell.image.topics.values()
+        newer = dataclasses.replace(topic.partitions[1], leader=THIRD, leader_epoch=5)
+        moved = dataclasses.replace(topic, partitions=(topic.partitions[0], newer))
+        shell.image = dataclasses.replace(shell.image, topics={topic.topic_id: moved})
+        shell.forwards.image_changed()
+        assert shell.leader.hastened == [DEPOSED_GRACE_MS]
+        shell.leader.gate.set()
+    shell.forwards.image_changed()
+    assert shell.leader.hastened == [DEPOSED_GRACE_MS], "nothing is under way"
+
+
+async def test_what_no_connection_takes_is_sent_by_a_task(shell: Shell) -> None:
+    shell.lead(OTHER, BrokerId(9), ME)
+    shell.leader.refuses_posts = True
+    assert (await shell.append(2))[0].error is None
+    [unknown_broker] = await shell.append(partition=place(1))
+    assert unknown_broker.error is None, "whom the image does not know the hop finds out about"
+    assert (await shell.append(partition=place(2)))[0].base_offset == 77, "led here by now"
+    assert not shell.leader.posts
+    assert len(shell.leader.local) == 1
+
+
+async def test_a_long_request_takes_with_it_what_has_gathered(shell: Shell) -> None:
+    """The connection is asked again after it: behind 64 MB it may take no more."""
+    shell.lead(OTHER, OTHER, OTHER)
+    long = b'{"records":[{"value":"%b"}]}' % (b"v" * POSTED_BYTES_MAX)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(shell.append(partition=place(0)))
+        tasks.create_task(shell.append(partition=place(1), body=long))
+        tasks.create_task(shell.append(partition=place(2)))
+    assert shell.leader.posts == [(OTHER, 2), (OTHER, 1)]
+
+
+async def test_a_bug_on_the_way_leaves_nobody_waiting(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its outcome is unknown, so it is asked for again under its number, until its time is over."""
+    attempts = 0
+
+    def broken(*_: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(shell.forwards, "_post", broken)
+    [placed] = await shell.append(timeout_ms=60)
+    assert isinstance(placed.error, KafkaError)
+    assert placed.error.outcome is Outcome.UNKNOWN
+    assert 1 < attempts < 20
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    assert (await shell.append())[0].error is None
+    assert shell.leader.claims == [(1, 0)], "the other number is given up"
