@@ -8,26 +8,20 @@ or at the end of a seed; one that was never judged is red. `--seed N` replays on
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections import Counter
+from collections.abc import Mapping
 from hashlib import blake2b
-from pathlib import Path
 
 import pytest
 
 from tests.support.metadata_sim_story import LONG, LONG_EVERY, SHORT, length_of, tell
 from tests.support.metadata_witness import Witness
 from tests.support.quorum_sim import quorum_world
+from tests.support.seeds import Seeds, printed_by_another_process, too_rare
 
 __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
 
 SEEDS = 1000
-CHUNK = 25
-MANY = 500
-ROOT = Path(__file__).resolve().parents[2]
 JUDGED = (
     *(f"R{number}" for number in range(1, 20) if number != 15),
     *(f"C{number}" for number in range(1, 15)),
@@ -47,46 +41,32 @@ MUST_HAPPEN = (
     *("UnregisterBroker ok", "UpgradeMetadata ok", "a minority and one that forgot"),
 )
 
-judged: Counter[str] = Counter()
-happened: Counter[str] = Counter()
-told: list[int] = []
+
+def counts_of(witness: Witness) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    return witness.tally, witness.counts
 
 
-def tell_and_count(seed: int) -> Witness:
-    try:
-        witness = tell(seed)
-    except BaseException as error:
-        error.add_note(f"replay: .venv/bin/python -m pytest {__file__} -k one_seed --seed {seed}")
-        raise
-    judged.update(witness.tally)
-    happened.update(witness.counts)
-    told.append(seed)
-    return witness
+seeds_told = Seeds(tell=tell, counts=counts_of, everyday=SEEDS, per_test=25)
+pytest_generate_tests = seeds_told.add_more
 
 
-def chunks() -> list[range]:
-    return [range(first, first + CHUNK) for first in range(0, SEEDS, CHUNK)]
-
-
-@pytest.mark.parametrize("seeds", chunks(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize(
+    "seeds", seeds_told.chunks(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}"
+)
 def test_invariants_r1_to_r19_c1_to_c14_p1_to_p14_hold(seeds: range) -> None:
-    for seed in seeds:
-        tell_and_count(seed)
+    seeds_told.run_all(seeds)
 
 
 def test_every_invariant_was_judged_and_every_fault_was_met() -> None:
-    if len(told) < SEEDS:
-        pytest.skip("counts the seeds of a whole run")
+    seeds_told.need_all()
     floor = SEEDS // 100
-    assert {name: judged[name] for name in JUDGED if judged[name] < floor} == {}
-    assert {name: happened[name] for name in MUST_HAPPEN if happened[name] < floor // 5} == {}
+    assert too_rare(JUDGED, seeds_told.judged, floor) == {}
+    assert too_rare(MUST_HAPPEN, seeds_told.happened, floor // 5) == {}
 
 
 def test_one_seed(request: pytest.FixtureRequest) -> None:
     """`--seed N` replays that one."""
-    seed = request.config.getoption("--seed")
-    witness = tell_and_count(3 if seed is None else seed)
-    assert witness.tally["R12"] > 0
+    assert seeds_told.replay(request).tally["R12"] > 0
 
 
 def history_of(seed: int) -> str:
@@ -105,27 +85,11 @@ def test_a_seed_is_one_history_in_every_process(length: object) -> None:
         "quorum_world._get_wrapped_function()(pytest.MonkeyPatch());"
         f"print(history_of({seed}))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)},
-    )
-    assert run.stdout.strip() == history_of(seed), run.stderr[-2000:]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "more_seeds" in metafunc.fixturenames:
-        end = SEEDS + metafunc.config.getoption("--seeds")
-        more = [range(first, min(first + MANY, end)) for first in range(SEEDS, end, MANY)]
-        metafunc.parametrize("more_seeds", more, ids=[str(seeds.stop - 1) for seeds in more])
+    assert printed_by_another_process(code) == [history_of(seed)]
 
 
 @pytest.mark.slow
 @pytest.mark.simulate
 def test_as_many_seeds_as_asked_for(more_seeds: range) -> None:
     """`make simulate ARGS="--seeds 100000"`: begins where the everyday run ends."""
-    for seed in more_seeds:
-        tell_and_count(seed)
+    seeds_told.run_all(more_seeds)
