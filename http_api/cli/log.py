@@ -1,4 +1,4 @@
-"""``quorumlog log dump|chain``: a broker's files, read as they lie on the disk."""
+"""``quorumlog log dump|chain|salvage``: a broker's files, read as they lie on the disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from http_api.cli.log_salvage import salvage
 from http_api.cli.options import format_option, says_errors
 from http_api.node.exits import EXIT_STORAGE, NodeExit
 
@@ -44,7 +45,13 @@ def _says_storage_errors(command: Command) -> Command:
 
 @click.group()
 def log() -> None:
-    """Read and check a broker's files, on a running node or a stopped one; nothing is changed."""
+    """Read and check a broker's files, on a running node or a stopped one.
+
+    Nothing is changed, but by salvage.
+    """
+
+
+log.add_command(salvage)
 
 
 @log.command()

@@ -81,6 +81,9 @@ class SimulatedDisk(Disk):
         self.moved: dict[tuple[str, str], set[str]] = {}
         """Directories (from, to), and which directories are still to be synced for it to last."""
 
+        self.exchanged: dict[tuple[str, str], set[str]] = {}
+        """Directories that took each other's names, as ``moved``."""
+
     # faults
 
     def kill(self) -> None:
@@ -94,6 +97,9 @@ class SimulatedDisk(Disk):
         self.kill()
         for pair in list(self.moved):
             self._settle_move(pair, happened=rng.random() < 0.5)
+        for one, other in self.exchanged:
+            self._swap(self.synced if rng.random() < 0.5 else self.live, one, other)
+        self.exchanged.clear()
         names: dict[str, Inode | None] = {}
         coins: dict[str, bool] = {}
         for source, target in self.renames:
@@ -126,6 +132,13 @@ class SimulatedDisk(Disk):
             names[new + name[len(old) :]] = names.pop(name)
         if happened and target in self.live:
             self.synced[target] = self.live[target]
+
+    @staticmethod
+    def _swap(names: dict[str, Inode | None], one: str, other: str) -> None:
+        inside = {name: names.pop(name) for name in list(names) if name.startswith(one + "/")}
+        for name in [name for name in names if name.startswith(other + "/")]:
+            names[one + name[len(other) :]] = names.pop(name)
+        names.update({other + name[len(one) :]: inode for name, inode in inside.items()})
 
     def fail_once(self, operation: str, number: int = errno.EIO, path: str = "") -> None:
         """The next such call on a path that contains ``path`` raises; a sync loses its pages."""
@@ -235,6 +248,11 @@ class SimulatedDisk(Disk):
             waited_for.discard(path)
             if not waited_for:
                 self._settle_move(pair, happened=True)
+        for pair, waited_for in list(self.exchanged.items()):
+            waited_for.discard(path)
+            if not waited_for:
+                del self.exchanged[pair]
+                self._swap(self.synced, *pair)
         on_their_way = {name for pair in self.moved for name in pair}
         inside = [
             name
@@ -256,6 +274,7 @@ class SimulatedDisk(Disk):
         self.synced = dict(self.live)
         self.renames.clear()
         self.moved.clear()
+        self.exchanged.clear()
 
     @override
     def read_file(self, path: str) -> bytes | None:
@@ -288,6 +307,12 @@ class SimulatedDisk(Disk):
         self.live[target] = self.live.pop(source)
         if self.live[target] is not None:
             self.renames.append((source, target))
+
+    @override
+    def exchange(self, one: str, other: str) -> None:
+        self._call("exchange", one)
+        self._swap(self.live, one, other)
+        self.exchanged[one, other] = {name.rpartition("/")[0] for name in (one, other)}
 
     @override
     def unlink(self, path: str) -> None:
