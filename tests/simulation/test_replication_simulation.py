@@ -3,8 +3,9 @@ as its own actor, kills, power cuts that lose any unsynced pages and names, full
 rotten bytes, pauses, fences, moves, reassignments, departures, `flush` switched live, records that
 are deleted, numbered batches that are sent again, unclean elections. Some topics are compacted, or
 keep their records for a time or up to a size: cleaner and retention are actors of their own, by
-clocks that go wrong (rules R7, R10). Bits rot under running
-brokers, which have it mended as they run, by controllers that take turns (decision 0009). What brokers serve is read through the product's own doors.
+clocks that go wrong (rules R7, R10). Bits rot under running brokers, which have it mended as they
+run, by controllers that take turns (decision 0009). What brokers serve is read through the
+product's own doors.
 
 In most seeds the log is the product's own, over a simulated disk. Every invariant of the table in
 docs/claims.md is judged after each event or at the end of a seed; one that was never judged is red.
