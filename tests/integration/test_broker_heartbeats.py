@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,14 +29,21 @@ from raft_metadata.common.ids import (
     ClusterId,
     DirectoryId,
     IncarnationId,
+    LeaderEpoch,
     MetadataOffset,
     NodeId,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
 )
+from raft_metadata.controller.damage_reports import DamageReports
 from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import (
+    FAILED_REPLICAS_MAX,
     BrokerHeartbeat,
     BrokerRegistered,
+    FailedReplica,
     HeartbeatAnswer,
     RegisterBroker,
 )
@@ -112,6 +119,7 @@ class JudgingController:
             command.broker_id, command.broker_epoch, command.metadata_offset,
             self.clock.monotonic_ms(), want_shutdown=command.want_shutdown,
         )  # fmt: skip
+        self.tracker.told(command)
         return self.answer
 
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
@@ -329,6 +337,40 @@ async def test_answers_of_an_earlier_registration_are_dropped(tmp_path: Path) ->
         with channel.heartbeats(lambda answer, _: heard.append(answer)):
             await asyncio.sleep(0.05)
         assert heard == []
+        await channel.stop()
+
+
+async def test_every_controller_is_told_all_that_is_damaged_page_by_page(tmp_path: Path) -> None:
+    controllers = judges()
+    count = 2 * FAILED_REPLICAS_MAX + 50
+    failed = tuple(
+        FailedReplica(
+            topic_id=TopicId("t"), partition=PartitionId(index), leader_epoch=LeaderEpoch(1),
+            can_lead=True, partition_epoch=PartitionEpoch(3),
+        )
+        for index in range(count)
+    )  # fmt: skip
+    beat = BrokerHeartbeat(
+        broker_id=BROKER,
+        broker_epoch=EPOCH,
+        metadata_offset=MetadataOffset(0),
+        failed=failed,
+        number=1,
+    )
+    with elsewhere(controllers) as addresses:
+        channel = HttpControllerChannel(controllers=addresses, cluster_id=CLUSTER)
+        await channel.start()
+        with channel.heartbeats(lambda *_: None) as beats:
+            beats.say(beat, at_once=True)
+            sessions = [one.tracker.session for one in controllers]
+
+            def damage() -> list[DamageReports]:
+                return [found.damage for each in sessions if (found := each(BROKER, EPOCH))]
+
+            await until(lambda: [one.is_told for one in damage()] == [True] * len(controllers))
+            assert [len(one.failed) for one in damage()] == [count] * len(controllers)
+            beats.say(replace(beat, failed=failed[1:2], number=2), at_once=True)
+            await until(lambda: [len(one.failed) for one in damage()] == [1] * len(controllers))
         await channel.stop()
 
 

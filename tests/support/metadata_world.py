@@ -62,6 +62,7 @@ from raft_metadata.records.commands import (
     RegisterBroker,
     TopicCreated,
 )
+from raft_metadata.records.damage_pages import next_page, place_of
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import BrokerState, DrainScope, MetadataRecord
@@ -137,6 +138,7 @@ class World:
         """What brokers say of damaged logs; of the partition, what they have seen of it."""
         self.images: dict[int, MetadataImage] = {}
         self.beats = 0
+        self.told_to: dict[BrokerId, TopicIdPartition | None] = {}
         self.log: list[tuple[MetadataRecord, ...]] = []
         self.invariants = Invariants(self.config.defaults)
         self.core = Controller(self.config, random.Random(self.seed).randbytes, self.now_ms)
@@ -210,9 +212,10 @@ class World:
 
     def beat(self, broker: BrokerId, *, want_shutdown: bool = False) -> HeartbeatAnswer:
         """A heartbeat of a broker that has applied the whole image, or stays `behind`."""
-        return self.core.heartbeat(
-            self.image, self.said(broker, want_shutdown=want_shutdown), self.now_ms, is_active=True
-        )
+        said = self.said(broker, want_shutdown=want_shutdown)
+        page = next_page(said, self.told_to.get(broker))
+        self.told_to[broker] = page.failed_up_to
+        return self.core.heartbeat(self.image, page, self.now_ms, is_active=True)
 
     def said(self, broker: BrokerId, *, want_shutdown: bool = False) -> BrokerHeartbeat:
         """What a heartbeat of this broker says now."""
@@ -231,7 +234,7 @@ class World:
             broker_epoch=self.alive[broker],
             metadata_offset=offset,
             want_shutdown=want_shutdown,
-            failed=tuple(failed),
+            failed=tuple(sorted(failed, key=place_of)),
             number=self.beats,
         )
 

@@ -9,6 +9,7 @@ from raft_metadata.common.ids import (
     NO_LEADER,
     BrokerId,
     LeaderEpoch,
+    MetadataOffset,
     PartitionEpoch,
     PartitionId,
 )
@@ -181,6 +182,13 @@ def test_somebody_sound_who_is_starting_is_worth_the_wait() -> None:
         pass
     waits = world.partition(2)
     assert (waits.leader, waits.isr) == (NO_LEADER, (B1, B2))
+    world.behind[B1] = MetadataOffset(world.alive[B1])
+    world.beat(B1)
+    world.beat(B2)
+    while world.decide_one():
+        pass
+    assert world.partition(2).isr == (B1, B2), "he lives, and may not come as far as to lead"
+    del world.behind[B1]
     world.pass_time(200)
     assert (world.partition(2).leader, world.partition(2).isr) == (B1, (B1,))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.log.log_directory import UnreadableError
-from broker.replication import unreadable
+from broker.replication import repairs, unreadable
 from broker.replication.frames import Open
 from broker.replication.leader_stream import LeaderStream
 from broker.replication.partition import Following, Idle
@@ -24,6 +24,7 @@ from raft_metadata.common.ids import (
     LeaderEpoch,
     PartitionEpoch,
     PartitionId,
+    TopicId,
     TopicIdPartition,
 )
 from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 HERE = TopicIdPartition(FIRST_ID, ZERO)
 BOTH = (OTHER, ME)
+SECOND_ID = TopicId("zSecond")
 
 
 class Host:
@@ -483,3 +485,30 @@ def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
         assert isinstance(host.role(), Idle)
     host.learn(OTHER, (OTHER,))
     assert host.is_emptied()
+
+
+def test_all_that_is_damaged_is_reported_in_order_with_the_state_of_the_partition_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a start refused stand beside what was found since; a known number of them."""
+    host = Host(tmp_path)
+    host.rot()
+    host.tick()
+    host.learn(OTHER, BOTH)
+    refused = [TopicIdPartition(SECOND_ID, PartitionId(index)) for index in reversed(range(150))]
+    host.logs.offline |= dict.fromkeys(refused, CorruptionError("planted"))
+    host.tick()
+    said = host.manager.repairs.report()
+    places = [(one.topic_id, one.partition) for one in said]
+    assert places == sorted(places)
+    assert len(said) == 151
+    assert {one.partition_epoch for one in said if one.topic_id == FIRST_ID} == {1}
+    assert {one.partition_epoch for one in said if one.topic_id == SECOND_ID} == {-1}
+    assert host.manager.repairs.report() is said, "it costs nothing while nothing changes"
+    host.learn(OTHER, (OTHER,))
+    assert {one.partition_epoch for one in host.manager.repairs.report()} == {-1, 2}
+    monkeypatch.setattr(repairs, "SAID_MAX", 20)
+    host.tick()
+    few = host.manager.repairs.report()
+    assert len(few) == 20
+    assert FIRST_ID in {one.topic_id for one in few}, "what can be mended now goes first"
