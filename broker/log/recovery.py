@@ -374,16 +374,19 @@ def _next_batch(
 def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
     """Raise CorruptionError if anything proves that the bad batch was durable once (rule Q5).
 
-    ``proven``: it is known already.
+    ``proven``: it is known already. What lies below the log start is missed by nobody, unless
+    something that is needed stands behind it.
     """
-    proof = scan.proven_end
+    proof, floor = scan.proven_end, max(bad.offset, scan.log_start)
     for number in range(max(bad.segment, 0), len(scan.segments)):
         fd = scan.files.use(scan.segments[number])
         position = bad.position if number == bad.segment else 0
         for header in _valid_batches(scan.disk, fd, position):
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
-    if proven or proof > max(bad.offset, scan.log_start):
+                if header.next_offset > scan.log_start:
+                    floor = bad.offset
+    if proven or proof > floor:
         segment = scan.segments[bad.segment] if bad.segment >= 0 else scan.segments[0]
         msg = (
             f"{bad.why} file={segment.log_path} position={bad.position} offset={bad.offset}: "

@@ -160,3 +160,25 @@ def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_d
         asyncio.run(cleaner.clean(log))
     assert cleaner.uncleanable == {}
     assert cleaner.totals.cleanings == 0
+
+
+def test_rule_q5_damage_below_the_log_start_does_not_take_what_stands_behind_it() -> None:
+    """It was cut off as a torn tail, and live records of the same file with it, without a word."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    for value in ("a", "b"):
+        append(life.log(), [value])
+        life.flush()
+    life.log().advance_log_start(2)
+    life.flush()
+    append(life.log(), ["c"])
+    life.flush()
+    disk.kill()
+    path = next(path for path in disk.live if path.endswith(".log"))
+    inode = disk.live[path]
+    assert inode is not None
+    inode.cache[100] ^= 1
+    inode.durable[100] ^= 1
+    life = Life(disk)
+    assert KEY in life.manager.offline
+    assert KEY in life.manager.unclean
