@@ -22,7 +22,7 @@ from broker.record.batch import (
     verify,
 )
 from broker.record.compression import PackedSlice, Piece, lines_of
-from broker.record.render import offset_of_line, timestamp_of_line
+from broker.record.render import offset_of_line
 from broker.record.whole_batches import Lines, sound_run, whole_lines, whole_slices
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
@@ -239,32 +239,6 @@ def read_raw(
     cut = _unpacked(segment, header, partial(without_front, first, header), from_offset)
     # A frame may grow as it is cut: it goes alone then, what fits was reckoned without that.
     return cut if len(cut) > size else cut + buffer[start + size : at]
-
-
-def offset_for_timestamp(
-    files: OpenFiles, segments: list[Segment], from_offset: int, timestamp_ms: int
-) -> int | None:
-    """The first offset from one on whose record has this timestamp or a later one; else None.
-
-    Raises:
-        CorruptionError: names file and offset.
-    """
-    for segment in segments:
-        if segment.max_timestamp < timestamp_ms or segment.next_offset <= from_offset:
-            continue
-        fd = files.use(segment)
-        start = segment.index(files.disk, fd).position_for_time(timestamp_ms)
-        for position, header in segment.headers(files.disk, fd, start):
-            if header.max_timestamp < timestamp_ms or header.next_offset <= from_offset:
-                continue
-            stored = segment.batch(files.disk, fd, position, header)[HEADER_SIZE:]
-            lines = bytes(_unpacked(segment, header, partial(lines_of, header), stored))
-            for line in lines.split(b"\n")[:-1]:
-                if timestamp_of_line(line, header) >= timestamp_ms:
-                    offset = offset_of_line(line, 0)
-                    if offset >= from_offset:
-                        return offset
-    return None
 
 
 def check_range(from_offset: int, log_start_offset: int, log_end_offset: int) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.log.log_directory import LogDirectory
     from broker.log.log_segments import WriteError
     from broker.log.segment import OpenFiles, Segment
+    from broker.log.time_search import TimeSearch
     from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
 
@@ -33,6 +34,7 @@ class ReadableLog(ABC):
     __slots__ = ()
 
     name: str
+    generation: int
     log_start_offset: int
     log_end_offset: int
     _shared: LogDirectory
@@ -101,13 +103,13 @@ class ReadableLog(ABC):
             return b""
         return self._reading(log_reader.read_raw, from_offset, max_bytes, up_to_offset)
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
-        """The first offset whose record has this timestamp or a later one; None if all are older.
+    def look_by_time(self, search: TimeSearch) -> bool:
+        """The next step of a search by time; whether it is over (`time_search`).
 
         Raises:
             CorruptionError: a batch is damaged; the log has failed.
         """
-        return self._reading(log_reader.offset_for_timestamp, self.log_start_offset, timestamp_ms)
+        return self._reading(search.step, self.log_start_offset, self.generation)
 
     def _reading(
         self,

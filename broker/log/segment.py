@@ -17,9 +17,9 @@ from broker.log.offset_index import (
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
+    WHOLE,
     BatchError,
     BatchHeader,
-    parse_header,
     verify,
 )
 from raft_metadata.common.errors import CorruptionError
@@ -34,8 +34,11 @@ LOOKED_AT = 64
 EVICTED_AT_ONCE = 16
 """Closed when the process is out of descriptors: others need some too."""
 SCAN_BYTES = 1_048_576
-"""Bytes read at once where a segment is walked through."""
+"""Bytes read at once where a segment is read through."""
+HEADERS_BYTES = 65_536
+"""Bytes read at once where only headers are of interest: of large batches the rest is not read."""
 CLOSED = -1
+_new_tuple = tuple.__new__
 
 
 class Segment:
@@ -150,22 +153,19 @@ class Segment:
         Raises:
             CorruptionError: these bytes are no batch.
         """
-        chunk, start = b"", position
-        while position < self.size:
+        chunk, start, size = b"", position, self.size
+        unpack = WHOLE.unpack_from
+        while position < size:
             at = position - start
             if at + HEADER_SIZE > len(chunk):
-                chunk = disk.read(fd, min(SCAN_BYTES, self.size - position), position)
+                chunk = disk.read(fd, min(HEADERS_BYTES, size - position), position)
                 start, at = position, 0
-            try:
-                header = parse_header(chunk, at)
-                if header.magic != MAGIC:
-                    msg = "bad magic"
-                    raise BatchError(msg)
-            except BatchError as error:
-                msg = f"{error} file={self.log_path} position={position}"
-                raise CorruptionError(msg) from None
+            if len(chunk) - at < HEADER_SIZE or not chunk.startswith(MAGIC, at):
+                msg = f"no batch header file={self.log_path} position={position}"
+                raise CorruptionError(msg)
+            header = _new_tuple(BatchHeader, unpack(chunk, at))
             yield position, header
-            position += header.size
+            position += HEADER_SIZE + header.length
 
     def batch(self, disk: Disk, fd: int, position: int, header: BatchHeader) -> bytes:
         """One whole batch, its crc checked.

@@ -129,15 +129,6 @@ def offset_of_line(lines: bytes, at: int) -> int:
     return int(lines[at + _OFFSET_AT : lines.index(b",", at)])
 
 
-def timestamp_of_line(line: bytes, header: BatchHeader) -> int:
-    """The record's own time, else the batch's append time (ms)."""
-    start = line.index(b",") + 1
-    if not line.startswith(b'"timestamp":', start):
-        return header.append_timestamp
-    start += len(b'"timestamp":')
-    return int(line[start : line.index(b",", start)])
-
-
 def render_v2(
     piece: BatchSlice,
     *,

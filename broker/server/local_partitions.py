@@ -18,6 +18,7 @@ from broker.server.requests import (
     OffsetsResult,
 )
 from broker.server.slices import Slices
+from broker.server.time_lookups import TimeLookups
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class LocalPartitions:
         self._parked_produces = 0
         self._answers = Slices()
         self._reads = Reads(config.limits.max_parked_fetches, clock)
+        self._lookups = TimeLookups(clock)
 
     def leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
         """The replica of a partition that is led here, or NOT_LEADER_OR_FOLLOWER."""
@@ -294,16 +296,14 @@ class LocalPartitions:
     async def fetch(self, request: Read) -> FetchResult:
         """Read below the high watermark; wait for the first record as long as asked."""
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
-        replica, _ = self.leading(request.partition)
-        offset = request.offset
-        if offset is None:
-            found = replica.log.offset_for_timestamp(request.timestamp_ms or 0)
-            offset = replica.partition.high_watermark if found is None else found
 
         def standing() -> Standing:
             replica, role = self.leading(request.partition)
             return Standing(replica, self._config.broker_id, role.epoch)
 
+        offset = request.offset
+        if offset is None:
+            offset = await self._lookups.offset_of(request.timestamp_ms or 0, standing)
         return await self._reads.read(
             offset,
             request.max_bytes,

@@ -22,7 +22,7 @@ from broker.record.render import array_pieces, batch_line, lines_with_batches, r
 from broker.server.reads import parted
 from tests.property.test_compaction_properties import Compacted
 from tests.support.compaction_model import headers_of
-from tests.support.logs import Life, append
+from tests.support.logs import Life, append, offset_for_timestamp
 from tests.support.simulated_disk import SimulatedDisk
 
 WORDS = ["JFK", "LGA", "EWR", "on time", "late", "ünïcode", '"quoted"']
@@ -185,7 +185,7 @@ def test_every_shape_of_every_read_is_that_of_a_plain_log(
     for packed, once in ((False, False), (True, False), (True, True)):
         assert read_through(mixed, offset, max_bytes, packed=packed, once=once) == whole
     for when in range(999, 1_002 + len(drawn)):
-        assert mixed.offset_for_timestamp(when) == plain.offset_for_timestamp(when)
+        assert offset_for_timestamp(mixed, when) == offset_for_timestamp(plain, when)
 
 
 @settings(max_examples=40, deadline=None)

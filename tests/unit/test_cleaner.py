@@ -35,7 +35,7 @@ from tests.support.compaction_model import (
     read_all,
     run_here,
 )
-from tests.support.logs import Life
+from tests.support.logs import Life, offset_for_timestamp
 from tests.support.simulated_disk import SimulatedDisk
 
 SEGMENT_BYTES = 1_000
@@ -300,7 +300,7 @@ def test_times_are_not_changed(life: Life, log: PartitionLog) -> None:
             assert times[header.base_offset] == (header.append_timestamp, header.base_timestamp)
         else:
             assert header.append_timestamp in [time for time, _ in times.values()]
-    assert log.offset_for_timestamp(1_059) == 59
+    assert offset_for_timestamp(log, 1_059) == 59
 
 
 def test_a_follower_is_filled_from_a_compacted_log_from_any_offset(

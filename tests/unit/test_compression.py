@@ -44,7 +44,7 @@ from tests.support.compaction_model import (
     headers_of,
     read_all,
 )
-from tests.support.logs import Life, append, records, values_of
+from tests.support.logs import Life, append, offset_for_timestamp, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 VALUES = [{"name": f"flight {n}", "delay": n, "to": "JFK"} for n in range(50)]
@@ -233,9 +233,9 @@ def test_the_offset_of_a_time_is_found_inside_a_frame() -> None:
     log = Life(SimulatedDisk(), PACKED).log()
     append(log, VALUES, now_ms=1_000)
     append(log, VALUES, now_ms=2_000)
-    assert log.offset_for_timestamp(1_500) == 50
-    assert log.offset_for_timestamp(1_000) == 0
-    assert log.offset_for_timestamp(2_001) is None
+    assert offset_for_timestamp(log, 1_500) == 50
+    assert offset_for_timestamp(log, 1_000) == 0
+    assert offset_for_timestamp(log, 2_001) is None
 
 
 def test_the_front_of_a_frame_is_left_out_for_a_follower_that_begins_inside() -> None:

@@ -10,7 +10,7 @@ from broker.log.partition_log import PartitionLog
 from broker.record.batch import HEADER_SIZE, RecordFormat, build_header, parse_header, walk
 from broker.record.lines import ProduceRecord, make_raw
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
-from tests.support.logs import Life, append, records, values_of
+from tests.support.logs import Life, append, offset_for_timestamp, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 END = 1 << 40
@@ -41,7 +41,7 @@ def test_an_empty_log_is_not_on_the_disk(life: Life, log: PartitionLog) -> None:
     assert log.read(0, 1000, END) == []
     assert log.read_raw(0, 1000, END) == b""
     assert log.end_of_epoch(5) == (-1, 0)
-    assert log.offset_for_timestamp(0) is None
+    assert offset_for_timestamp(log, 0) is None
 
 
 def test_what_is_appended_is_what_is_pushed_and_read(log: PartitionLog) -> None:
@@ -197,10 +197,17 @@ def test_search_by_time_goes_by_the_producers_time(log: PartitionLog) -> None:
             leader_epoch=1,
             now_ms=250 + 1000 * n,
         )
-    assert [log.offset_for_timestamp(t) for t in (0, 100, 101, 300, 301, 900)] == [0, 0, 1, 1, 4, 4]
-    assert log.offset_for_timestamp(37_250) == 37 * 5 + 1
-    assert log.offset_for_timestamp(39_900) == 199
-    assert log.offset_for_timestamp(39_901) is None
+    assert [offset_for_timestamp(log, t) for t in (0, 100, 101, 300, 301, 900)] == [
+        0,
+        0,
+        1,
+        1,
+        4,
+        4,
+    ]
+    assert offset_for_timestamp(log, 37_250) == 37 * 5 + 1
+    assert offset_for_timestamp(log, 39_900) == 199
+    assert offset_for_timestamp(log, 39_901) is None
 
 
 def test_append_time_drops_the_producers_times(life: Life) -> None:

@@ -25,7 +25,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from tests.support.hosted_replicas import FIRST_ID, ME, ZERO, created, hosted, images, registered
-from tests.support.logs import append, values_of
+from tests.support.logs import append, offset_for_timestamp, values_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -295,6 +295,6 @@ async def test_a_leader_deposed_meanwhile_promises_no_deletion(host: Hosted) -> 
 
 async def test_a_search_by_time_finds_nothing_below_the_log_start(host: Hosted) -> None:
     await host.fill()
-    assert host.log.offset_for_timestamp(0) == 0
+    assert offset_for_timestamp(host.log, 0) == 0
     await host.log_starts.delete_records(HERE, 9, 5_000)
-    assert host.log.offset_for_timestamp(0) == 9
+    assert offset_for_timestamp(host.log, 0) == 9

@@ -13,7 +13,6 @@ from broker.record.render import (
     render_v2,
     skip_lines,
     splice_timestamps,
-    timestamp_of_line,
 )
 from broker.record.values import UnreadableRecordError, bytes_view, partition_for_key
 
@@ -102,9 +101,6 @@ def test_timestamps_are_spliced_where_a_record_has_none() -> None:
         b'{"offset":7,"timestamp":1234,"headers":[],"key":null,"value":null}',
         b"",
     ]
-    header = piece(b"{}").header
-    assert timestamp_of_line(b'{"offset":6,"timestamp":7,"key":null,"value":null}', header) == 7
-    assert timestamp_of_line(b'{"offset":6,"key":{"timestamp":7},"value":null}', header) == 1234
 
 
 def test_rule_r7_the_start_line_is_found_by_offset_where_there_are_holes() -> None:
