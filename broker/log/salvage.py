@@ -10,6 +10,7 @@ lost; behind the first place that nothing proves a start cuts, and so does this.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
     from broker.log.disk import Disk
 
+PAGE_BYTES = 4_096
+"""What a disk gives back, or does not."""
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 
@@ -347,18 +350,26 @@ def _sound_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader |
 def _next_magic(disk: Disk, fd: int, position: int, size: int) -> int:
     """Where the next batch may begin; the end of the file where none does."""
     while position < size:
-        try:
-            chunk = disk.read(fd, min(SCAN_BYTES, size - position), position)
-        except OSError:  # not even readable; the next page may be
-            position += HEADER_SIZE
+        chunk = _readable(disk, fd, position, size)
+        if not chunk:
+            position += PAGE_BYTES - position % PAGE_BYTES
             continue
         at = chunk.find(MAGIC)
         if at >= 0:
             return position + at
         if position + len(chunk) >= size:
             return size
-        position += len(chunk) - len(MAGIC) + 1
+        position += max(len(chunk) - len(MAGIC) + 1, 1)
     return size
+
+
+def _readable(disk: Disk, fd: int, position: int, size: int) -> bytes:
+    """What can be read from here on: much, or up to the end of the page, or nothing."""
+    rest = PAGE_BYTES - position % PAGE_BYTES
+    for length in (SCAN_BYTES, rest):
+        with suppress(OSError):
+            return disk.read(fd, min(length, size - position), position)
+    return b""
 
 
 # ---- the verdict

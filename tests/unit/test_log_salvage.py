@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from click import UsageError
+from click.testing import CliRunner
+from typing_extensions import override
 
+from broker.log.directory_files import DirectoryFiles
+from broker.log.disk import Disk
+from broker.log.inspection import check_folder, clean_ends
 from broker.log.log_directory import LogConfig
 from broker.log.recovery import LEADER_EPOCH_FILE
 from broker.log.salvage import Bytes, Lost, plan_salvage
@@ -19,6 +27,8 @@ from tests.support.logs import TOPIC_ID, Life, append, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from broker.log.salvaging import Salvaged
 
 ROOT = "/data/log"
@@ -307,6 +317,8 @@ def test_a_crash_at_any_point_leaves_the_old_log_or_the_new_one(*, power: bool) 
             assert [lost[:2] for lost in plan.lost] == [(3, 5), (18, 20)], "as it was"
         else:
             assert not plan.is_damaged, call
+            said = DirectoryFiles(disk, ROOT).read_damaged()
+            assert list(said) == [plan.key], "nobody counts on what lacks something"
         salvage(disk)
         assert kept_somewhere(disk, before) == [COPY]
         assert opened(disk)[0] == expected(3, 4, 5, 18, 19, 20)
@@ -348,3 +360,99 @@ def test_whatever_is_damaged_what_is_left_is_as_written_and_what_is_not_is_named
     lost = {n for each in done.plan.lost for n in range(each.first_offset, each.last_offset + 1)}
     assert {offset for offset, _ in values} == set(range(end)) - lost
     assert [epoch for epoch, _ in entries] == sorted({epoch for epoch, _ in entries})
+
+
+def test_a_disk_that_gives_back_only_some_pages_loses_no_more_than_they_hold() -> None:
+    class Sick(SimulatedDisk):
+        sick = True
+
+        @override
+        def read(self, fd: int, length: int, position: int) -> bytes:
+            path = self.descriptors[fd][0]
+            if (
+                self.sick
+                and path == segment(0)
+                and position < 4_096 * 2
+                and position + length > 4_096
+            ):
+                raise OSError(5, "Input/output error")
+            return super().read(fd, length, position)
+
+    healthy = written(epochs=(1,) * 60)
+    disk = Sick()
+    disk.live, disk.synced = healthy.live, healthy.synced
+    done = salvage(disk)
+    (lost,) = done.plan.lost
+    assert lost.is_covered
+    _, first, _ = batch_at(healthy, lost.first_offset - 1)
+    assert first < 4_096, "all that lies before it"
+    left = expected(*range(lost.first_offset, lost.last_offset + 1), count=180)
+    disk.sick = False
+    assert opened(disk)[0] == left
+    assert lost.last_offset - lost.first_offset < 80
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The folder of a partition in a broker's that was stopped; its last batch is damaged."""
+    life = Life(Disk(), data_dir=str(tmp_path))
+    for number in range(12):
+        append(life.log(), [f"{number}.{n}" for n in range(3)])
+        life.flush()
+    life.close()
+    path = tmp_path / "log" / NAME / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    return path.parent
+
+
+def quorumlog(*arguments: str) -> tuple[int, str]:
+    """Exit code and what was said, on either output."""
+    from http_api.cli.log import log
+    from http_api.node.exits import NodeExit
+
+    try:
+        result = CliRunner().invoke(log, arguments, standalone_mode=False, catch_exceptions=False)
+    except NodeExit as error:
+        return error.code, error.message
+    except UsageError as error:
+        return 2, error.message
+    return result.return_value, result.output
+
+
+def test_the_command_says_what_is_lost_and_what_to_do_next(node: Path) -> None:
+    code, dry = quorumlog("salvage", str(node), "--dry-run")
+    assert code == 0
+    assert "lost: offsets 33 to 35 (3)" in dry
+    assert "the log ends at 33: new records get these offsets again" in dry
+    assert not list(node.parent.glob(".deleted/*"))
+    code, text = quorumlog("salvage", str(node))
+    assert code == 0
+    assert text.startswith(dry.splitlines()[0])
+    assert "quorumlog elect unclean --topic orders --partition 0 --yes" in text
+    (copy,) = node.parent.glob(".deleted/*:salvaged")
+    assert f"the damaged log is kept in {copy}" in text
+    report = check_folder(node, clean_ends(node.parent).get(node.name))
+    assert (report.is_damaged, report.end, report.findings) == (False, 33, [])
+    code, text = quorumlog("salvage", str(node), "--format", "json")
+    assert (code, orjson.loads(text)["is_damaged"], orjson.loads(text)["copy"]) == (0, False, None)
+
+
+def test_rule_q4_the_command_waits_for_nobody_and_breaks_into_nothing(node: Path) -> None:
+    life = Life(Disk(), data_dir=str(node.parent.parent))
+    assert quorumlog("salvage", str(node))[0] == 75
+    life.close()
+    assert quorumlog("salvage", str(node.parent))[0] == 2
+    (node / "partition.json").write_bytes(b"?")
+    code, text = quorumlog("salvage", str(node))
+    assert (code, "its topic's id" in text) == (74, True)
+
+
+def test_the_command_says_how_much_room_it_needs(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
+    code, text = quorumlog("salvage", str(node))
+    assert (code, "1000 are free: nothing was changed" in text) == (74, True)
+    assert not list(node.parent.glob(".deleted/*"))
