@@ -7,7 +7,8 @@ holds. Every connection has one request in flight.
     python -m benchmarks.load HOST:PORT … < spec.json     prints one JSON object
 
 The specification: ``{"requests": [base64, …], "connections", "seconds", "warm_up_s", "expect"}``;
-connection i goes to target i mod targets and sends the requests in turn.
+connection i goes to target i mod targets and sends the requests in turn. ``"head_first": true``:
+head and body leave in two packets, as Python's clients send them.
 """
 
 from __future__ import annotations
@@ -60,9 +61,16 @@ class Generator:
     """Owns its sockets; `run` blocks for the given time."""
 
     def __init__(
-        self, targets: list[tuple[str, int]], requests: list[bytes], count: int, expect: bytes
+        self,
+        targets: list[tuple[str, int]],
+        requests: list[bytes],
+        count: int,
+        expect: bytes,
+        *,
+        head_first: bool = False,
     ) -> None:
         self._requests = requests
+        self._bodies_at = [each.find(b"\r\n\r\n") + 4 if head_first else 0 for each in requests]
         self._expect = expect
         self._buffer = bytearray(RECEIVE_BYTES)
         self._view = memoryview(self._buffer)
@@ -131,10 +139,12 @@ class Generator:
                 raise TimeoutError(msg)
 
     def _send(self, connection: Connection) -> None:
-        request = self._requests[connection.request]
+        request, body_at = self._requests[connection.request], self._bodies_at[connection.request]
         connection.request = (connection.request + 1) % len(self._requests)
         connection.sent_ns = time.perf_counter_ns()
-        connection.socket.sendall(request)
+        if body_at:
+            connection.socket.sendall(request[:body_at])
+        connection.socket.sendall(request[body_at:] if body_at else request)
 
     def _receive(self, connection: Connection) -> None:
         size = connection.socket.recv_into(self._view)
@@ -227,6 +237,7 @@ def main() -> None:
         [base64.b64decode(request) for request in spec["requests"]],
         spec["connections"],
         spec["expect"].encode(),
+        head_first=spec.get("head_first", False),
     )
     json.dump(generator.run(spec["warm_up_s"], spec["seconds"]), sys.stdout)
     sys.stdout.flush()

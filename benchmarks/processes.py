@@ -91,6 +91,8 @@ class Load:
     seconds: float
     expect: str
     warm_up_s: float = 0.5
+    head_first: bool = False
+    """Head and body leave in two packets."""
 
 
 def run_load(load: Load, servers: Mapping[str, int]) -> Measured:
@@ -106,6 +108,7 @@ def run_load(load: Load, servers: Mapping[str, int]) -> Measured:
         "seconds": load.seconds,
         "warm_up_s": load.warm_up_s,
         "expect": load.expect,
+        "head_first": load.head_first,
     }
     command = [sys.executable, "-m", "benchmarks.load", *load.targets]
     with subprocess.Popen(

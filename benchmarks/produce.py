@@ -180,4 +180,24 @@ async def spread(product: Product, seconds: float) -> list[Row]:
                 note=_note([run], records),
             )
         )
+    for head_first in (False, True):
+        run = run_load(
+            Load(
+                targets=[target(await product.leader("spread"))],
+                requests=_requests("/topics/spread/partitions/0", 1),
+                connections=CONNECTIONS,
+                seconds=seconds,
+                expect=GOOD_PRODUCT,
+                head_first=head_first,
+            ),
+            server_pids(now),
+        )
+        sent = "two packets" if head_first else "one packet"
+        rows.append(
+            Row(
+                what=f"produce to the leader, fsync, 1 a request in {sent}",
+                product=f"{run.requests_per_s:,.0f} records/s",
+                note=_note([run], 1),
+            )
+        )
     return rows

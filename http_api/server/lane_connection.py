@@ -7,8 +7,9 @@ order: the lane takes one only while aiohttp's own handler of the connection wai
 that handler is woken only while the lane is idle.
 
 A client says the same head over and over. One that the parser has read before, byte for byte, with
-its whole body behind it and nothing else, is not read again: what it means is known. Such a request
-is shown to the parser only if it has to take the usual way after all.
+its body behind it and nothing else, is not read again: what it means is known. The body may come
+in packets of its own, as Python's clients send it. Such a request is shown to the parser only if it
+has to take the usual way after all.
 
 This is the one place that uses aiohttp's private names (aiohttp is pinned; `PRIVATE_NAMES` is
 checked at import). The switch is ``http_fast_lane`` of config.toml; contract tests run either way.
@@ -31,9 +32,11 @@ from typing_extensions import override
 from http_api.server.error_middleware import EnvelopeRequestHandler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp.http_parser import RawRequestMessage
 
-    from http_api.server.fast_lane import FastLane
+    from http_api.server.fast_lane import FastLane, KnownHead
 
 _log = logging.getLogger("http_api.server")
 
@@ -76,10 +79,15 @@ class LaneConnection(EnvelopeRequestHandler):
         self._lane_pumps = False
         self._lane_due = 0
         """Bytes until the parser has whole requests and nothing more; `_UNKNOWN`: can't be told."""
-        self._lane_unparsed: bytes | None = None
-        """The request that waits, if the parser has not seen it."""
+        self._lane_unparsed: Sequence[bytes] = ()
+        """The request that waits, in pieces, if the parser has not seen it."""
         self._lane_later = b""
         """What came behind it."""
+        self._lane_known: KnownHead | None = None
+        """Of a request whose body is still arriving, unseen by the parser."""
+        self._lane_pieces: list[bytes] = []
+        """What has come of it: the head, then pieces of the body."""
+        self._lane_missing = 0
 
     # what the transport says
 
@@ -94,26 +102,58 @@ class LaneConnection(EnvelopeRequestHandler):
         ):
             self._lane_due = _UNKNOWN
             super().data_received(data)
-        elif self._lane_unparsed is not None or self._lane_later:
+        elif self._lane_unparsed or self._lane_later:
             if data:
                 self._lane_later += data
                 self._pause_transport_reading()
+        elif self._lane_known is not None:
+            if data:
+                self._take_piece(self._lane, self._lane_known, data)
         elif self._lane_due or not self._take_known(self._lane, data):
             self._parse(self._lane, data)
             self._pump()
 
     def _take_known(self, lane: FastLane, data: bytes) -> bool:
-        """Append what stands behind a head that was parsed before; False: parse it."""
+        """Take a request whose head was parsed before; False: parse it."""
         end = data.find(b"\r\n\r\n") + 4
         known = lane.heads.get(data[:end])
-        if known is None or len(data) != end + known.length or self._lane_waits:
+        if known is None or self._lane_waits or self._messages or self._paused:
             return False
-        if self._messages or self._paused or not self._is_ours():
+        missing = end + known.length - len(data)
+        if missing < 0 or known.length > HELD_BYTES_MAX or not self._is_ours():
             return False
+        if not missing:
+            return self._append_known(lane, known, (data,), data[end:])
+        self._lane_known, self._lane_pieces = known, [data[:end], data[end:]]
+        self._lane_missing = missing
+        self._lane_holds = self._loop.call_later(HELD_S_MAX, self._held_too_long)
+        return True
+
+    def _take_piece(self, lane: FastLane, known: KnownHead, data: bytes) -> None:
+        """More of the body that is arriving; with the last of it, it is appended."""
+        self._lane_pieces.append(data)
+        self._lane_missing -= len(data)
+        if self._lane_missing > 0:
+            return
+        pieces, whole = self._lane_pieces, not self._lane_missing
+        self._let_go()
+        if not (
+            whole
+            and not self._paused
+            and self._is_ours()
+            and self._append_known(lane, known, pieces, b"".join(pieces[1:]))
+        ):
+            self._parse(lane, b"".join(pieces))
+            self._pump()
+
+    def _append_known(
+        self, lane: FastLane, known: KnownHead, pieces: Sequence[bytes], body: bytes
+    ) -> bool:
+        """Append a body; ``pieces``: the whole request. False: nothing was done, parse it."""
         self._lane_waits = self._request_in_progress = True
-        self._lane_unparsed = data
+        self._lane_unparsed = pieces
         try:
-            taken = lane.append(known.path, known.stored_as, data[end:], None, self._produced)
+            taken = lane.append(known.path, known.stored_as, body, None, self._produced)
         except Exception as error:  # noqa: BLE001 as in `_pump`
             self._lane_failed(error)
             return True
@@ -121,7 +161,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._request_count += 1
         else:
             self._lane_waits = self._request_in_progress = False
-            self._lane_unparsed = None
+            self._lane_unparsed = ()
         return taken
 
     def _parse(self, lane: FastLane, data: bytes) -> None:
@@ -153,7 +193,7 @@ class LaneConnection(EnvelopeRequestHandler):
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         self._let_go()
-        self._lane_unparsed, self._lane_later = None, b""
+        self._lane_unparsed, self._lane_later = (), b""
         super().connection_lost(exc)
 
     @override
@@ -256,8 +296,8 @@ class LaneConnection(EnvelopeRequestHandler):
         self._let_stop()
         if self._parser is None:
             return  # the connection is gone
-        if self._lane_unparsed is not None:
-            self._lane_unparsed = None
+        if self._lane_unparsed:
+            self._lane_unparsed = ()
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             if self._lane_later:
                 self._loop.call_soon(self._go_on)
@@ -270,17 +310,17 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _show_parser(self) -> None:
         """The request that was taken unparsed has to go the usual way."""
-        data, self._lane_unparsed = self._lane_unparsed, None
-        if data is not None:
+        pieces, self._lane_unparsed = self._lane_unparsed, ()
+        if pieces:
             assert self._lane is not None
             self._request_count -= 1  # it is counted again
-            self._parse(self._lane, data)
+            self._parse(self._lane, b"".join(pieces))
             if self._lane_later:
                 self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """With what came while an unparsed request was waiting."""
-        if self._lane_unparsed is not None or not self._lane_later or self.transport is None:
+        if self._lane_unparsed or not self._lane_later or self.transport is None:
             return
         later, self._lane_later = self._lane_later, b""
         if not self._reading_paused and not self._buffer_paused:
@@ -305,7 +345,7 @@ class LaneConnection(EnvelopeRequestHandler):
         """A bug. What was appended may be kept, so nothing is said but that the connection ends."""
         _log.error("fast lane failed", exc_info=error)
         self._lane_waits = self._request_in_progress = False
-        self._lane_unparsed, self._lane_later = None, b""
+        self._lane_unparsed, self._lane_later = (), b""
         self.force_close()
         self._let_stop()
 
@@ -320,9 +360,16 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _held_too_long(self) -> None:
         self._lane_holds = None
+        if self._lane_known is not None:
+            assert self._lane is not None
+            pieces = self._lane_pieces
+            self._let_go()
+            self._parse(self._lane, b"".join(pieces))
         self._usual_way()
 
     def _let_go(self) -> None:
+        """Nothing is held any more."""
+        self._lane_known, self._lane_pieces, self._lane_missing = None, [], 0
         if self._lane_holds is not None:
             self._lane_holds.cancel()
             self._lane_holds = None

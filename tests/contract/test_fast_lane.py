@@ -32,6 +32,8 @@ LIMITS = BrokerLimits(
     max_header_bytes=4_000,
 )  # fmt: skip
 DATE = re.compile(rb"Date: [^\r]*")
+PACKET_S = 0.005
+"""So that what is written next comes in a packet of its own."""
 ID = re.compile(rb"X-Request-Id: [0-9a-f]{8}-[0-9a-f]+")
 
 
@@ -151,10 +153,14 @@ async def both_doors() -> AsyncIterator[tuple[Door, Door]]:
     FAST_LANE.reset(lane)
 
 
-async def everything(door: Door, request: bytes) -> bytes:
+async def everything(door: Door, request: bytes, *, head_first: bool = False) -> bytes:
     """All bytes a request on a connection of its own brings back, in a moment's time."""
     host, _, port = door.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
+    if head_first:
+        head, end, request = request.partition(b"\r\n\r\n")
+        writer.write(head + end)
+        await asyncio.sleep(PACKET_S)
     writer.write(request)
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     if head.startswith(b"HTTP/1.1 100"):
@@ -173,15 +179,26 @@ async def everything(door: Door, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "requests",
-    [POSTS, REFUSED_POSTS, GETS, OTHER_GETS],
-    ids=["posts", "refused posts", "gets", "other gets"],
+    ("requests", "head_first"),
+    [
+        (POSTS, False),
+        (REFUSED_POSTS, False),
+        (GETS, False),
+        (OTHER_GETS, False),
+        (POSTS, True),
+        (REFUSED_POSTS, True),
+    ],
+    ids=["posts", "refused posts", "gets", "other gets", "two packets", "refused, two packets"],
 )
-async def test_both_ways_send_the_same_bytes(requests: Sequence[bytes]) -> None:
+async def test_both_ways_send_the_same_bytes(requests: Sequence[bytes], head_first: bool) -> None:
+    """Also by a head that is known, with its body in a packet of its own."""
     async with both_doors() as (fast, usual):
         for request in requests:
-            expected = await everything(usual, request)
-            assert await everything(fast, request) == expected, request[:200]
+            for split in (False, True)[: 1 + head_first]:
+                expected = await everything(usual, request, head_first=split)
+                assert await everything(fast, request, head_first=split) == expected, request[:200]
+        if head_first and requests is POSTS:
+            assert fast.apis.direct.taken >= 2 * (len(POSTS) - 3)
         logs = [
             {
                 place: (log.end, [bytes(piece.lines) for piece in log.slices])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,15 +33,17 @@ NOT_WRITTEN = KafkaError(
 def unparsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Every request that was taken without the parser."""
     taken: list[bytes] = []
-    take = lane_connection.LaneConnection._take_known
+    append = lane_connection.LaneConnection._append_known
 
-    def noted(self: lane_connection.LaneConnection, lane: object, data: bytes) -> bool:
-        done: bool = take(self, lane, data)  # type: ignore[arg-type]
+    def noted(
+        self: lane_connection.LaneConnection, lane: Any, known: Any, pieces: Any, body: bytes
+    ) -> bool:
+        done = append(self, lane, known, pieces, body)
         if done:
-            taken.append(data)
+            taken.append(b"".join(pieces))
         return done
 
-    monkeypatch.setattr(lane_connection.LaneConnection, "_take_known", noted)
+    monkeypatch.setattr(lane_connection.LaneConnection, "_append_known", noted)
     return taken
 
 
@@ -66,8 +69,9 @@ async def test_the_second_of_its_kind_is_not_parsed_on_any_connection(
         assert len(answers) == 6
 
 
+@pytest.mark.parametrize("head_first", [False, True])
 async def test_what_looks_like_a_known_request_inside_another_one_is_not_taken(
-    unparsed: list[bytes],
+    unparsed: list[bytes], head_first: bool
 ) -> None:
     """Its bytes come alone, in a packet of their own: in a body, in chunks, behind half a head."""
     inner = post(ONE)
@@ -97,7 +101,10 @@ async def test_what_looks_like_a_known_request_inside_another_one_is_not_taken(
             writer.write(beginning)
             await writer.drain()
             await asyncio.sleep(0.02)  # packets of their own
-            writer.write(inner)
+            if head_first:
+                writer.write(inner[: -len(ONE)])
+                await asyncio.sleep(0.02)
+            writer.write(inner[-len(ONE) :] if head_first else inner)
             await asyncio.sleep(0.02)
             assert len(unparsed) == before, beginning
         unparsed.clear()
@@ -314,3 +321,136 @@ async def test_a_client_of_http_1_0_hears_that_its_connection_is_kept(
             assert answer.headers["connection"] == "keep-alive"
             assert answer.json["offsets"][0]["offset"] == offset
         assert not unparsed
+
+
+async def in_packets(writer: asyncio.StreamWriter, *packets: bytes) -> None:
+    for packet in packets:
+        writer.write(packet)
+        await asyncio.sleep(0.01)
+
+
+def cut(request: bytes, *at: int) -> list[bytes]:
+    """The request in pieces, cut so many bytes behind its head."""
+    head = request.index(b"\r\n\r\n") + 4
+    ends = [0, *(head + each for each in at), len(request)]
+    return [request[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("at", [(0,), (1,), (10, 20, 30), tuple(range(len(ONE)))])
+async def test_a_known_head_is_not_parsed_though_its_body_comes_later(
+    unparsed: list[bytes], at: tuple[int, ...]
+) -> None:
+    async with open_door(flights()) as door:
+        for number in range(2):
+            host, _, port = door.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            for turn in range(2):
+                await in_packets(writer, *cut(post(ONE), *at))
+                assert await offset_in(reader) == 2 * number + turn
+            writer.close()
+        assert unparsed == [post(ONE)] * 3
+        lines = [bytes(piece.lines) for piece in door.apis.logs["flights", 0].slices]
+        assert len({line.partition(b",")[2] for line in lines}) == 1
+
+
+async def test_a_long_body_in_many_packets_is_put_together_once(unparsed: list[bytes]) -> None:
+    body = b'{"records":[%b]}' % b",".join([b'{"value":"%b"}' % (b"v" * 1_000)] * 1_500)
+    async with connection(flights()) as (door, reader, writer):
+        door.apis.max_message_bytes = 10**7
+        for turn in range(2):
+            writer.write(post(body))
+            answer = await asyncio.wait_for(read_answer(reader), 10)
+            assert answer.json["offsets"][-1]["offset"] == 1_500 * (turn + 1) - 1
+        assert unparsed == [post(body)]
+
+
+async def test_what_comes_right_behind_a_body_in_packets_is_answered_in_its_order(
+    unparsed: list[bytes],
+) -> None:
+    async with connection(flights()) as (_, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        head, body = cut(post(ONE), 5)
+        await in_packets(writer, head, body + get("/topics") + post(ONE))
+        assert await offset_in(reader) == 1
+        assert (await read_answer(reader)).json == ["flights"]
+        assert await offset_in(reader) == 2
+        assert not unparsed
+
+
+async def test_a_known_head_whose_body_takes_too_long_takes_the_usual_way(
+    unparsed: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connection(flights()) as (door, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        taken = door.apis.direct.taken
+        monkeypatch.setattr(lane_connection, "HELD_S_MAX", 0.02)
+        head, middle, rest = cut(post(ONE), 3, 9)
+        await in_packets(writer, head, middle)
+        await asyncio.sleep(0.05)
+        writer.write(rest)
+        assert await offset_in(reader) == 1
+        assert door.apis.direct.taken == taken
+        monkeypatch.undo()
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 2
+        assert door.apis.logs["flights", 0].end == 3
+        assert len(unparsed) <= 1
+
+
+async def test_a_known_head_with_more_than_is_held_takes_the_usual_way(
+    unparsed: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connection(flights()) as (door, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        monkeypatch.setattr(lane_connection, "HELD_BYTES_MAX", len(ONE) - 1)
+        await in_packets(writer, *cut(post(ONE), 4))
+        assert await offset_in(reader) == 1
+        assert door.apis.direct.taken == 1
+        assert not unparsed
+
+
+async def test_a_client_that_leaves_amid_a_body_behind_a_known_head_wrote_nothing(
+    unparsed: list[bytes],
+) -> None:
+    async with open_door(flights()) as door:
+        assert (await door.raw(post(ONE))).json["offsets"][0]["offset"] == 0
+        host, _, port = door.address.rpartition(":")
+        _, leaver = await asyncio.open_connection(host, int(port))
+        await in_packets(leaver, *cut(post(ONE), 5)[:1])
+        leaver.transport.abort()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await in_packets(writer, *cut(post(ONE), 5)[:1])
+        await door.server.stop()  # waits for nobody who has not said it all
+        assert await asyncio.wait_for(reader.read(), 1) == b""
+        writer.close()
+        assert door.apis.logs["flights", 0].end == 1
+        assert not unparsed
+
+
+@pytest.mark.parametrize("usual", ["a bad body", "surely not written"])
+async def test_a_body_in_packets_takes_the_usual_way_whole(
+    unparsed: list[bytes], usual: str
+) -> None:
+    apis = flights()
+    async with connection(apis) as (_, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        if usual == "a bad body":
+            await in_packets(writer, *cut(post(ONE.replace(b'"k"', b"\xffkk")), 0, 9))
+            assert (await read_answer(reader)).status == 400
+            end = 1
+        else:
+            held = HeldAppends(apis)
+            apis.direct.fate = NOT_WRITTEN
+            await in_packets(writer, *cut(post(ONE), 0, 9))
+            await held.until(1)
+            writer.write(get("/topics"))
+            held.held[0]()
+            assert await offset_in(reader) == 1
+            assert (await read_answer(reader)).json == ["flights"]
+            apis.direct.fate = None
+            end = 2
+        assert apis.logs["flights", 0].end == end
