@@ -52,6 +52,8 @@ class SegmentRemovals:
             if stored is None or log.failed is not None:
                 del self._waiting[log]
                 continue
+            if log.durable_end < log.log_start_offset:
+                continue  # it starts over: until that is durable a crash brings the old log back
             try:
                 paths = stored.remove_below(log.log_start_offset, left)
             except OSError as error:

@@ -182,3 +182,27 @@ def test_rule_q5_damage_below_the_log_start_does_not_take_what_stands_behind_it(
     life = Life(disk)
     assert KEY in life.manager.offline
     assert KEY in life.manager.unclean
+
+
+def test_rule_q1_files_of_a_log_that_starts_over_stay_until_that_is_durable() -> None:
+    """Some waited to be removed already; with the others gone, a start took the log for damaged."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    for value in ("a", "b", "c"):
+        append(life.log(), [value])
+        life.log().roll()
+    append(life.log(), ["d"])
+    life.flush()
+    life.log().advance_log_start(1)
+    life.flush()
+    life.log().start_over(10)
+    life.manager.removals.rename_some()
+    disk.kill()
+    life = Life(disk)
+    assert not life.manager.offline
+    assert values_of(life.log(), 1) == ["b", "c", "d"]
+    life.log().start_over(10)
+    life.flush()
+    life.manager.removals.rename_some()
+    disk.kill()
+    assert Life(disk).log().log_start_offset == 10
