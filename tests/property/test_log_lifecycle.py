@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from broker.log.log_directory import LogConfig
-from tests.property.test_log_power_loss import StepFlusher
-from tests.support.logs import Life, append, values_of
+from tests.support.logs import append, values_of
 from tests.support.simulated_disk import SimulatedDisk
+from tests.support.stepped_log import SteppedLog
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Model:
         return [value for _, value in self.records[start:end]]
 
 
-class Lifecycle(RuleBasedStateMachine):
+class Lifecycle(SteppedLog):
     """One partition of one broker, through many lives."""
 
     @initialize(
@@ -55,16 +55,6 @@ class Lifecycle(RuleBasedStateMachine):
     def model(self) -> Model:
         return self.models[-1]
 
-    def open(self) -> None:
-        self.life = Life(self.disk, self.config)
-        shared = self.life.manager._opened()
-        shared.flusher.close()
-        self.flusher = StepFlusher(self.disk, shared.root, self.life.failures.append)
-        shared.flusher = self.flusher
-        self.flusher.sync_files_max = self.files_max
-        assert self.life.manager.offline == {}
-        self.log = self.life.log()
-
     @rule(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=3))
     def append(self, sizes: list[int]) -> None:
         values = []
@@ -75,11 +65,6 @@ class Lifecycle(RuleBasedStateMachine):
         self.model.records += [(self.epoch, value) for value in values]
 
     @rule()
-    def new_epoch(self) -> None:
-        self.epoch += 1
-        self.log.start_epoch(self.epoch)
-
-    @rule()
     def roll(self) -> None:
         self.log.roll()
 
@@ -87,21 +72,6 @@ class Lifecycle(RuleBasedStateMachine):
     def background_flush(self) -> None:
         self.life.manager.flush_dirty()
         self.log.request_flush()
-
-    @precondition(lambda self: not self.flusher.tokens)
-    @rule()
-    def flush_begin(self) -> None:
-        self.flusher.begin()
-
-    @precondition(lambda self: self.flusher.tokens)
-    @rule()
-    def flush_work(self) -> None:
-        self.flusher.work()
-
-    @precondition(lambda self: self.flusher.tokens)
-    @rule()
-    def flush_report(self) -> None:
-        self.flusher.report()
 
     @rule(share=st.floats(0, 1))
     def advance(self, share: float) -> None:

@@ -10,47 +10,15 @@ import random
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from typing_extensions import override
+from hypothesis.stateful import initialize, invariant, rule
 
-from broker.log.flusher import Flushable, Flusher, FlushToken
 from broker.log.log_directory import LogConfig
-from tests.support.logs import Life, append, values_of
+from tests.support.logs import append, values_of
 from tests.support.simulated_disk import SimulatedDisk
+from tests.support.stepped_log import SteppedLog
 
 
-class StepFlusher(Flusher):
-    """The thread as an actor: a round begins, syncs and reports in separate steps."""
-
-    worked = False
-    result: BaseException | None = None
-
-    def begin(self) -> None:
-        self._in_flight = self._take()
-        self.worked = False
-
-    def work(self) -> None:
-        if self._in_flight and not self.worked:
-            self.result = self._work(self._in_flight)
-            self.worked = True
-
-    def report(self) -> None:
-        self.work()
-        tokens, self._in_flight = self._in_flight, []
-        self._finish(tokens, self.result)
-
-    @override
-    def drain(self, log: Flushable) -> None:
-        self._wanted.pop(log, None)
-        if any(token.log is log for token in self._in_flight):
-            self.work()
-
-    @property
-    def tokens(self) -> list[FlushToken]:
-        return self._in_flight
-
-
-class PowerLoss(RuleBasedStateMachine):
+class PowerLoss(SteppedLog):
     """One partition of one broker, through many lives."""
 
     @initialize(
@@ -67,16 +35,6 @@ class PowerLoss(RuleBasedStateMachine):
         self.count = 0
         self.open()
 
-    def open(self) -> None:
-        self.life = Life(self.disk, self.config)
-        shared = self.life.manager._opened()
-        shared.flusher.close()
-        self.flusher = StepFlusher(self.disk, shared.root, self.life.failures.append)
-        shared.flusher = self.flusher
-        self.flusher.sync_files_max = self.files_max
-        assert self.life.manager.offline == {}
-        self.log = self.life.log()
-
     @rule(sizes=st.lists(st.integers(0, 6000), min_size=1, max_size=3), data=st.booleans())
     def append(self, sizes: list[int], data: bool) -> None:
         values = []
@@ -87,11 +45,6 @@ class PowerLoss(RuleBasedStateMachine):
         self.model += [(self.epoch, value) for value in values]
 
     @rule()
-    def new_epoch(self) -> None:
-        self.epoch += 1
-        self.log.start_epoch(self.epoch)
-
-    @rule()
     def roll_by_age(self) -> None:
         """The next append is later than segment.ms allows."""
         self.count += self.config.segment_ms + 1
@@ -99,21 +52,6 @@ class PowerLoss(RuleBasedStateMachine):
     @rule()
     def request_flush(self) -> None:
         self.log.request_flush()
-
-    @precondition(lambda self: not self.flusher.tokens)
-    @rule()
-    def flush_begin(self) -> None:
-        self.flusher.begin()
-
-    @precondition(lambda self: self.flusher.tokens)
-    @rule()
-    def flush_work(self) -> None:
-        self.flusher.work()
-
-    @precondition(lambda self: self.flusher.tokens)
-    @rule()
-    def flush_report(self) -> None:
-        self.flusher.report()
 
     @rule(share=st.floats(0, 1))
     def truncate(self, share: float) -> None:

@@ -16,9 +16,9 @@ from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
 from broker.log.producer_state import Producer, ProducerStates
 from broker.record.batch import BatchHeader, RecordFormat, walk
 from raft_metadata.common.producer_claims import Claim, next_sequence
-from tests.property.test_log_power_loss import StepFlusher
 from tests.support.logs import Life, records
 from tests.support.simulated_disk import SimulatedDisk
+from tests.support.stepped_log import step_by_step
 
 SEEDS = 200
 STEPS = 60
@@ -65,10 +65,7 @@ class World:
 
     def open(self) -> None:
         self.life = Life(self.disk, self.config)
-        shared = self.life.manager._opened()
-        shared.flusher.close()
-        self.flusher = StepFlusher(self.disk, shared.root, self.life.failures.append)
-        shared.flusher = self.flusher
+        self.flusher = step_by_step(self.life, self.disk)
         assert self.life.manager.offline == {}
         self.log = self.life.log()
         self.log.high_watermark = 0
