@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from broker.record.batch import RecordFormat
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
 from broker.server.forwarded_produces import ForwardedProduces, may_go_plain
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from broker.server.requests import DirectProduce, FetchResult
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
+CUT_OUT_BYTES_MIN: Final = 1_024
+"""Records of shorter bodies are written anew as fast as they are cut out."""
+
 Answered = Callable[[PartitionId, int, KafkaError | None], None]
 
 
@@ -40,6 +44,7 @@ class _Route(NamedTuple):
     is_led_here: bool
     max_message_bytes: int
     is_compacted: bool
+    limits_times: bool
 
 
 class DirectRequests:
@@ -77,6 +82,8 @@ class DirectRequests:
             return False
         if route.is_compacted and any(is_keyless(record) for record in request.records):
             return False
+        if route.limits_times and not are_bare(request.records):
+            return False
         place = route.place
         timeout_ms = max(1, min(request.timeout_ms, self._longest_ms))
         if not route.is_led_here:
@@ -89,7 +96,7 @@ class DirectRequests:
                 timeout_ms=timeout_ms,
             )
             told = partial(self._answers.call, _tell_forwarded, answered, place.partition)
-            return self._forwarded.take(append, told)
+            return self._forwarded.take(append, told, _elements(request))
         alike = Alike(place, request.stored_as, request.acks, timeout_ms)
         if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
             self._gathered.add(alike, request.records, request.body_bytes, answered)
@@ -125,6 +132,7 @@ class DirectRequests:
                 leader == self._broker_id,
                 self._configs.max_message_bytes(image, topic.topic_id),
                 self._configs.is_compacted(image, topic.topic_id),
+                self._configs.timestamp_limits(image, topic.topic_id) is not None,
             )
         return self._routes.get(place)
 
@@ -163,6 +171,23 @@ class DirectRequests:
         place = TopicIdPartition(image.topic_id, partition)
         result = self._local.fetch_directly(place, offset, max_bytes, packed=packed, bare=bare)
         return None if result is None else (result, image)
+
+
+def _elements(request: DirectProduce) -> bytes | None:
+    """The records as they stand in the body's array; None where that can't be told at a glance.
+
+    Nothing else is in a body of bare records, and where it holds one bracket that closes, it holds
+    one array: no other array of the same name, none in a value.
+    """
+    body = request.body
+    if len(body) < CUT_OUT_BYTES_MIN or request.stored_as is not RecordFormat.JSON:
+        return None  # keys and values may have been put into another form
+    if not are_bare(request.records):
+        return None
+    end = body.find(b"]")
+    if end != body.rfind(b"]") or b"\n" in body or b"\r" in body:
+        return None
+    return body[body.index(b"[") + 1 : end]
 
 
 def _tell_forwarded(

@@ -203,19 +203,22 @@ class ForwardedProduces:
             self._add(way, request, text, count, deadline_ms + LATE_GRACE_MS, told)
         return [await future for future in futures]
 
-    def take(self, request: Append, told: Done) -> bool:
+    def take(self, request: Append, told: Done, text: bytes | None = None) -> bool:
         """`append` without a task: ``told(base offset, error)`` is called once, later.
 
         It must not raise, nor come back here. False: nothing was done, because forwards are not
-        numbered (yet), too many wait, or this is more than one batch.
+        numbered (yet), too many wait, or this is more than one batch. ``text``: the records as
+        elements of a JSON array, on one line, if they need not be written anew.
         """
         if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
             return False
         if (request.acks == ACKS_ALL) not in self._producer_ids:
             return False
-        ((text, count), *more) = _texts(request.records)
-        if more:
-            return False
+        count = len(request.records)
+        if text is None or len(text) > BATCH_BYTES_MAX:
+            ((text, _), *more) = _texts(request.records)
+            if more:
+                return False
         if self._waiting >= WAITING_MAX or self._waiting_bytes + len(text) > WAITING_BYTES_MAX:
             return False
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms + LATE_GRACE_MS

@@ -113,10 +113,16 @@ class DirectProduce(NamedTuple):
     topic: TopicName
     partition: PartitionId | None
     records: Sequence[ProduceRecord]
-    body_bytes: int
+    body: bytes
+    """What the records were decoded from."""
     stored_as: RecordFormat
     acks: int
     timeout_ms: int
+
+    @property
+    def body_bytes(self) -> int:
+        """More than the sum of all keys and values."""
+        return len(self.body)
 
 
 class DirectApis(Protocol):

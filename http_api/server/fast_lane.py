@@ -300,7 +300,7 @@ class FastLane:
 
         return self._direct.produce(
             DirectProduce(
-                path.topic, path.partition, records, len(body), stored_as,
+                path.topic, path.partition, records, body, stored_as,
                 path.acks, path.timeout_ms,
             ),
             done,

@@ -98,14 +98,16 @@ class Front:
         fake: Any = shell
         self.direct = DirectRequests(config, fake, fake, LiveConfigs(config), shell.forwards)
 
-    def produce(self, count: int = 1, timeout_ms: int = 5_000, acks: int = ACKS_ALL) -> bool:
+    def produce(
+        self, count: int = 1, timeout_ms: int = 5_000, acks: int = ACKS_ALL, value: bytes = b"1"
+    ) -> bool:
         def answered(partition: PartitionId, base: int, error: KafkaError | None) -> None:
             assert partition == 0
             self.told.append((base, error))
 
-        body = b'{"records":[' + b",".join([b'{"value":1}'] * count) + b"]}"
+        body = b'{"records":[' + b",".join([b'{"value":%b}' % value] * count) + b"]}"
         request = DirectProduce(
-            TopicName("t"), PartitionId(0), decode_records(body), len(body), RecordFormat.JSON,
+            TopicName("t"), PartitionId(0), decode_records(body), body, RecordFormat.JSON,
             acks, timeout_ms,
         )  # fmt: skip
         return self.direct.produce(request, answered)
@@ -123,6 +125,18 @@ async def test_the_short_way_forwards_under_numbers_and_each_has_its_own_offsets
     await settled(lambda: len(front.told) == 3)
     assert front.told == [(1, None), (2, None), (5, None)]
     assert shell.leader.claims == [(0, 0), (0, 1), (0, 1)], "the lost one is asked for again"
+
+
+async def test_the_short_way_sends_long_and_short_bodies_as_one_array(shell: Shell) -> None:
+    await shell.append()
+    front = Front(shell)
+    long = b'"%b"' % (b"v" * 1_500)
+    for count, value in ((2, long), (1, b"[1]"), (3, long), (1, b'["%b"]' % (b"w" * 1_500))):
+        assert front.produce(count, value=value)
+    await settled(lambda: len(front.told) == 4)
+    assert front.told == [(1, None), (3, None), (4, None), (7, None)]
+    stored = [bytes(record.value) for record in decode_records(shell.leader.texts[-1])]
+    assert stored == [long, long, b"[1]", *[long] * 3, b'["%b"]' % (b"w" * 1_500)]
 
 
 async def test_the_short_way_waits_for_its_time_once(shell: Shell) -> None:

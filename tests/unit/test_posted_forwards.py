@@ -8,9 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from broker.record.batch import RecordFormat
+from broker.record.lines import decode_records, encode_lines
+from broker.server.direct_requests import CUT_OUT_BYTES_MIN, _elements
 from broker.server.forwarded_produces import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
+from broker.server.requests import ACKS_ALL, DirectProduce
 from raft_metadata.common.errors import KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
 from tests.support.forwards import LOST, Leader, Shell, settled
 from tests.support.one_broker import HERE, ME, OTHER
 from tests.support.registered import broker
@@ -134,3 +138,35 @@ async def test_a_bug_on_the_way_leaves_nobody_waiting(
     monkeypatch.undo()
     assert (await shell.append())[0].error is None
     assert shell.leader.claims == [(1, 0)], "the other number is given up"
+
+
+PAD = b'"%b"' % (b"v" * CUT_OUT_BYTES_MIN)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_cut_out"),
+    [
+        (b'{"records":[{"value":%b},{"key":"k","value":{"x":1.0e2}}]}' % PAD, True),
+        (b' { "records" : [ {"value":%b} , {"key":1} ] } ' % PAD, True),
+        (b'{"\\u0072ecords":[{"value":%b}]}' % PAD, True),
+        (b'{"records":[{"value":"[","key":%b}]}' % PAD, True),
+        (b'{"records":[{"value":"]","key":%b}]}' % PAD, False),
+        (b'{"records":[{"value":[1,2]},{"value":%b}]}' % PAD, False),
+        (b'{"records":[{"value":1}],"records":[{"value":%b},{"key":2}]}' % PAD, False),
+        (b'{"records":[{"value":%b},\n{"value":2}]}' % PAD, False),
+        (b'{"records":[{"value":%b},\r{"value":2}]}' % PAD, False),
+        (b'{"records":[{"value":%b,"timestamp":7}]}' % PAD, False),
+        (b'{"records":[{"value":1}]}', False),
+    ],
+)
+def test_rule_r12_records_are_cut_out_of_a_body_only_where_nothing_else_can_be_meant(
+    body: bytes, is_cut_out: bool
+) -> None:
+    records = decode_records(body)
+    request = DirectProduce(TopicName("t"), None, records, body, RecordFormat.JSON, ACKS_ALL, 1)
+    text = _elements(request)
+    assert (text is not None) is is_cut_out
+    if text is not None:
+        again = decode_records(b'{"records":[{"value":0},' + text + b',{"value":9}]}')[1:-1]
+        assert encode_lines(again) == encode_lines(records)
+    assert _elements(request._replace(stored_as=RecordFormat.BINARY)) is None
