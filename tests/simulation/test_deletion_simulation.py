@@ -29,7 +29,7 @@ SEEDS_MAX = 400
 STEPS = 400
 TRIMS, ROUNDS = 0.1, 0.15
 """How likely an event is followed by a deletion at the leader, or by a turn of everybody."""
-FEATURES = {"on_disk": True, "trims": True, "unclean": False}
+FEATURES = {"on_disk": True, "trims": True, "unclean": False, "rots": False}
 
 
 class DeletingWorld(World):

@@ -28,10 +28,11 @@ MUTANTS: list[Mutant] = []
 def mutant(
     name: str, *turns_red: str, first: int = 0, **features: bool
 ) -> Callable[[Plant], Plant]:
-    """Plants what the function does. Topics keep everything unless a feature says otherwise."""
+    """Plants what the function does. Topics keep everything, and what runs does
+    not rot, unless a feature says otherwise."""
 
     def keep(plant: Plant) -> Plant:
-        plain = {"compacts": False, "retains": False}
+        plain = {"compacts": False, "retains": False, "rots": False}
         MUTANTS.append(Mutant(name, turns_red, plant, first, plain | features))
         return plant
 

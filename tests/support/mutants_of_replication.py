@@ -322,7 +322,7 @@ def _not_written_on_truncation(patch: Patch) -> None:
     "L22",
     "L23",
     on_disk=True,
-    first=218,
+    first=750,
 )
 def _clean_before_sync(patch: Patch) -> None:
     real = log_manager.LogManager._close_cleanly

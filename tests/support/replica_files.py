@@ -7,16 +7,20 @@ from typing import Any
 
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_state import ProducerStates
+from broker.log.quarantine import FOLDER
 from broker.log.recovery import LEADER_EPOCH_FILE, recover_log
 from broker.log.segment import OpenFiles
 from broker.log.swap import CLEANED_SUFFIX
 from broker.record.batch import HEADER_SIZE, BatchError, BatchHeader, walk
+from broker.replication.log_keeper import REMOVED_MARK
 from raft_metadata.common.errors import CorruptionError
-from tests.support.replica_bytes import DIRECTORY, ROOT, SWAP, entries_of, flip, is_sound, place
+from tests.support.replica_bytes import DIRECTORY, ROOT, SWAP, entries_of, flip, place
 from tests.support.replica_flusher import PowerCut
 from tests.support.replica_platters import Platters
 from tests.support.replication_invariants import Entry, Violation
 from tests.support.simulated_disk import SimulatedDisk
+
+QUARANTINE = f"{ROOT}/{FOLDER}/"
 
 
 class ReplicaFiles:
@@ -39,11 +43,47 @@ class ReplicaFiles:
         self.mirror: list[Entry | None] = []
         self.power_gone = False
         self.rotted: tuple[Any, int, int] | None = None  # inode, position, last offset
+        self.has_rotted = False
+        """At any time."""
 
     @property
     def damaged(self) -> bool:
-        """Ground truth: bytes that were proven durable are not what they were."""
+        """Ground truth: bytes that were proven durable are not what they were, and in use."""
+        if self.rotted is None:
+            return False
+        disk, inode = self.disk, self.rotted[0]
+        if inode not in disk.live.values() and inode not in disk.synced.values():
+            self.rotted = None  # removed for good
         return self.rotted is not None
+
+    def has_directory(self) -> bool:
+        """Whether the log's directory is where it belongs."""
+        return DIRECTORY in self.disk.live
+
+    def copies(self) -> dict[str, Any]:
+        """The files of damaged logs that were set aside, by their names."""
+        return {
+            path: inode
+            for path, inode in self.disk.live.items()
+            if path.startswith(QUARANTINE) and path.endswith(".log") and REMOVED_MARK not in path
+        }
+
+    def quarantined(self) -> list[str]:
+        """The names of damaged logs that were set aside."""
+        return [name for name in self.disk.names(QUARANTINE[:-1]) if REMOVED_MARK not in name]
+
+    def check_copies(self, before: dict[str, Any]) -> None:
+        """Each may hold what nobody else has."""
+        now = self.disk.live
+        for path, inode in before.items():
+            if now.get(path) is not inode:
+                raise Violation("rule Q5", f"the copy {path} is gone")
+
+    def purge(self) -> None:
+        """An operator has looked at the copies, and removes them."""
+        for path in [path for path in self.disk.live if path.startswith(QUARANTINE)]:
+            for names in (self.disk.live, self.disk.synced):
+                names.pop(path, None)
 
     def platter(self) -> list[Entry | None]:
         """What of the log is on the platters for sure, by its bytes and names."""
@@ -77,7 +117,6 @@ class ReplicaFiles:
 
     def rot(self) -> bool:
         """A bit of a record that was proven durable flips; False where there is none."""
-        assert self.manager is None
         if any(path.endswith((SWAP, CLEANED_SUFFIX)) for path in self.disk.live):
             return False  # some of these files are about to go
         proof = self._proof()
@@ -91,7 +130,7 @@ class ReplicaFiles:
         inode, position, header = self.rng.choice(sealed)
         at = position + self.rng.randrange(HEADER_SIZE, header.size)
         flip(inode, at)
-        self.rotted = (inode, at, header.last_offset)
+        self.rotted, self.has_rotted = (inode, at, header.last_offset), True
         return True
 
     def recorded(self) -> None:
@@ -126,16 +165,25 @@ class ReplicaFiles:
             if position >= len(inode.cache) or all(inode is not each for _, each in self._files()):
                 self.rotted = None
 
-    def content(self, *, sound: bool = False) -> list[Entry | None]:
-        """What stands in the files that the log reads at this moment, by offset.
+    def content(self, log: PartitionLog) -> list[Entry | None]:
+        """What stands in the files that a log reads at this moment, by offset.
 
-        ``sound``: nothing of a batch without its checksum.
+        Of what has rotted what stood there before: whoever reads it is told.
         """
-        assert self.log is not None
-        if not self.log.segments:
+        if not log.segments:
             return self.mirror
-        found: list[Entry | None] = [None] * self.log.segments[0].base_offset
-        for segment in self.log.segments:
+        rotted = self.rotted
+        if rotted is None:
+            return self._content(log)
+        flip(rotted[0], rotted[1])
+        try:
+            return self._content(log)
+        finally:
+            flip(rotted[0], rotted[1])
+
+    def _content(self, log: PartitionLog) -> list[Entry | None]:
+        found: list[Entry | None] = [None] * log.segments[0].base_offset
+        for segment in log.segments:
             if segment.fd in self.disk.descriptors:
                 inode = self.disk.descriptors[segment.fd][1]
             else:
@@ -143,11 +191,7 @@ class ReplicaFiles:
             assert inode is not None
             raw = bytes(inode.cache[: segment.size])
             for at, header in walk(raw):
-                if sound and not is_sound(raw, at):
-                    entries: list[Entry | None] = [None] * (header.last_offset_delta + 1)
-                else:
-                    entries = entries_of(header, raw[at : at + header.size])
-                place(found, header, entries)
+                place(found, header, entries_of(header, raw[at : at + header.size]))
         return found
 
     def runs(self) -> list[tuple[int, int, int]]:

@@ -41,7 +41,7 @@ class MemoryStore:
     def __init__(self, host: StoreHost) -> None:
         self.host = host
         self.failed: BaseException | None = None
-        self.unclean = False
+        self.unclean = self.offline = self.is_marked = False
         self.damaged = False
         self.renew()
 
@@ -71,6 +71,9 @@ class MemoryStore:
 
     def look_at(self, image: MetadataImage) -> None:
         """Nothing: what is damaged is forgotten when the controller has recorded it."""
+
+    def quarantined(self) -> list[str]:
+        return []
 
     def set_aside(self) -> None:
         """The replica was removed from this broker."""

@@ -91,17 +91,27 @@ class DiskStore(ReplicaFiles):
         self.recovered: PartitionLog | None = None
         self.log: PartitionLog | None = None
         self.failure: list[BaseException] = []
+        self.marked = False
+        """The mark of its damage is on the disk, and stays until the log was moved away."""
+
+    @property
+    def offline(self) -> bool:
+        """The log was found to be damaged, and takes no more bytes."""
+        return self.manager is not None and bool(self.manager.offline)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whatever happens to the process, the damage is reported again."""
+        if self.manager is None:
+            return self.marked
+        return self.offline and bool(self.manager.unclean) and self.manager._is_noted
 
     @property
     def failed(self) -> BaseException | None:
         """Why the process has to end."""
         if self.power_gone:
             return PowerCut()
-        if self.manager is None:
-            return None
-        if self.manager.lost:
-            return self.manager.lost[0][1]
-        return self.manager.failed
+        return None if self.manager is None else self.manager.failed
 
     @property
     def unclean(self) -> bool:
@@ -146,11 +156,10 @@ class DiskStore(ReplicaFiles):
             self.found_rotten += bool(self.manager.offline)
             self.mirror = []
             return True
-        try:
-            self.mirror = self.read_all(opened)
-        except OSError:  # the rot was found, and could not be noted
-            self.stop(power=False)
-            return False
+        if self.marked:
+            raise Violation("rule R6", f"broker {self.id} opens what was marked as damaged")
+        found_by_readers = self.damaged and opened.segments
+        self.mirror = self.content(opened) if found_by_readers else self.read_all(opened)
         if not self.damaged:
             if self.uncut is not None:
                 if agree(self.mirror, before) is not None or len(self.mirror) > len(before):
@@ -196,9 +205,9 @@ class DiskStore(ReplicaFiles):
     def _begin_anew(self, log: PartitionLog) -> None:
         """What was damaged is set aside; or, where nobody has more, used as far as it is sound."""
         self.log, self.aside, self.uncut, self.shown_start = log, [], None, 0
-        self.covered = []
+        self.covered, self.cutting, self.marked = [], None, False
         self._forget_rot()
-        self.mirror = self.content(sound=True) if log.segments else [None] * log.log_start_offset
+        self.mirror = self.content(log) if log.segments else [None] * log.log_start_offset
 
     def _durable(self) -> None:
         self.uncut = None
@@ -238,16 +247,14 @@ class DiskStore(ReplicaFiles):
 
     def _heal_rot(self) -> None:
         """Where nothing is left that proves the damaged bytes, the fault is taken back."""
-        if self.rotted is None:
+        if not self.damaged or self.rotted is None:
             return
         inode, position, last = self.rotted
-        if inode not in self.disk.live.values():
-            self.rotted = None  # the file is gone
-        elif self.log is None or self.log.log_end_offset <= last + 1 or self._proof() <= last:
+        if self.log is None or self.log.log_end_offset <= last + 1 or self._proof() <= last:
             flip(inode, position)
             self.rotted = None
             if self.log is not None:
-                self.mirror = self.content()  # of a log that is in use as far as it is sound, too
+                self.mirror = self.content(self.log)  # of a log that is used as far as it is sound
 
     def start_over(self, offset: int) -> None:
         """Nobody holds what comes between: the old log may be found once more, whole."""
@@ -257,7 +264,6 @@ class DiskStore(ReplicaFiles):
         self.cutting = None
         self.mirror = [None] * offset
         self.covered = []
-        self.rotted = None
 
     def _clip(self, end: int) -> None:
         """The log ends here now."""
@@ -270,6 +276,12 @@ class DiskStore(ReplicaFiles):
 
     def first_look(self, image: MetadataImage) -> None:
         self.keeper.set_aside_strays(image)
+
+    def let_go(self) -> None:
+        """Its directory was moved away."""
+        if self.log is not None:
+            self.log.on_durable = None
+        self.log = None
 
     def set_aside(self) -> None:
         self.keeper.set_aside(TopicIdPartition(TOPIC, ZERO), topic_lives=True)
@@ -298,6 +310,8 @@ class DiskStore(ReplicaFiles):
             self.kept = None
             disk.kill()
         self.power_gone = False
+        if self.manager is not None:
+            self.marked = self.is_marked or (self.marked and self.offline)
         self.manager, self.log = None, None
 
     def close(self, broker_epoch: BrokerEpoch | None) -> None:
@@ -341,11 +355,12 @@ class DiskStore(ReplicaFiles):
 
     def compacted(self) -> list[int]:
         """The log reads other segments now: the offsets of the records that are not in them."""
-        found, before = self.content(sound=self.damaged), self.mirror
+        assert self.log is not None
+        found, before = self.content(self.log), self.mirror
         if len(found) != len(before) or agree(found, before) is not None:
             at = agree(found, before)
             raise Violation("rule R7", f"broker {self.id} compacted away its log", at, len(found))
-        start = self.log.log_start_offset if self.log is not None else 0
+        start = self.log.log_start_offset
         gone = [
             offset
             for offset in range(start, len(found))

@@ -24,6 +24,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.controller.broker_views import Failed
 from raft_metadata.controller.cluster_control import (
     decide_controlled_shutdown,
     decide_fence,
@@ -32,6 +33,8 @@ from raft_metadata.controller.cluster_control import (
     decide_unfence,
     shutdown_progress,
 )
+from raft_metadata.controller.controller import Controller as Mind
+from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.controller.partition_draft import PartitionDraft
 from raft_metadata.controller.reassignment_control import decide_alter_reassignments
 from raft_metadata.controller.replication_control import (
@@ -42,7 +45,12 @@ from raft_metadata.controller.topic_defaults import TopicDefaults
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 from raft_metadata.records.admin import AlterReassignments, Reassignment
-from raft_metadata.records.commands import AlterPartition, RegisterBroker
+from raft_metadata.records.commands import (
+    AlterPartition,
+    BrokerHeartbeat,
+    FailedReplica,
+    RegisterBroker,
+)
 from raft_metadata.records.records import (
     BrokerState,
     ConfigRecord,
@@ -55,6 +63,7 @@ from raft_metadata.records.records import (
 from tests.support.replica_bytes import TOPIC
 
 if TYPE_CHECKING:
+    from tests.support.replication_broker import Broker
     from tests.support.replication_world import World
 
 MIN_ISR = 2
@@ -73,8 +82,16 @@ class Controller:
 
     def __init__(self, world: World, replicas: tuple[BrokerId, ...]) -> None:
         self.world = world
-        self.heard: dict[BrokerId, MetadataOffset] = {}
-        """What each registration last said of how far it has read (rule G3)."""
+        config = ControllerConfig(
+            cluster_id=CLUSTER,
+            defaults=DEFAULTS,
+            broker_session_timeout_ms=1 << 40,  # who is fenced the world decides
+            broker_disconnect_grace_ms=1 << 40,
+        )
+        count = 2 if world.features.rots else 1
+        self.minds = [Mind(config, bytes, 0) for _ in range(count)]
+        """What each controller has heard of the brokers: soft state, with whoever is active."""
+        self.active = 0
         self.images = [MetadataImage()]
         self.commit([FeatureLevelRecord(level=world.feature_level)])
         for b in world.ids:
@@ -93,8 +110,15 @@ class Controller:
         topic = TopicRecord(name=TopicName("t"), topic_id=TOPIC, partitions_count=1)
         self.commit([topic, partition])
         for b in world.ids:
-            self.heartbeat(b, self.image.brokers[b].broker_epoch, self.image.next_offset)
-            self.heartbeat(b, self.image.brokers[b].broker_epoch, self.image.next_offset)
+            for mind in (*range(count), 0):
+                self.heartbeat(
+                    BrokerHeartbeat(
+                        broker_id=b,
+                        broker_epoch=self.image.brokers[b].broker_epoch,
+                        metadata_offset=self.image.next_offset,
+                    ),
+                    mind,
+                )
 
     @property
     def image(self) -> MetadataImage:
@@ -149,25 +173,53 @@ class Controller:
             )
         except KafkaError:
             return
-        self.heard.pop(b, None)
         self.commit(list(records))
 
-    def heartbeat(self, b: BrokerId, broker_epoch: int, metadata_offset: int) -> None:
-        known = self.image.brokers.get(b)
-        if known is None or known.broker_epoch != broker_epoch:
+    def heartbeat(self, command: BrokerHeartbeat, mind: int) -> None:
+        """Every controller hears it, the active one decides."""
+        b, is_active = command.broker_id, mind == self.active
+        try:
+            self.minds[mind].heartbeat(self.image, command, 0, is_active=is_active)
+        except KafkaError:
             return
-        self.heard[b] = max(self.heard.get(b, MetadataOffset(0)), MetadataOffset(metadata_offset))
+        known = self.image.brokers.get(b)
+        if not is_active or known is None or known.broker_epoch != command.broker_epoch:
+            return
         self.record_settled(b)
         self.commit(
             list(
                 decide_unfence(
                     self.image,
                     b,
-                    metadata_offset=MetadataOffset(metadata_offset),
+                    metadata_offset=command.metadata_offset,
                     defaults=DEFAULTS,
+                    failed=self.failed(),
                 )
             )
         )
+
+    def failed(self) -> Failed:
+        """Damaged replicas, as the active controller has heard of them."""
+        return self.minds[self.active]._failed(self.image)
+
+    def heard(self) -> dict[BrokerId, MetadataOffset]:
+        """How far each broker said last that it has read (rule G3)."""
+        mind = self.minds[self.active]
+        return {b: mind._metadata_offset(broker) for b, broker in self.image.brokers.items()}
+
+    def misses(self, broker: Broker, reports: tuple[FailedReplica, ...]) -> bool:
+        """Whether a controller knows less of a broker's damaged replicas than this, or more."""
+        if reports:
+            return True
+        return len(self.minds) > 1 and any(
+            broker.id not in mind._told(self.image)
+            or broker.id in mind._failed(self.image).get(HERE, {})
+            for mind in self.minds
+        )
+
+    def take_over(self) -> None:
+        """Another controller is elected, with what it has heard itself."""
+        self.active = (self.active + 1) % len(self.minds)
 
     def leave(self, b: BrokerId, broker_epoch: int) -> None:
         """A heartbeat that asks for a controlled shutdown; answered once nothing holds it."""
@@ -200,7 +252,13 @@ class Controller:
     def settle(self, b: BrokerId) -> None:
         """What the image owes, as one bounded batch; then the registration may count as settled."""
         found = decide_consequences(
-            self.image, [HERE], defaults=DEFAULTS, changes_max=1, heard=self.heard
+            self.image,
+            [HERE],
+            defaults=DEFAULTS,
+            changes_max=1,
+            heard=self.heard(),
+            failed=self.failed(),
+            told=self.minds[self.active]._told(self.image),
         )
         before = self.partition
         self.commit(list(found.records))
@@ -209,7 +267,8 @@ class Controller:
 
     def record_settled(self, b: BrokerId) -> None:
         """Rule R6: the mark of damage goes once the registration that reported it is settled."""
-        records = list(decide_settled(self.image, b, defaults=DEFAULTS))
+        failed = self.failed()
+        records = list(decide_settled(self.image, b, defaults=DEFAULTS, failed=failed))
         self.commit(records)
         if records and self.image.brokers[b].unclean_partitions:
             self.world.brokers[b].store.recorded()

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from broker.log.quarantine import DAMAGED_COPIES_MAX
 from broker.replication.parked import Fate
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
@@ -18,7 +19,7 @@ from tests.support.replication_controller import Controller
 from tests.support.replication_features import PUSH_BYTES, Features
 from tests.support.replication_invariants import Violation
 from tests.support.replication_judge import Judge
-from tests.support.replication_lives import CONTROLLER, FAR
+from tests.support.replication_lives import FAR
 
 
 class Endings:
@@ -42,6 +43,7 @@ class Endings:
     deliver: Callable[..., None]
     act: Callable[..., None]
     is_heartbeat_missed: Callable[[Broker], bool]
+    beat: Callable[[Broker], None]
 
     def calm_round(self, number: int, *, fair: bool = True) -> None:
         """Everything that can happen happens once."""
@@ -63,8 +65,9 @@ class Endings:
         if epoch is None:
             broker.register()
         elif self.is_heartbeat_missed(broker):
-            offset = broker.image.next_offset
-            self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)
+            self.beat(broker)
+        if broker.mending.is_due:
+            broker.mending.look()
         if fair or self.rng.random() < self.p_flush:
             broker.store.flush_all()
         if broker.upkeep is not None:
@@ -89,6 +92,8 @@ class Endings:
         if not p.has_leader or p.is_reassigning or frozenset(p.isr) != everybody:
             return None
         if any(brokers[b].state is not BrokerState.UNFENCED for b in p.replicas):
+            return None
+        if any(self.brokers[b].mending.is_due for b in p.replicas):
             return None
         leader = self.brokers[p.leader]
         role, partition = leader.role, leader.partition
@@ -121,6 +126,8 @@ class Endings:
             if isinstance(broker.store, DiskStore):
                 broker.store.disk.before = None
                 broker.store.relieve()
+                if len(broker.store.quarantined()) >= DAMAGED_COPIES_MAX:
+                    broker.store.purge()
             if not broker.up:
                 broker.start(f"life{self.number()}")
 
@@ -164,9 +171,20 @@ class Endings:
                 check.l27_in_time(self.judge.tally, "numbered", done, facts=self.writer.claim)
             self.judge.check_leader(leader)
             self.judge.drained(leader)
-        for b in self.controller.partition.replicas * self.features.on_disk:
-            self.act(self.brokers[b], self.brokers[b].door().read_everything)
+        self._read_everywhere()
         self.after_all()
+
+    def _read_everywhere(self) -> None:
+        """All of it by every replica; what is found to be damaged meanwhile is mended."""
+        replicas = self.controller.partition.replicas * self.features.on_disk
+        for _ in range(len(replicas) + 1):
+            for broker in (self.brokers[b] for b in replicas):
+                if broker.partition is not None:
+                    self.act(broker, broker.door().read_everything)
+            if not any(self.brokers[b].mending.is_due for b in replicas):
+                return
+            self.until_settled("mended")
+        check.l27_in_time(self.judge.tally, "sound everywhere", None, facts=replicas)
 
     def _send_the_last(self, leader: Broker) -> None:
         self.writer.asked += 1
@@ -202,6 +220,8 @@ class Endings:
             broker.start(f"life{self.number()}")
             if not broker.up:
                 raise Violation("L23", f"broker {broker.id} does not start on a sound disk")
+            if store.damaged:
+                continue  # below its log start, where nobody reads: refused now, and reported
             start = store.mirror_start()
             check.l2_strong_isr(judge.tally, store.mirror, judge.exposed, start, broker.id)
 

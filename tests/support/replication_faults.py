@@ -45,8 +45,11 @@ class Faults:
         broker, p = self.brokers[b], self.controller.partition
         if b not in p.replicas:
             return False
-        if broker.store.damaged or broker.directory != p.directories[p.replicas.index(b)]:
+        if broker.directory != p.directories[p.replicas.index(b)]:
             return True
+        if broker.store.damaged:
+            is_out = b not in p.isr and b not in p.elr and p.leader_epoch > broker.newest_epoch
+            return not (is_out and broker.store.is_marked)
         lay = broker.at_start if broker.up else broker.marked
         return broker.lost_power and lay
 
@@ -115,6 +118,20 @@ class Faults:
             if broker.up:
                 broker.stop(power=self.may_lose_power(broker, safe=False))
             self.counts["rotted"] += broker.store.rot()
+
+    def _fault_rot_live(self, broker: Broker) -> None:
+        """A running broker finds it when somebody reads there; now and then that is at once."""
+        if not (broker.up and self.is_safe(broker)) or broker.store.damaged:
+            return
+        if broker.store.rot():
+            self.counts["rotted live"] += 1
+            assert isinstance(broker.store, DiskStore)
+            assert broker.store.rotted is not None
+            if self.rng.random() < 0.6 and not broker.paused:
+                self.act(broker, broker.consume, broker.store.rotted[2])
+
+    def _fault_takeover(self, _: Broker) -> None:
+        self.controller.take_over()
 
     def _fault_pause(self, broker: Broker) -> None:
         broker.paused = broker.up

@@ -28,9 +28,11 @@ class Features:
     """The topic is compacted (rule R7)."""
     retains: bool = False
     """Its records are deleted as they grow old, or many (rule R10)."""
+    rots: bool = False
+    """Bits rot under running brokers, one after the other; controllers take turns."""
 
 
-def draw_features(rng: random.Random, topics: random.Random) -> Features:
+def draw_features(rng: random.Random, topics: random.Random, rots: random.Random) -> Features:
     roll = rng.random()
     on_disk, unclean = rng.random() < 0.7, roll > 0.95
     keyed = on_disk and not unclean
@@ -43,4 +45,5 @@ def draw_features(rng: random.Random, topics: random.Random) -> Features:
         numbered=rng.random() < 0.6,
         compacts=topics.random() < 0.15 and keyed,
         retains=topics.random() < 0.12 and keyed,
+        rots=rots.random() < 0.4 and on_disk,
     )

@@ -398,3 +398,37 @@ def r10_decided_by_a_leader(t: Tally, start: int, decided: int, broker: int) -> 
     t["rule R10"] += 1
     if start > decided:
         raise Violation("rule R10", f"broker {broker} begins at {start}, decided was {decided}")
+
+
+def q5_emptied_counts_nowhere(
+    t: Tally, broker: int, counting: Collection[int], leader: int
+) -> None:
+    """A damaged log is set aside once it is committed that nobody counts on it."""
+    t["rule Q5 counts nowhere"] += 1
+    if broker in counting or leader < 0:
+        raise Violation("rule Q5", f"{broker} sets its log aside", set(counting), leader)
+
+
+def q5_last_copy_stays(
+    t: Tally, broker: int, kept: Sequence[Mirror], exposed: Mirror, start: int
+) -> None:
+    """``kept``: what others that count, and are sound, have on their platters."""
+    t["rule Q5 last copy"] += 1
+    if not any(holds(log, exposed, start) for log in kept):
+        raise Violation("rule Q5", f"{broker} sets aside the last that was seen", len(kept))
+
+
+def r4_emptied_behind_its_epoch(t: Tally, broker: int, took_part: int, epoch: int) -> None:
+    """What was said of a log that is set aside was said in an older leader epoch."""
+    t["rule R4 behind its epoch"] += 1
+    if took_part >= epoch:
+        raise Violation("rule R4", f"{broker} took part in {took_part}, now is {epoch}")
+
+
+def r4_nothing_puts_it_back(
+    t: Tally, broker: int, proposed: tuple[int, ...] | None, present: tuple[int, ...]
+) -> None:
+    """An ISR on its way, by (leader, leader epoch, partition epoch), that the controller takes."""
+    t["rule R4 puts back"] += 1
+    if proposed == present:
+        raise Violation("rule R4", f"{broker}, which is emptied, may be put back", present)

@@ -25,6 +25,7 @@ from tests.support.replication_keys import KeyJudge
 
 if TYPE_CHECKING:
     from tests.support.replication_broker import Broker
+    from tests.support.replication_lives import BrokerLife
     from tests.support.replication_world import World
 
 JUDGED = (
@@ -42,6 +43,7 @@ JUDGED = (
 JUDGED_OF_SOME = (
     *("rule R7", "rule R7 read", "rule R7 below", "rule R7 replicated", "rule R7 tombstones"),
     "rule R10 age",
+    *("rule Q5 counts nowhere", "rule Q5 last copy", "rule R4 behind its epoch"),
 )
 """The same, where topics are compacted or keep their records for a time."""
 
@@ -383,6 +385,28 @@ class Judge:
             broker = self.world.brokers[b]
             if alive and broker.up and isinstance(broker.role, LeaderState):
                 raise Violation("rule G3", f"{b} leads in {broker.role.epoch}, {before}, {now}")
+
+    def emptied(self, broker: BrokerLife, took_part: int) -> None:
+        """A damaged log was set aside just now; what is filled in its place begins empty.
+
+        ``took_part``: the newest leader epoch in which it did, -1: in none of this life.
+        """
+        world, t, b = self.world, self.tally, broker.id
+        p = world.controller.partition
+        check.q5_emptied_counts_nowhere(t, b, {*p.isr, *p.elr, p.leader}, leader=p.leader)
+        check.r4_emptied_behind_its_epoch(t, b, took_part, p.leader_epoch)
+        for _, what, args, _ in (*world.net, *world.late):
+            if what == "alter_partition":
+                command: AlterPartition = args[1]
+                now = (p.leader, p.leader_epoch, p.partition_epoch)
+                then = (command.broker_id, command.leader_epoch, command.partition_epoch)
+                back = any(member.broker_id == b for member in command.new_isr)
+                check.r4_nothing_puts_it_back(t, b, then if back else None, now)
+        if self.unclean_pending or world.features.unclean or world.features.flush:
+            return  # more than one disk may be lost
+        keep = [other for other in (*p.isr, *p.elr) if world.intact(other)]
+        kept = [world.brokers[other].promised() for other in keep]
+        check.q5_last_copy_stays(t, b, kept, self.exposed, self.start)
 
     # readers
 

@@ -20,6 +20,7 @@ from tests.support.replica_stores import DiskStore, config_of
 from tests.support.replication_controller import HERE, MIN_ISR, is_os
 from tests.support.replication_invariants import Entry
 from tests.support.replication_readers import Readers
+from tests.support.replication_repairs import Mending, idle_mending
 from tests.support.replication_topics import PLAIN_KEYS, small
 from tests.support.replication_upkeep import Upkeep
 
@@ -64,6 +65,11 @@ class BrokerLife:
         """By how much its wall clock is off."""
         self.upkeep: Upkeep | None = None
         self.readers: Readers | None = None
+        self.mending: Mending = idle_mending()
+        self.newest_epoch = -1
+        """Of those that its log took part in."""
+        self.beats = 0
+        """Heartbeats that were sent."""
         self.views = TopicViews(config_of(b))
         self.topic_config: LogConfig | None = None
         self.start(f"life{b}")
@@ -109,6 +115,9 @@ class BrokerLife:
         self.paused = self.leaving = self.wants_to_leave = False
         self.partition = self.readers = None
         self.up = self.store.start(incarnation)
+        self.mending = idle_mending()
+        if self.up and isinstance(self.store, DiskStore):
+            self.mending = Mending(self, self.store)
         if self.up and self.world.topic is not None:
             self.upkeep = Upkeep(self)
 
@@ -123,6 +132,7 @@ class BrokerLife:
         self.lost_power |= power
         self.clear_at = None
         self.partition = None
+        self.mending = idle_mending()
         self.up = self.paused = False
 
     def lose_disk(self) -> None:
@@ -173,6 +183,8 @@ class BrokerLife:
     def take_role(self, image: MetadataImage) -> None:
         registration = image.partition(*HERE)
         assert registration is not None
+        if self.mending.holds_back(registration):
+            return
         by_durable = not is_os(image)
         self.leaving = False
         self.topic_config = None
@@ -181,6 +193,7 @@ class BrokerLife:
             self.topic_config = small(config, self.world.topic.segment_bytes)
         if self.id not in registration.replicas and self.broker_epoch is not None:
             waits = self.partition is not None and len(self.partition.parked)
+            waits = waits and not self.store.offline
             self.leaving = bool(waits) and registration.has_leader
             if not self.leaving:
                 self.drop()
@@ -194,6 +207,7 @@ class BrokerLife:
         before = partition.role
         partition.apply_image(registration, image.brokers, self.broker_epoch, 0)
         role = partition.role
+        self.newest_epoch = max(self.newest_epoch, role.epoch)
         if role is not before and isinstance(role, LeaderState):
             self.world.judge.leads(self)
             if self.store.real:
@@ -246,12 +260,20 @@ class BrokerLife:
         if log is None or log.durable_end >= min(end, log.log_end_offset):
             self.marked, self.clear_at = False, None
 
+    def let_go(self, partition: Partition) -> None:
+        """The log is set aside; an empty one is opened in its place."""
+        partition.retire()
+        self.partition = None
+        if isinstance(self.store, DiskStore):
+            self.store.let_go()
+
     def drop(self) -> None:
         """The replica is other brokers' now: its log is set aside, one that comes back is new."""
         self.leaving = False
         if self.partition is not None:
             self.partition.retire()
             self.partition = None
+        self.mending.forget()
         self.store.set_aside()
 
     def register(self) -> None:
@@ -282,5 +304,6 @@ class BrokerLife:
             self.upkeep.cancel()
             self.upkeep = None
         self.partition = None
+        self.mending = idle_mending()
         self.store.close(BrokerEpoch(broker_epoch))
         self.up = self.paused = False

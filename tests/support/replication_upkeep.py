@@ -143,8 +143,9 @@ class Upkeep:
         if cleaned_to:
             store.covered.append((cleaned_to, self._began_ms))
             self._world.counts["cleanings"] += 1
-        if self.cleaner.uncleanable and not store.damaged:
-            raise Violation("L22", f"broker {self._broker.id}: {self.cleaner.uncleanable}")
+        left_alone = [why for other, _, why in self.cleaner.uncleanable.values() if other is log]
+        if left_alone and not store.has_rotted:
+            raise Violation("L22", f"broker {self._broker.id}: {left_alone}")
 
     def _replaced(self, log: PartitionLog) -> None:
         self._world.counts["segments replaced"] += 1

@@ -18,7 +18,8 @@ from typing import Any
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import KafkaError
-from raft_metadata.common.ids import BrokerId
+from raft_metadata.common.ids import BrokerEpoch, BrokerId
+from raft_metadata.records.commands import BrokerHeartbeat
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 from tests.support.replica_flusher import PowerCut
@@ -31,11 +32,8 @@ from tests.support.replication_features import PUSH_BYTES, SLOWLY, draw_features
 from tests.support.replication_invariants import Violation
 from tests.support.replication_judge import Judge
 from tests.support.replication_lives import CONTROLLER, FAR
-from tests.support.replication_topics import (
-    Records,
-    Topic,
-    draw_topic,
-)
+from tests.support.replication_repairs import FatalError
+from tests.support.replication_topics import Records, Topic, draw_topic
 
 Message = tuple[int, str, tuple[Any, ...], dict[str, Any]]
 
@@ -46,7 +44,8 @@ class World(Faults, Endings):
     def __init__(self, seed: int, **forced: bool) -> None:
         rng = self.rng = random.Random(seed)
         topics = random.Random(f"topic {seed}")
-        self.features = replace(draw_features(rng, topics), **forced)
+        rots = random.Random(f"rot {seed}")
+        self.features = replace(draw_features(rng, topics, rots), **forced)
         if self.features.compacts or self.features.retains:
             self.features = replace(self.features, on_disk=True, unclean=False)
         moves, unclean = self.features.moves, self.features.unclean
@@ -87,6 +86,7 @@ class World(Faults, Endings):
         if on_disk:
             kinds |= {kind: rng.choice((0, 1, 3)) for kind in DISK_KINDS}
             kinds["trim"] = 3 * self.features.trims
+            kinds |= {"rot_live": 8 * self.features.rots, "takeover": 2 * self.features.rots}
         if moves:
             kinds |= {"reassign": 4, "cancel": 1}
         if unclean:
@@ -131,6 +131,10 @@ class World(Faults, Endings):
             action(*args, **named)
         except PowerCut:
             broker.stop(power=True)
+            return
+        except FatalError as fatal:
+            self.counts[f"ended by {type(fatal.error).__name__}"] += 1
+            broker.stop(power=False)
             return
         except OSError:
             self.counts["ended by OSError"] += 1
@@ -217,7 +221,21 @@ class World(Faults, Endings):
         """Whether somebody waits for what its next heartbeat says: others are left out."""
         removing = self.controller.partition.removing
         unfenced = broker.image.brokers[broker.id].state is BrokerState.UNFENCED
-        return not unfenced or broker.id in removing
+        reports = broker.mending.report()
+        return not unfenced or broker.id in removing or self.controller.misses(broker, reports)
+
+    def beat(self, broker: Broker) -> None:
+        """A heartbeat, which every controller is sent."""
+        broker.beats += 1
+        command = BrokerHeartbeat(
+            broker_id=broker.id,
+            broker_epoch=broker.broker_epoch or BrokerEpoch(-1),
+            metadata_offset=broker.image.next_offset,
+            failed=broker.mending.report(),
+            number=broker.beats,
+        )
+        for mind in range(len(self.controller.minds)):
+            self.send(CONTROLLER, "heartbeat", command, mind)
 
     def tick(self, broker: Broker) -> None:
         if not broker.up or broker.paused:
@@ -232,8 +250,7 @@ class World(Faults, Endings):
         if epoch is None:
             choices += [broker.register] * 2
         elif self.is_heartbeat_missed(broker):
-            offset = broker.image.next_offset
-            choices += [lambda: self.send(CONTROLLER, "heartbeat", broker.id, epoch, offset)] * 2
+            choices += [lambda: self.beat(broker)] * 2
         if isinstance(role, LeaderState):
             choices += [lambda: broker.push(rng.choice(self.ids)), broker.propose]
         elif isinstance(role, Following):
@@ -242,6 +259,8 @@ class World(Faults, Endings):
                 choices.append(broker.open_stream)
         if broker.wants_to_leave:
             choices.append(broker.ask_to_leave)
+        if broker.mending.is_due:
+            choices += [broker.mending.look] * 3
         if rng.random() < 0.1:
             choices.append(broker.store.idle)
         if broker.upkeep is not None:
