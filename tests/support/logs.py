@@ -68,6 +68,13 @@ def offset_for_timestamp(log: PartitionLog, timestamp_ms: int) -> int | None:
     return search.found
 
 
+def flush_each(life: Life, log: PartitionLog, values: Iterable[object]) -> None:
+    """A batch and a flush for each of them."""
+    for value in values:
+        append(log, [value])
+        life.flush()
+
+
 class Life:
     """One life of a broker's log directory on a disk; no thread, rounds are run by hand."""
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
+from broker.log import log_manager
 from broker.log.log_directory import LogConfig
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
-from tests.support.logs import Life, append, values_of
+from tests.support.logs import Life, append, flush_each, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 if TYPE_CHECKING:
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
 
 
+LOG = "/data/log/orders-0/00000000000000000000.log"
 SMALL = LogConfig(segment_bytes=700)
+SEEDS = range(20)
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk()
 
 
 class SmallDisk(SimulatedDisk):
@@ -285,3 +293,162 @@ async def test_rule_q6_an_unsynced_file_keeps_its_descriptor_and_is_synced_soon(
     for log in logs:
         assert values_of(log) == ["a"]
     assert len(life.manager._files) <= 40
+
+
+# written whole, or not at all
+
+
+def test_rule_r2_a_write_cut_short_at_any_byte_leaves_the_log_as_it_was(
+    disk: SimulatedDisk,
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    size = len(disk.read_file(LOG) or b"")
+    for room in range(0, size + 40, 3):
+        disk.room = room
+        with pytest.raises(KafkaError) as refused:
+            append(log, ["b" * 100])
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert refused.value.outcome is Outcome.NOT_WRITTEN
+        disk.room = None
+        assert (log.log_end_offset, len(disk.read_file(LOG) or b"")) == (1, size)
+    append(log, ["c"])
+    assert values_of(log) == ["a", "c"]
+    assert not life.failures
+
+
+def test_rule_r2_a_follower_too_is_as_before_a_failed_write(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    raw = append(life.log(0), ["a", "b"])
+    follower = life.log(1)
+    disk.room = 150
+    with pytest.raises(KafkaError):
+        follower.append_as_follower(raw)
+    assert (follower.log_end_offset, follower.last_epoch) == (0, -1)
+    disk.room = None
+    follower.append_as_follower(raw)
+    assert values_of(follower) == ["a", "b"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rule_r2_bytes_of_a_failed_write_do_not_come_back(disk: SimulatedDisk, seed: int) -> None:
+    """A cut that was not synced could give one (epoch, offset) two contents after a power cut."""
+    life = Life(disk)
+    log = life.log()
+    flush_each(life, log, ["a"])
+    disk.room = 8200
+
+    def written_back(operation: str, path: str) -> None:
+        if operation == "truncate":
+            disk.live[path].sync()  # type: ignore[union-attr]  # the kernel's own write-back
+
+    disk.before = written_back
+    with pytest.raises(KafkaError):
+        append(log, ["x" * 4000, "y" * 4000, "z" * 4000])
+    disk.room = None
+    size = log.segments[0].size
+    inode = disk.live[LOG]
+    assert inode is not None
+    assert len(inode.durable) == size
+    disk.cut_power(random.Random(seed))
+    assert values_of(Life(disk).log()) == ["a"]
+
+
+def test_rule_r2_if_the_cut_fails_the_log_fails_and_the_outcome_is_unknown(
+    disk: SimulatedDisk,
+) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    disk.room = 50
+    disk.fail_once("truncate")
+    with pytest.raises(KafkaError) as refused:
+        append(log, ["b" * 100])
+    assert refused.value.outcome is Outcome.UNKNOWN
+    assert len(life.failures) == 1
+    disk.room = None
+    with pytest.raises(KafkaError) as refused:
+        append(log, ["c"])
+    assert refused.value.outcome is Outcome.NOT_WRITTEN
+
+
+def test_rule_r2_a_disk_that_breaks_while_writing_fails_the_log(disk: SimulatedDisk) -> None:
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    disk.fail_once("write", errno.EIO)
+    with pytest.raises(KafkaError):
+        append(log, ["b"])
+    assert len(life.failures) == 1
+
+
+# a broker whose disk is full, or that has no descriptor left
+
+
+def test_a_full_disk_does_not_stop_the_log_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_manager, "HIGH_WATERMARK_INTERVAL_MS", 5)
+    disk = SimulatedDisk()
+    life = Life(disk)
+    append(life.log(), ["a"])
+    life.flush()
+    life.manager._flush_interval_ms = 5
+    disk.room = 0
+
+    async def run() -> None:
+        life.manager.start(asyncio.get_running_loop())
+        async with asyncio.timeout(0.2):
+            await life.manager.run()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+
+
+class OverwritingNeedsNoRoom(SimulatedDisk):
+    """As a real file system: only bytes behind the end of a file need room."""
+
+    def write(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        room, have = self.room, len(self._inode(fd).cache)
+        if room is not None and position + len(data) <= have:
+            self.room = None
+        try:
+            super().write(fd, data, position)
+        finally:
+            if self.room is None:
+                self.room = room
+
+
+def test_a_disk_that_is_full_at_a_roll_comes_back() -> None:
+    disk = OverwritingNeedsNoRoom()
+    config = LogConfig(segment_bytes=1024)
+    life = Life(disk, config)
+    log = life.log()
+    append(log, ["a" * 900])
+    life.flush()
+    append(log, ["b" * 900])  # rolled
+    disk.room = 0  # the data are there, the checkpoints of the sealed segment have no room
+    life.flush()
+    assert log.durable_end == log.log_end_offset
+    disk.kill()
+    disk.room = 0
+    assert values_of(Life(disk, config).log()) == ["a" * 900, "b" * 900]
+
+
+def test_a_read_without_a_free_descriptor_fails_the_read_not_the_broker(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(disk, LogConfig(segment_bytes=1024))
+    log = life.log()
+    flush_each(life, log, [f"{n}" + "x" * 500 for n in range(4)])
+    life.manager._files.forget(log.segments[0])
+
+    def no_descriptor(path: str, *, create: bool = False) -> int:
+        raise OSError(errno.EMFILE, f"too many open files: {path} {create}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open", no_descriptor)
+        with pytest.raises(KafkaError) as refused:
+            log.read(0, 1 << 20, 4)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert (life.failures, log.failed) == ([], None)
+    assert log.read(0, 1 << 20, 4)

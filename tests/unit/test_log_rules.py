@@ -1,4 +1,4 @@
-"""The rules of design/rules.md that the partition log keeps, one story each."""
+"""Rules Q1 to Q6: what counts as durable, and what a start believes of a file; one story each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import random
 
 import pytest
 
-from broker.log import log_manager
 from broker.log.log_directory import LogConfig
-from broker.log.partition_log import PartitionLog
 from broker.record.batch import HEADER_SIZE, is_stamped, parse_header, walk
 from raft_metadata.common.errors import (
     CorruptionError,
@@ -19,8 +17,8 @@ from raft_metadata.common.errors import (
     Outcome,
     StorageError,
 )
-from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
-from tests.support.logs import TOPIC, TOPIC_ID, Life, append, values_of
+from tests.support.logs import TOPIC_ID, Life, append, flush_each, values_of
+from tests.support.replica_bytes import flip
 from tests.support.simulated_disk import SimulatedDisk
 
 LOG = "/data/log/orders-0/00000000000000000000.log"
@@ -30,19 +28,6 @@ SEEDS = range(20)
 @pytest.fixture
 def disk() -> SimulatedDisk:
     return SimulatedDisk()
-
-
-def flush_each(life: Life, log: PartitionLog, values: list[str]) -> None:
-    for value in values:
-        append(log, [value])
-        life.flush()
-
-
-def rot(disk: SimulatedDisk, path: str, position: int) -> None:
-    inode = disk.live[path]
-    assert inode is not None
-    inode.cache[position] ^= 0xFF
-    inode.durable[position] ^= 0xFF
 
 
 # Q1
@@ -236,7 +221,7 @@ def test_rule_q5_a_bad_batch_below_a_durable_end_proven_later_is_refused(
     flush_each(life, log, ["a", "b", "c", "d"])
     append(life.log(1), ["other"])
     positions = [at for at, _ in walk(disk.read_file(LOG) or b"")]
-    rot(disk, LOG, positions[batch] + HEADER_SIZE + 3)
+    flip(disk.live[LOG], positions[batch] + HEADER_SIZE + 3)
     disk.kill()
     before = disk.read_file(LOG)
     for _ in range(2):  # the second start finds it again, not a neatly cut log
@@ -257,7 +242,7 @@ def test_rule_q5_the_last_group_has_no_proof_and_is_cut(disk: SimulatedDisk) -> 
     """Known and accepted (raft-quorum, section 5.10): rot there looks like a torn tail."""
     life = Life(disk)
     flush_each(life, life.log(), ["a", "b"])
-    rot(disk, LOG, (parse_header(disk.read_file(LOG) or b"").size) + HEADER_SIZE + 1)
+    flip(disk.live[LOG], (parse_header(disk.read_file(LOG) or b"").size) + HEADER_SIZE + 1)
     disk.kill()
     assert Life(disk).log().log_end_offset == 1
 
@@ -384,120 +369,6 @@ async def test_rule_q6_a_broken_durable_callback_fails_the_directory(disk: Simul
     life.manager.close(None)
 
 
-# R2
-
-
-def test_rule_r2_a_write_cut_short_at_any_byte_leaves_the_log_as_it_was(
-    disk: SimulatedDisk,
-) -> None:
-    life = Life(disk)
-    log = life.log()
-    append(log, ["a"])
-    size = len(disk.read_file(LOG) or b"")
-    for room in range(0, size + 40, 3):
-        disk.room = room
-        with pytest.raises(KafkaError) as refused:
-            append(log, ["b" * 100])
-        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-        assert refused.value.outcome is Outcome.NOT_WRITTEN
-        disk.room = None
-        assert (log.log_end_offset, len(disk.read_file(LOG) or b"")) == (1, size)
-    append(log, ["c"])
-    assert values_of(log) == ["a", "c"]
-    assert not life.failures
-
-
-def test_rule_r2_a_follower_too_is_as_before_a_failed_write(disk: SimulatedDisk) -> None:
-    life = Life(disk)
-    raw = append(life.log(0), ["a", "b"])
-    follower = life.log(1)
-    disk.room = 150
-    with pytest.raises(KafkaError):
-        follower.append_as_follower(raw)
-    assert (follower.log_end_offset, follower.last_epoch) == (0, -1)
-    disk.room = None
-    follower.append_as_follower(raw)
-    assert values_of(follower) == ["a", "b"]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rule_r2_bytes_of_a_failed_write_do_not_come_back(disk: SimulatedDisk, seed: int) -> None:
-    """A cut that was not synced could give one (epoch, offset) two contents after a power cut."""
-    life = Life(disk)
-    log = life.log()
-    flush_each(life, log, ["a"])
-    disk.room = 8200
-
-    def written_back(operation: str, path: str) -> None:
-        if operation == "truncate":
-            disk.live[path].sync()  # type: ignore[union-attr]  # the kernel's own write-back
-
-    disk.before = written_back
-    with pytest.raises(KafkaError):
-        append(log, ["x" * 4000, "y" * 4000, "z" * 4000])
-    disk.room = None
-    size = log.segments[0].size
-    inode = disk.live[LOG]
-    assert inode is not None
-    assert len(inode.durable) == size
-    disk.cut_power(random.Random(seed))
-    assert values_of(Life(disk).log()) == ["a"]
-
-
-def test_rule_r2_if_the_cut_fails_the_log_fails_and_the_outcome_is_unknown(
-    disk: SimulatedDisk,
-) -> None:
-    life = Life(disk)
-    log = life.log()
-    append(log, ["a"])
-    disk.room = 50
-    disk.fail_once("truncate")
-    with pytest.raises(KafkaError) as refused:
-        append(log, ["b" * 100])
-    assert refused.value.outcome is Outcome.UNKNOWN
-    assert len(life.failures) == 1
-    disk.room = None
-    with pytest.raises(KafkaError) as refused:
-        append(log, ["c"])
-    assert refused.value.outcome is Outcome.NOT_WRITTEN
-
-
-def test_rule_r2_a_disk_that_breaks_while_writing_fails_the_log(disk: SimulatedDisk) -> None:
-    life = Life(disk)
-    log = life.log()
-    append(log, ["a"])
-    disk.fail_once("write", errno.EIO)
-    with pytest.raises(KafkaError):
-        append(log, ["b"])
-    assert len(life.failures) == 1
-
-
-# R6, R11, M5
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rule_r6_a_damaged_partition_is_reported_until_it_is_set_aside(
-    disk: SimulatedDisk, seed: int
-) -> None:
-    life = Life(disk)
-    flush_each(life, life.log(), ["a", "b", "c"])
-    rot(disk, LOG, HEADER_SIZE + 3)
-    disk.kill()
-    for _ in range(2):  # recovery may find a neatly cut log the second time: the mark stays
-        life = Life(disk)
-        assert list(life.manager.unclean) == [(TOPIC_ID, 0)]
-        assert list(life.manager.offline) == [(TOPIC_ID, 0)]
-        disk.cut_power(random.Random(seed))
-    life = Life(disk)
-    life.manager.reset_damaged(TOPIC_ID, PartitionId(0))
-    append(life.log(), ["from a peer"])
-    life.flush()
-    disk.cut_power(random.Random(seed))
-    life = Life(disk)
-    assert life.manager.unclean == {}
-    assert values_of(life.log()) == ["from a peer"]
-
-
 def test_rule_q5_rot_found_by_a_reader_stays_out_of_service_after_a_restart() -> None:
     disk = SimulatedDisk()
     config = LogConfig(segment_bytes=1024)
@@ -506,7 +377,7 @@ def test_rule_q5_rot_found_by_a_reader_stays_out_of_service_after_a_restart() ->
     for n in range(6):
         append(log, [f"{n}" * 500])
         life.flush()
-    rot(disk, LOG, 300)  # in a sealed segment: recovery does not read those again
+    flip(disk.live[LOG], 300)  # in a sealed segment: recovery does not read those again
     with pytest.raises(CorruptionError):
         log.read(0, 1 << 20, log.log_end_offset)
     disk.kill()
@@ -536,202 +407,3 @@ def test_rule_q6_a_flush_that_can_not_begin_proves_nothing_later() -> None:
     disk.open = real_open  # type: ignore[method-assign]
     assert life.manager.failed is not None
     assert first.durable_end < first.log_end_offset
-
-
-def test_a_full_disk_does_not_stop_the_log_manager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_manager, "HIGH_WATERMARK_INTERVAL_MS", 5)
-    disk = SimulatedDisk()
-    life = Life(disk)
-    append(life.log(), ["a"])
-    life.flush()
-    life.manager._flush_interval_ms = 5
-    disk.room = 0
-
-    async def run() -> None:
-        life.manager.start(asyncio.get_running_loop())
-        async with asyncio.timeout(0.2):
-            await life.manager.run()
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(run())
-
-
-class OverwritingNeedsNoRoom(SimulatedDisk):
-    """As a real file system: only bytes behind the end of a file need room."""
-
-    def write(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
-        room, have = self.room, len(self._inode(fd).cache)
-        if room is not None and position + len(data) <= have:
-            self.room = None
-        try:
-            super().write(fd, data, position)
-        finally:
-            if self.room is None:
-                self.room = room
-
-
-def test_a_disk_that_is_full_at_a_roll_comes_back() -> None:
-    disk = OverwritingNeedsNoRoom()
-    config = LogConfig(segment_bytes=1024)
-    life = Life(disk, config)
-    log = life.log()
-    append(log, ["a" * 900])
-    life.flush()
-    append(log, ["b" * 900])  # rolled
-    disk.room = 0  # the data are there, the checkpoints of the sealed segment have no room
-    life.flush()
-    assert log.durable_end == log.log_end_offset
-    disk.kill()
-    disk.room = 0
-    assert values_of(Life(disk, config).log()) == ["a" * 900, "b" * 900]
-
-
-@pytest.mark.parametrize("own_last_epoch", [4, 3])
-def test_invariant_l11_a_reign_without_records_claims_none(own_last_epoch: int) -> None:
-    """Elected in 5, deposed before the first append; then records of epoch 4 arrive."""
-    disk = SimulatedDisk()
-    life = Life(disk)
-    log = life.log()
-    append(log, list(range(10)), epoch=own_last_epoch)
-    other = Life(SimulatedDisk()).log()
-    append(other, list(range(10)), epoch=min(own_last_epoch, 3))
-    batch = append(other, ["x", "y"], epoch=4)
-    log.start_epoch(5)
-    log.append_as_follower(batch)
-    assert log.log_end_offset == 12
-    assert log.epoch_at(10) == 4
-    assert log.end_of_epoch(4) == (4, 12)
-
-
-def test_rule_r6_a_directory_that_vanished_after_a_clean_shutdown_is_unclean(
-    disk: SimulatedDisk,
-) -> None:
-    life = Life(disk)
-    append(life.log(), ["a"])
-    life.close()
-    disk.remove_tree("/data/log/orders-0")
-    life = Life(disk)
-    assert list(life.manager.unclean) == [(TOPIC_ID, 0)]
-    with pytest.raises(KafkaError, match="offline"):
-        life.log()
-
-
-def test_rule_r11_the_clean_proof_is_consumed_at_start(disk: SimulatedDisk) -> None:
-    life = Life(disk)
-    append(life.log(), ["a"])
-    life.close()
-    life = Life(disk)
-    assert life.manager.clean_broker_epoch == 7
-    disk.kill()
-    assert Life(disk).manager.clean_broker_epoch is None
-
-
-def test_rule_m5_deleted_data_stays_in_quarantine(disk: SimulatedDisk) -> None:
-    life = Life(disk)
-    append(life.log(), ["a"])
-    life.manager.delete([TopicIdPartition(TOPIC_ID, PartitionId(0))])
-    assert life.manager.get(TOPIC_ID, PartitionId(0)) is None
-    assert "/data/log/orders-0" not in disk.live
-    assert life.manager.quarantined() == [f"{TOPIC_ID}:0"]
-    assert life.log(topic_id=TopicId("N" * 22)).log_end_offset == 0
-    life.manager.purge(life.manager.quarantined())
-    assert life.manager.quarantined() == []
-
-
-def test_another_life_of_the_topic_does_not_get_the_old_data(disk: SimulatedDisk) -> None:
-    life = Life(disk)
-    append(life.log(), ["a"])
-    disk.kill()
-    life = Life(disk)
-    with pytest.raises(KafkaError) as refused:
-        life.manager.get_or_create(TOPIC, PartitionId(0), TopicId("N" * 22))
-    assert refused.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
-
-
-def test_a_read_without_a_free_descriptor_fails_the_read_not_the_broker(
-    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life = Life(disk, LogConfig(segment_bytes=1024))
-    log = life.log()
-    flush_each(life, log, [f"{n}" + "x" * 500 for n in range(4)])
-    life.manager._files.forget(log.segments[0])
-
-    def no_descriptor(path: str, *, create: bool = False) -> int:
-        raise OSError(errno.EMFILE, f"too many open files: {path} {create}")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "open", no_descriptor)
-        with pytest.raises(KafkaError) as refused:
-            log.read(0, 1 << 20, 4)
-    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-    assert (life.failures, log.failed) == ([], None)
-    assert log.read(0, 1 << 20, 4)
-
-
-# R8
-
-
-def test_rule_r8_a_high_watermark_of_another_history_is_not_believed(disk: SimulatedDisk) -> None:
-    """An unclean election cut this log; a crash before the next checkpoint: the file is too high.
-
-    Believed, it would be shown to readers by the next leader, or end this process for ever: below
-    it nothing may be cut.
-    """
-    life = Life(disk)
-    log = life.log()
-    append(log, range(50), epoch=4)
-    append(log, range(50), epoch=4)
-    log.high_watermark = 100
-    life.manager.checkpoint_high_watermarks()
-    log.truncate_to(50)
-    assert log.high_watermark == 50
-    append(log, range(70), epoch=5)
-    life.flush()
-    disk.kill()
-    log = Life(disk).log()
-    assert log.log_end_offset == 120
-    assert log.high_watermark <= 50
-
-
-def test_rule_r8_a_high_watermark_of_this_history_is_kept(disk: SimulatedDisk) -> None:
-    life = Life(disk)
-    log = life.log()
-    append(log, range(100), epoch=4)
-    append(log, range(10), epoch=5)
-    log.high_watermark = 100
-    life.manager.checkpoint_high_watermarks()
-    life.flush()
-    disk.kill()
-    assert Life(disk).log().high_watermark == 100
-
-
-def test_rule_r8_a_high_watermark_above_a_lost_tail_stands_at_the_log_end(
-    disk: SimulatedDisk,
-) -> None:
-    life = Life(disk)
-    log = life.log()
-    append(log, range(50), epoch=4)
-    append(log, range(10), epoch=4)
-    log.high_watermark = 60
-    life.manager.checkpoint_high_watermarks()
-    log.truncate_to(50)
-    life.flush()
-    disk.kill()
-    assert Life(disk).log().high_watermark == 50
-
-
-def test_rule_r8_a_high_watermark_that_the_log_lost_is_not_believed(disk: SimulatedDisk) -> None:
-    """What stands there next may be another history, whose records look alike."""
-    life = Life(disk)
-    log = life.log()
-    append(log, range(50), epoch=4)
-    append(log, range(10), epoch=4)
-    log.high_watermark = 60
-    life.manager.checkpoint_high_watermarks()
-    life.flush()
-    log.truncate_to(50)
-    append(log, range(5), epoch=5)
-    life.flush()
-    disk.kill()
-    log = Life(disk).log()
-    assert (log.log_end_offset, log.high_watermark) == (55, 0)
