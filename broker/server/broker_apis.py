@@ -264,7 +264,8 @@ class RoutedBrokerApis:
     ) -> dict[PartitionId, Sequence[int]]:
         """Indexes of the records of each partition, in request order; refusals go to results."""
         count = topic.routed_count
-        refused = refusals(request.records, self._configs, self.image, topic)
+        now_ms = self._lifecycle.controller_clock.wall_ms()
+        refused = refusals(request.records, self._configs, self.image, topic, now_ms)
         for index, error in refused.items():
             results[index] = RecordResult(None, None, error)
         if request.partition is not None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from raft_metadata.common.configs.table import (
     AUTO_CREATE_TOPICS_ENABLE,
     CLEANUP_POLICY,
     MAX_MESSAGE_BYTES,
+    MESSAGE_TIMESTAMP_AFTER_MAX_MS,
+    MESSAGE_TIMESTAMP_BEFORE_MAX_MS,
+    MESSAGE_TIMESTAMP_TYPE,
+    NO_TIMESTAMP_LIMIT,
 )
 from raft_metadata.image.config_layers import cluster_layers, topic_layers
 
@@ -16,6 +20,13 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from raft_metadata.common.ids import TopicId
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
+
+
+class TimestampLimits(NamedTuple):
+    """How far the timestamp that a producer gives a record may be from now (KIP-937)."""
+
+    before_max_ms: int
+    after_max_ms: int
 
 
 class LiveConfigs:
@@ -27,6 +38,7 @@ class LiveConfigs:
         self._configs: Mapping[ConfigKey, Mapping[str, str]] = {}
         self._max_message_bytes: dict[TopicId, int] = {}
         self._compacted: dict[TopicId, bool] = {}
+        self._timestamps: dict[TopicId, TimestampLimits | None] = {}
 
     def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
         """The largest record the topic takes."""
@@ -47,9 +59,24 @@ class LiveConfigs:
             self._compacted[topic_id] = compacted
         return compacted
 
+    def timestamp_limits(self, image: MetadataImage, topic_id: TopicId) -> TimestampLimits | None:
+        """None: any timestamp is taken, or none is kept (``message.timestamp.type=append``)."""
+        self._look_at(image)
+        if topic_id not in self._timestamps:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            limits = TimestampLimits(
+                layers.number(MESSAGE_TIMESTAMP_BEFORE_MAX_MS),
+                layers.number(MESSAGE_TIMESTAMP_AFTER_MAX_MS),
+            )
+            kept = layers.word(MESSAGE_TIMESTAMP_TYPE) == "create"
+            limited = kept and min(limits) < NO_TIMESTAMP_LIMIT
+            self._timestamps[topic_id] = limits if limited else None
+        return self._timestamps[topic_id]
+
     def _look_at(self, image: MetadataImage) -> None:
         if self._configs is not image.configs:
             self._configs, self._max_message_bytes, self._compacted = image.configs, {}, {}
+            self._timestamps = {}
 
     def auto_create(self, image: MetadataImage) -> bool:
         """Whether a produce to an unknown topic creates it."""

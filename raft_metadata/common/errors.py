@@ -44,6 +44,7 @@ class ErrorCode(Enum):
     INVALID_GROUP_ID = (24, False, "the group or instance name is invalid")
     UNKNOWN_MEMBER_ID = (25, False, "the consumer instance does not exist")
     CLUSTER_AUTHORIZATION_FAILED = (31, False, "not authorized")
+    INVALID_TIMESTAMP = (32, False, "the record's timestamp is too far from now for its topic")
     UNSUPPORTED_VERSION = (35, False, "this version can't follow the cluster's metadata.version")
     TOPIC_ALREADY_EXISTS = (36, False, "the topic already exists")
     INVALID_PARTITIONS = (37, False, "the number of partitions is invalid")

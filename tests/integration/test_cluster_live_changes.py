@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,43 @@ async def set_config(cluster: LiveCluster, topic: str, name: str, value: object)
 def entry(answer: Any) -> dict[str, Any]:
     found: dict[str, Any] = answer.body["offsets"][0]
     return found
+
+
+async def test_records_whose_time_is_too_far_from_now_are_refused_alone(
+    cluster: LiveCluster,
+) -> None:
+    """KIP-937: through every broker, and no more once the topic takes any time again."""
+    topic = "timely"
+    await create(cluster, topic)
+    now_ms, hour_ms = time.time_ns() // 1_000_000, 3_600_000
+    times = [None, now_ms, now_ms + 3 * hour_ms, now_ms - 3 * hour_ms, now_ms - hour_ms]
+    records = [
+        {"value": n} | ({} if at is None else {"timestamp": at}) for n, at in enumerate(times)
+    ]
+
+    async def codes(broker: int) -> list[int | None]:
+        url = f"{cluster.url(broker)}/topics/{topic}/partitions/0"
+        answer = await cluster.ask("POST", url, {"records": records})
+        assert answer.status == 200, answer
+        rows = answer.body["offsets"]
+        assert all("INVALID_TIMESTAMP" in row["error"] for row in rows if row["error_code"])
+        return [row["error_code"] for row in rows]
+
+    assert await codes(4) == [None] * 5
+    await set_config(cluster, topic, "message.timestamp.after.max.ms", 2 * hour_ms)
+    await set_config(cluster, topic, "message.timestamp.before.max.ms", 2 * hour_ms)
+    for broker in (1, 2, 3, 4):
+
+        async def limited(broker: int = broker) -> bool:
+            return await codes(broker) == [None, None, 40002, 40002, None]
+
+        await cluster.until(limited, f"broker {broker} knows the limits")
+    await set_config(cluster, topic, "message.timestamp.type", "append")
+
+    async def all_taken() -> bool:
+        return await codes(1) == [None] * 5
+
+    await cluster.until(all_taken, "the producer's times are dropped, and judged no more")
 
 
 async def test_changed_configs_are_in_force_on_every_broker_without_a_restart(

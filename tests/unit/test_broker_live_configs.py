@@ -8,10 +8,12 @@ import pytest
 
 from broker.log.log_directory import LogConfig
 from broker.log.retention import RetentionConfig
+from broker.record.lines import decode_records
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState, Settings
 from broker.server.live_configs import LiveConfigs
+from broker.server.record_checks import refusals
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import DirectoryId, LeaderEpoch, PartitionEpoch, TopicIdPartition
 from raft_metadata.records.records import (
@@ -237,3 +239,32 @@ def test_what_requests_ask_for_is_the_newest_images(tmp_path: Path) -> None:
     host.learn(of_topic("max.message.bytes", None))
     host.learn(of_cluster("max.message.bytes", None))
     assert limit() == 1_048_576
+
+
+def test_times_far_from_now_are_refused_where_the_topic_says_so(tmp_path: Path) -> None:
+    """KIP-937: both ends are taken; who gives no time has the broker's, and is always in time."""
+    host = Host(tmp_path)
+    configs, topic = LiveConfigs(host.manager._config), host.manager.image.topics[FIRST_ID]
+    before, after = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
+    times = [None, 1_000, 999, 2_000, 2_001, 0]
+    fields = [b"{}" if at is None else b'{"timestamp":%d}' % at for at in times]
+    records = decode_records(b'{"records":[%b]}' % b",".join(fields))
+
+    def refused(now_ms: int = 1_500) -> dict[int, str]:
+        found = refusals(records, configs, host.manager.image, topic, now_ms)
+        assert {error.code for error in found.values()} <= {ErrorCode.INVALID_TIMESTAMP}
+        return {index: error.message for index, error in found.items()}
+
+    assert refused() == {}
+    host.learn(of_topic(before, "500"))
+    assert list(refused()) == [2, 5]
+    assert "timestamp 999: now is 1500, the topic takes at most 500 ms before it" in refused()[2]
+    host.learn(of_topic(after, "500"))
+    assert list(refused()) == [2, 4, 5]
+    assert after in refused()[4]
+    host.learn(of_topic("message.timestamp.type", "append"))
+    assert refused() == {}, "no producer's time is kept"
+    host.learn(of_topic("message.timestamp.type", None), of_topic(before, None))
+    assert list(refused()) == [4]
+    host.learn(of_topic(after, None), of_cluster(before, "0"))
+    assert list(refused()) == [1, 2, 5]

@@ -26,6 +26,8 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 MAX_MESSAGE_BYTES = "max.message.bytes"
 FLUSH = "flush"
 MESSAGE_TIMESTAMP_TYPE = "message.timestamp.type"
+MESSAGE_TIMESTAMP_BEFORE_MAX_MS = "message.timestamp.before.max.ms"
+MESSAGE_TIMESTAMP_AFTER_MAX_MS = "message.timestamp.after.max.ms"
 COMPRESSION_TYPE = "compression.type"
 SEGMENT_BYTES = "segment.bytes"
 SEGMENT_MS = "segment.ms"
@@ -51,6 +53,7 @@ MAX_MS = 31_536_000_000
 """One year: a longer wait is a mistake in the unit."""
 _INT32_MAX = 2_147_483_647
 _INT64_MAX = 9_223_372_036_854_775_807
+NO_TIMESTAMP_LIMIT = _INT64_MAX
 NO_RATE_LIMIT = _INT64_MAX
 _RECORD_BYTES_MAX = 67_108_864
 """A record on its way from broker to broker fits one frame (72 MiB) with room for its head."""
@@ -95,6 +98,22 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default="create",
         choices=("create", "append"),
         meaning="whose clock look-ups by time use: the producer's or the broker's",
+    ),
+    NumberConfig(  # KIP-937; not in config.toml: every node must be able to read it first
+        name=MESSAGE_TIMESTAMP_BEFORE_MAX_MS,
+        scopes=_TOPIC,
+        default=NO_TIMESTAMP_LIMIT,
+        minimum=0,
+        maximum=NO_TIMESTAMP_LIMIT,
+        meaning="a record is refused whose producer's timestamp is farther back than this",
+    ),
+    NumberConfig(
+        name=MESSAGE_TIMESTAMP_AFTER_MAX_MS,
+        scopes=_TOPIC,
+        default=NO_TIMESTAMP_LIMIT,
+        minimum=0,
+        maximum=NO_TIMESTAMP_LIMIT,
+        meaning="a record is refused whose producer's timestamp is farther ahead than this",
     ),
     WordConfig(  # not in config.toml: every node must be able to read it first
         name=COMPRESSION_TYPE,
