@@ -131,8 +131,23 @@ def check_folder(folder: Path, clean_end: int | None = None) -> Report:
     return report
 
 
+def check_segment(path: Path, clean_end: int | None = None) -> Report:
+    """Check one segment file; of later ones in its folder only what they prove durable (rule Q5).
+
+    Whether it fits to those before it, and what checkpoints say, `check_folder` tells.
+    ``clean_end`` as there.
+    """
+    report = Report(str(path), segments=1, size=path.stat().st_size)
+    place = SegmentPlace(str(path), int(path.stem), report.size)
+    following = [each for each in places_in(path.parent) if each.base_offset > place.base_offset]
+    check = _Check(report, [place, *following], clean_end or 0)
+    report.start = report.end = place.base_offset
+    check.first_segment()
+    return report
+
+
 class _Check:
-    """The state of one folder's check."""
+    """The state of one folder's check, or of one file's."""
 
     def __init__(self, report: Report, places: list[SegmentPlace], proven: int) -> None:
         self.report = report
@@ -200,6 +215,14 @@ class _Check:
             where = self.places[-1].path if self.places else self.report.folder
             text = f"the log ends too early: it was durable up to {self.proven}"
             self.say(DAMAGE, where, text, at=self.report.end)
+
+    def first_segment(self) -> None:
+        """Walk the first file only, which ends where the next one begins."""
+        place = self.places[0]
+        expected = self.places[1].base_offset if len(self.places) > 1 else self.proven
+        if self._segment(0, place) and self.report.end < expected and not self.report.is_damaged:
+            text = f"the segment ends at {self.report.end}, expected {expected}"
+            self._bad(place.path, place.size, text, 0, place.size)
 
     def _segment(self, number: int, place: SegmentPlace) -> bool:
         """False where the log ends inside of it, torn."""

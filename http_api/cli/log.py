@@ -57,7 +57,11 @@ log.add_command(salvage)
 @log.command()
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--verify", is_flag=True, help="Check everything; exit code 1 where it is damaged.")
-@click.option("--records", is_flag=True, help="Print the records of each batch, too.")
+@click.option(
+    "--records/--no-records",
+    default=None,
+    help="Print the records of each batch, too.  [default: of a segment file]",
+)
 @click.option("--from", "start", type=click.IntRange(min=0), default=0, help="First offset.")
 @click.option("--limit", type=click.IntRange(min=1), help="Print at most so many batches.")
 @format_option
@@ -66,16 +70,16 @@ log.add_command(salvage)
 def dump(
     path: Path,
     verify: bool,  # noqa: FBT001 a flag of the command line
-    records: bool,  # noqa: FBT001 a flag of the command line
+    records: bool | None,  # noqa: FBT001 a flag of the command line
     start: int,
     limit: int | None,
     form: str,
 ) -> int:
     """Print the batches in PATH: a segment file, a partition's, log or node's folder.
 
-    With --verify: crcs, offsets, epochs, indexes and checkpoints are checked, and only what was
-    found is printed. A torn tail, which the next start cuts, is no damage. In JSON an object a
-    line.
+    With --verify: crcs, offsets, epochs and indexes are checked, in a folder checkpoints and what
+    segments say of each other, too, and only what was found is printed. A torn tail, which the next
+    start cuts, is no damage. In JSON an object a line.
     """
     if verify:
         if records or limit is not None or start:
@@ -83,10 +87,11 @@ def dump(
             raise click.UsageError(msg)
         return _verify(path, form)
     left = limit if limit is not None else 1 << 62
+    are_wanted = path.is_file() if records is None else records
     for place in _places(path):
         if not left:
             break
-        left -= _dump_segment(place, start, left, form, records=records)
+        left -= _dump_segment(place, start, left, form, records=are_wanted)
     return 0
 
 
@@ -195,16 +200,22 @@ def _time(milliseconds: int) -> str:
 
 
 def _places(path: Path) -> Iterator[SegmentPlace]:
-    from broker.log.hash_chain import SegmentPlace, places_in
+    from broker.log.hash_chain import places_in
 
     if path.is_file():
-        if path.suffix != ".log" or not path.stem.isdecimal():
-            msg = f"{path}: expected a segment file like {0:020d}.log, or a folder"
-            raise click.UsageError(msg)
-        yield SegmentPlace(str(path), int(path.stem), path.stat().st_size)
+        yield _segment_place(path)
         return
     for folder in _folders(path):
         yield from places_in(folder)
+
+
+def _segment_place(path: Path) -> SegmentPlace:
+    from broker.log.hash_chain import SegmentPlace
+
+    if path.suffix != ".log" or not path.stem.isdecimal():
+        msg = f"{path}: expected a segment file like {0:020d}.log, or a folder"
+        raise click.UsageError(msg)
+    return SegmentPlace(str(path), int(path.stem), path.stat().st_size)
 
 
 def _folders(path: Path) -> list[Path]:
@@ -231,25 +242,33 @@ def _is_partition(path: Path) -> bool:
 
 def _verify(path: Path, form: str) -> int:
     if path.is_file():
-        msg = f"--verify {path}: expected a folder; what a segment must hold its neighbours say"
-        raise click.UsageError(msg)
-    reports = [_checked(folder) for folder in _folders(path)]
+        from broker.log.inspection import check_segment
+
+        _segment_place(path)
+        end = _clean_end(path.parent)
+        reports = [_looked_at(path.parent, lambda: check_segment(path, end))]
+    else:
+        reports = [_checked(folder) for folder in _folders(path)]
     for report in reports:
         _print_report(report, form)
     return 1 if any(report.is_damaged for report in reports) else 0
 
 
 def _checked(folder: Path) -> Report:
-    """Damage counts only if the files stayed as they were while they were read."""
     from broker.log.inspection import check_folder
 
     end = _clean_end(folder)
+    return _looked_at(folder, lambda: check_folder(folder, end))
+
+
+def _looked_at(folder: Path, check: Callable[[], Report]) -> Report:
+    """Damage counts only if the files stayed as they were while they were read."""
     for _ in range(LOOKS - 1):
         before = _listing(folder)
-        report = check_folder(folder, end)
+        report = check()
         if not report.is_damaged or _listing(folder) == before:
             return report
-    return check_folder(folder, end)
+    return check()
 
 
 def _listing(folder: Path) -> list[tuple[str, int, int]]:

@@ -96,6 +96,42 @@ def test_rule_q5_a_bad_batch_below_what_was_durable_is_damage(tmp_path: Path) ->
     assert sum("BAD: crc is" in line for line in shown.splitlines()) == 1
 
 
+def test_of_one_file_the_records_are_shown_and_all_that_it_can_tell_is_checked(
+    tmp_path: Path,
+) -> None:
+    folder = written(tmp_path)
+    file, at = positions(folder)[17]
+    shown = run("dump", file).stdout
+    assert '{"offset":340,"key":null,"value":"17-0"}' in shown
+    assert '"offset":340' not in run("dump", file, "--no-records").stdout
+    for each in sorted(folder.glob("*.log")):
+        sound = run("dump", each, "--verify")
+        assert (sound.return_value, sound.exit_code) == (0, 0), sound.output
+        assert f"{each}: sound: offsets {int(each.stem)} to" in sound.output
+    spoil(Path(file), at + HEADER_SIZE + 3)
+    result = run("dump", file, "--verify")
+    assert result.return_value == 1
+    assert f"damage: {file} position {at} offset 340: crc is" in result.output
+    others = [each for each in folder.glob("*.log") if str(each) != file]
+    assert all(run("dump", each, "--verify").return_value == 0 for each in others)
+
+
+def test_rule_q5_one_file_that_ends_too_early_is_damage_where_later_ones_prove_it(
+    tmp_path: Path,
+) -> None:
+    folder = written(tmp_path, clean=False)
+    first, second = sorted(folder.glob("*.log"))[:2]
+    last_of_it = [at for file, at in positions(folder) if file == str(first)][-1]
+    spoil(first, last_of_it, cut=True)
+    result = run("dump", first, "--verify")
+    assert result.return_value == 1
+    assert f"expected {int(second.stem)}; it was durable up to" in result.output
+    for each in folder.iterdir():
+        if each != first:
+            each.unlink()
+    assert run("dump", first, "--verify").return_value == 0, "alone it can't be told from whole"
+
+
 def test_rule_q5_a_bad_batch_above_what_is_proven_durable_is_torn(tmp_path: Path) -> None:
     folder = written(tmp_path, clean=False)
     file, at = positions(folder)[58]  # 1160..1179; the last proof is in the batch after a flush
@@ -177,7 +213,7 @@ def test_another_partitions_file_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["dump", "{file}", "--verify"], "expected a folder"),
+        (["dump", "{root}/log/lock", "--verify"], "expected a segment file like"),
         (["dump", "{folder}", "--verify", "--records"], "it can't be combined"),
         (["dump", "{root}/empty"], "no partition's files here"),
         (["chain", "{root}"], "expected a partition's folder"),
