@@ -192,6 +192,11 @@ def _any_clock(patch: Patch) -> None:
     patch.setattr(ControllerClock, "is_trusted", lambda _: True)
 
 
+@mutant("rule R10: a leader stamps what its own clock says", "rule R10", retains=True, first=134)
+def _own_clock(patch: Patch) -> None:
+    patch.setattr(ControllerClock, "wall_ms", lambda self: self._clock.wall_ms())
+
+
 @mutant(
     "rule R10: a follower decides where its log begins", "rule R10", "L24", retains=True, first=7
 )

@@ -66,6 +66,8 @@ class Broker(BrokerStreams):
         before = (base, size_of(store))
         claim = None if writer is None else writer.claim
         now_ms = self.world.now_ms + self.skew_ms
+        if self.upkeep is not None:
+            now_ms = self.upkeep.append_ms()
         try:
             leads = partition.check_may_append(all_replicas=acks == "all")
             found = log.repeated(claim, len(values), now_ms) if claim else None

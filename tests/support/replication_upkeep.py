@@ -74,6 +74,12 @@ class Upkeep:
     def is_clock_trusted(self) -> bool:
         return self.clock_guard.is_trusted()
 
+    def append_ms(self) -> int:
+        """What is stamped (rule R10). Who leads has heard from a controller."""
+        if self.clock_guard.ahead_ms() is None:
+            self.hear_controller()
+        return self.clock_guard.wall_ms()
+
     def hear_controller(self) -> None:
         """An answer to a heartbeat."""
         self.clock_guard.heard(self._world.now_ms, self._world.now_ms)
