@@ -7,7 +7,6 @@ import itertools
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +14,7 @@ import pytest
 import zstandard
 
 from broker.record.batch import walk
+from chaos.cluster import quorumlog_command
 from http_api.client import consumer
 from http_api.client.transport import Client
 from tests.support.live_cluster import LiveCluster, running
@@ -161,10 +161,8 @@ async def chain(cluster: LiveCluster, topic: str, broker: int) -> dict[str, obje
 
 
 def quorumlog(*words: str) -> str:
-    asked = [".venv/bin/quorumlog", *words]
-    return subprocess.run(
-        asked, check=True, capture_output=True, text=True, timeout=30, cwd=Path.cwd()
-    ).stdout
+    asked = [*quorumlog_command(), *words]
+    return subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30).stdout
 
 
 async def test_the_type_is_switched_while_the_topic_is_written_to(cluster: LiveCluster) -> None:
