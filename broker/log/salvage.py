@@ -104,6 +104,8 @@ class Plan:
     state_is_lost: bool = False
     """How far the log was compacted can't be read: see `broker.log.swap`."""
     identity_is_lost: bool = False
+    marked: str = ""
+    """Why the broker reports it unclean already: it leads by an unclean election only."""
 
     @property
     def offsets_lost(self) -> int:

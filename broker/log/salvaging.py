@@ -75,17 +75,21 @@ class Salvage:
         Raises:
             CorruptionError, OSError: see `plan_salvage`.
         """
-        disk, small = self._disk, DirectoryFiles(self._disk, self._root)
-        plan = plan_salvage(disk, self._live, clean_end=self._clean_end(), topic_id=self._topic_id)
-        watermarks = small.read_high_watermarks() if disk.exists(self._watermarks) else {}
+        small = DirectoryFiles(self._disk, self._root)
+        plan = self._read()
+        watermarks = small.read_high_watermarks() if self._disk.exists(self._watermarks) else {}
         known, _ = watermarks.get(text_of(plan.key), (0, -1))
-        if known <= plan.log_end or not plan.is_damaged:
-            return plan
+        if known > plan.log_end and plan.is_damaged:
+            plan = self._read(known)
+        plan.marked = small.read_damaged().get(plan.key, "")
+        return plan
+
+    def _read(self, high_watermark: int = 0) -> Plan:
         return plan_salvage(
-            disk,
+            self._disk,
             self._live,
             clean_end=self._clean_end(),
-            high_watermark=known,
+            high_watermark=high_watermark,
             topic_id=self._topic_id,
         )
 

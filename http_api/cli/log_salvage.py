@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from broker.log.salvage import Plan
     from broker.log.salvaging import Salvage, Salvaged
 
+_HOW_BACK = (
+    "replicas that hold more lead, and fill this one. If there is none, have it lead with what it "
+    "has:"
+)
 SMALL_FILES_BYTES = 1_048_576
 """What is to be free beside the batches: checkpoints, directories."""
 
@@ -126,8 +130,12 @@ def _print(plan: Plan, done: Salvaged | None, form: str) -> None:
     if not plan.is_damaged:
         click.echo(
             f"{plan.directory}: offsets {plan.log_start} to {plan.log_end}: "
-            "a start can open it, nothing was changed"
+            "it can be opened, nothing was changed"
         )
+        if plan.marked:
+            click.echo(
+                f"the broker reports it as unclean ({plan.marked}): {_HOW_BACK}\n  {_command(plan)}"
+            )
         return
     verb = "would be" if done is None else "is"
     click.echo(
@@ -137,8 +145,7 @@ def _print(plan: Plan, done: Salvaged | None, form: str) -> None:
     if done is not None:
         click.echo(
             f"the damaged log is kept in {done.copy}\n"
-            "the broker reports this partition as unclean at its next start; replicas that hold "
-            "more lead, and fill this one. If there is none, have it lead with what is left:\n"
+            f"the broker reports this partition as unclean at its next start: {_HOW_BACK}\n"
             f"  {_command(plan)}"
         )
 
@@ -172,5 +179,5 @@ def _facts(plan: Plan, done: Salvaged | None) -> dict[str, object]:
         "notes": plan.notes,
         "copy": None if done is None or not done.copy else done.copy,
         "finished_earlier": None if done is None else done.finished_earlier or None,
-        "next_command": _command(plan) if plan.is_damaged else None,
+        "next_command": _command(plan) if plan.is_damaged or plan.marked else None,
     }

@@ -20,6 +20,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.recovery import LEADER_EPOCH_FILE
 from broker.log.salvage import Bytes, Lost, plan_salvage
 from broker.log.salvaging import COPY_MARK, SCRATCH, Salvage
+from broker.log.swap import STATE_FILE, read_state
 from broker.record.batch import HEADER_SIZE, walk
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import PartitionId, TopicId
@@ -240,6 +241,41 @@ def test_whose_log_it_is_can_be_said() -> None:
     assert opened(disk)[0] == expected()
 
 
+def test_a_replacement_under_way_counts_as_a_start_would_count_it() -> None:
+    """A whole one stands for what it replaces; of a damaged one what it was to replace is read."""
+    for damaged in (False, True):
+        disk = written(segment_bytes=700)
+        first, second, *_ = sorted(path for path in disk.live if path.endswith(".log"))
+        swap = first + ".swap"
+        whole = bytes(disk.live[first].cache) + bytes(disk.live[second].cache)  # type: ignore[union-attr]
+        fd = disk.open(swap, create=True)
+        disk.write(fd, whole[: -5 if damaged else len(whole)], 0)
+        disk.sync_file(fd)
+        disk.close(fd)
+        if not damaged:
+            disk.unlink(second)
+        disk.synced = dict(disk.live)
+        rot(disk, 25)
+        done = salvage(disk)
+        assert [lost[:2] for lost in done.plan.lost] == [(24, 26)]
+        assert not [path for path in disk.live if path.startswith(HERE) and "swap" in path]
+        assert opened(disk)[0] == expected(24, 25, 26)
+
+
+def test_rule_r7_where_it_is_lost_how_far_tombstones_went_all_may_be_gone() -> None:
+    """Else a replica that lags might miss one: who comes back is filled from the beginning."""
+    disk = written()
+    fd = disk.open(f"{HERE}/{STATE_FILE}", create=True)
+    disk.write(fd, b"rotten", 0)
+    disk.sync_file(fd)
+    disk.close(fd)
+    done = salvage(disk)
+    assert done.plan.state_is_lost
+    assert done.plan.lost == []
+    assert read_state(disk, HERE, 36).dropped_to == 36
+    assert opened(disk)[0] == expected()
+
+
 def test_a_second_salvage_keeps_the_first_copy() -> None:
     disk = written()
     rot(disk, 4)
@@ -435,8 +471,13 @@ def test_the_command_says_what_is_lost_and_what_to_do_next(node: Path) -> None:
     assert f"the damaged log is kept in {copy}" in text
     report = check_folder(node, clean_ends(node.parent).get(node.name))
     assert (report.is_damaged, report.end, report.findings) == (False, 33, [])
+    code, text = quorumlog("salvage", str(node))
+    assert (code, "it can be opened, nothing was changed" in text) == (0, True)
+    assert "reports it as unclean (salvaged: 3 offsets lost 33..35)" in text
     code, text = quorumlog("salvage", str(node), "--format", "json")
-    assert (code, orjson.loads(text)["is_damaged"], orjson.loads(text)["copy"]) == (0, False, None)
+    said = orjson.loads(text)
+    assert (code, said["is_damaged"], said["copy"]) == (0, False, None)
+    assert "elect unclean" in said["next_command"]
 
 
 def test_rule_q4_the_command_waits_for_nobody_and_breaks_into_nothing(node: Path) -> None:
