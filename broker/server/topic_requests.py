@@ -54,7 +54,8 @@ class TopicRequests:
         self._peers = peers
         self._clock = clock
         self._random_bytes = random_bytes
-        self._creating: dict[TopicName, asyncio.Future[None]] = {}
+        self._creating: dict[TopicName, asyncio.Future[KafkaError | None]] = {}
+        """Topics that a produce is creating; their result is what it ended with."""
 
     async def catch_up_with(self, topic: TopicName, partition: int = 0) -> None:
         """See `BrokerApis.catch_up_with_topic`."""
@@ -153,22 +154,32 @@ class TopicRequests:
         return topic
 
     async def _auto_create(self, name: TopicName) -> None:
-        """Create by the defaults, once for all requests that wait for the same name."""
+        """Create by the defaults, once for all requests that wait for the same name.
+
+        What ends it ends all of them: who only waited would else be told that there is no such
+        topic, which a client does not try again.
+        """
         under_way = self._creating.get(name)
         if under_way is not None:
-            await under_way
+            await asyncio.wait([under_way])  # one that is cancelled leaves the others their future
+            failure = under_way.result()
+        else:
+            failure = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "its creation was given up")
+            done = self._creating[name] = asyncio.get_running_loop().create_future()
+            try:
+                topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
+                await self.create(CreateTopic(name=name, topic_id=topic_id))
+                failure = None
+            except KafkaError as error:
+                failure = error
+            finally:
+                del self._creating[name]
+                done.set_result(failure)
+        if failure is None:
             return
-        done = self._creating[name] = asyncio.get_running_loop().create_future()
-        try:
-            topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
-            await self.create(CreateTopic(name=name, topic_id=topic_id))
-        except KafkaError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-            await self.catch_up_with(name)
-        finally:
-            del self._creating[name]
-            done.set_result(None)
+        if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+            raise _not_written(name, failure)
+        await self.catch_up_with(name)
 
     async def _until_changed(self, deadline_ms: int) -> None:
         remaining_ms = deadline_ms - self._clock.monotonic_ms()
@@ -178,6 +189,21 @@ class TopicRequests:
         except TimeoutError:
             text = "the topic's creation is not complete"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text) from None
+
+
+def _not_written(name: TopicName, failure: KafkaError) -> KafkaError:
+    """What the records of a topic that could not be created are told: they are surely not written.
+
+    Whatever became of the topic. Too few live brokers is a state of the cluster here, not a wrong
+    request: its default asks for more than live just now, and who tries again may find them.
+    """
+    code = failure.code
+    if code is ErrorCode.INVALID_REPLICATION_FACTOR:
+        code = ErrorCode.NOT_ENOUGH_REPLICAS
+    elif code.retriable or failure.outcome is Outcome.UNKNOWN:
+        code = ErrorCode.LEADER_NOT_AVAILABLE
+    text = f"topic {name} can't be created now: {failure.message}"
+    return KafkaError(code, text, outcome=Outcome.NOT_WRITTEN)
 
 
 def check_not_internal(name: str) -> None:

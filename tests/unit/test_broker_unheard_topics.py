@@ -56,3 +56,62 @@ async def test_a_broker_that_has_just_started_calls_no_topic_unknown(
     assert refused.value.code is ErrorCode.LEADER_NOT_AVAILABLE
     assert refused.value.outcome is Outcome.NOT_WRITTEN
     await topics(loaded=True).catch_up_with(NAME)
+
+
+class _Controllers:
+    """Creates nothing, and says why once it is let."""
+
+    def __init__(self, failure: KafkaError) -> None:
+        self.failure = failure
+        self.asked = 0
+        self.asked_once = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def create_topic(self, *_: object) -> None:
+        self.asked += 1
+        self.asked_once.set()
+        await self.go.wait()
+        raise self.failure
+
+
+def creating(
+    failure: KafkaError, monkeypatch: pytest.MonkeyPatch
+) -> tuple[TopicRequests, _Controllers]:
+    monkeypatch.setattr(topic_requests, "CATCH_UP_MS", 10)
+    monkeypatch.setattr(topic_requests, "id_from_bytes", lambda _: "id")
+    made, controllers = topics(loaded=True), _Controllers(failure)
+    made._controllers = cast("ControllerChannel", controllers)
+    made._configs = MagicMock()
+    return made, controllers
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (KafkaError(ErrorCode.NOT_CONTROLLER, "nobody"), ErrorCode.LEADER_NOT_AVAILABLE),
+        (KafkaError(ErrorCode.OUTCOME_UNKNOWN, "lost"), ErrorCode.LEADER_NOT_AVAILABLE),
+        (KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no leader"), ErrorCode.LEADER_NOT_AVAILABLE),
+        (KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "1 of 3"), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (KafkaError(ErrorCode.POLICY_VIOLATION, "no"), ErrorCode.POLICY_VIOLATION),
+    ],
+    ids=lambda each: each.code.name if isinstance(each, KafkaError) else "",
+)
+async def test_all_who_wait_for_a_creation_that_fails_hear_that_nothing_was_written(
+    monkeypatch: pytest.MonkeyPatch, failure: KafkaError, told: ErrorCode
+) -> None:
+    """Those who only waited were told that there is no such topic: a 404 nobody tries again."""
+    made, controllers = creating(failure, monkeypatch)
+    asked = [asyncio.ensure_future(made.for_produce(NAME, 10**15)) for _ in range(3)]
+    async with asyncio.timeout(10):
+        await controllers.asked_once.wait()
+        await asyncio.sleep(0.05)  # the others wait for it by now
+        asked[2].cancel()
+        await asyncio.sleep(0)
+        controllers.go.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(answers.pop(), asyncio.CancelledError)
+    for answer in answers:
+        assert isinstance(answer, KafkaError)
+        assert (answer.code, answer.outcome) == (told, Outcome.NOT_WRITTEN)
+        assert failure.message in answer.message
+    assert controllers.asked == 1
