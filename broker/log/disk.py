@@ -5,6 +5,7 @@ Paths are strings: ten thousand partitions hold some, and a Path costs half a ki
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -14,6 +15,10 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _FILE_MODE = 0o644
@@ -66,6 +71,15 @@ class Disk:
     def open_directory(self, path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    @contextlib.contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """An open directory, for a while."""
+        fd = self.open_directory(path)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
+
     def close(self, fd: int) -> None:
         os.close(fd)
 
@@ -109,11 +123,12 @@ class Disk:
 
     def sync_directory(self, path: str) -> None:
         """Names made, renamed or removed in this directory (rule Q6)."""
-        fd = self.open_directory(path)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with self.directory(path) as fd:
+            self.sync_names(fd)
+
+    def sync_names(self, fd: int) -> None:
+        """`sync_directory`, of one that is open: needs no descriptor."""
+        os.fsync(fd)
 
     def sync_filesystem(self, fd: int) -> None:
         """All files of the filesystem ``fd`` lies on; errors since ``fd`` was opened are seen."""

@@ -72,6 +72,8 @@ class LogDirectory:
     on_log_start: Callable[[Flushable], None]
     """A log's start has moved and is durable."""
     producers: ProducerLimits = ProducerLimits()
+    in_turns: Callable[[Callable[[], bool]], None] | None = None
+    """Calls something once a turn of the loop, until it says True; None where no loop runs yet."""
 
 
 def make_partition_directory(

@@ -151,6 +151,7 @@ class LogManager(DamagedLogs):
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on syncs run on the flusher's thread."""
         self._loop = loop
+        self._opened().in_turns = self._in_turns
         self._opened().flusher.start(loop)
 
     async def run(self) -> None:
@@ -187,6 +188,16 @@ class LogManager(DamagedLogs):
         """
         if self._loop is not None:
             self._loop.call_soon(self._flush_if_open)
+
+    def _in_turns(self, step: Callable[[], bool]) -> None:
+        """Call this in turns of the loop until it says that it is through, or all is closed."""
+
+        def turn() -> None:
+            if self._shared is not None and not step():
+                self._in_turns(step)
+
+        assert self._loop is not None, "nothing takes turns before the loop runs"
+        self._loop.call_soon(turn)
 
     def _flush_if_open(self) -> None:
         if self._shared is not None:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Self
 
-from broker.log.checkpoints import place_file, write_atomically
-from broker.log.compaction import NEVER_CLEANED, CleanState
-from broker.log.disk import DISK_FULL, OUT_OF_DESCRIPTORS, PASSING
+from broker.log.checkpoints import place_file
+from broker.log.compaction import NEVER_CLEANED
+from broker.log.cut_segments import CutSegments, WriteError
+from broker.log.disk import DISK_FULL, OUT_OF_DESCRIPTORS
 from broker.log.log_directory import PARTITION_FILE, make_partition_directory
-from broker.log.producer_snapshot import remove_snapshots, snapshots_below
+from broker.log.producer_snapshot import snapshots_below
 from broker.log.recovery import REMOVED_SUFFIX, checkpoint_files, start_file
 from broker.log.segment import Segment
-from broker.log.swap import write_state
 from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from broker.log.disk import Disk
     from broker.log.flusher import FlushToken
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogConfig, LogDirectory
@@ -31,28 +30,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
 
 
-class WriteError(Exception):
-    """Bytes were not written. ``broken``: the file is in doubt, and so is the log directory."""
-
-    def __init__(self, cause: OSError, outcome: Outcome, *, broken: bool) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.outcome = outcome
-        self.broken = broken
-
-
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Nothing has been changed yet: a full disk, or no free descriptor, is no reason to end."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in PASSING:
-            raise WriteError(error, Outcome.NOT_WRITTEN, broken=False) from error
-        raise
-
-
-class LogSegments:
+class LogSegments(CutSegments):
     """The segments of one log, the last one being written. Made with the log's first byte.
 
     Bytes leave a file only by a cut that is synced before anything is written behind it, so an old
@@ -60,10 +38,7 @@ class LogSegments:
     ``recovery_point`` are synced, and their index files speak for them at the next start.
     """
 
-    __slots__ = (
-        "_aside", "_new_directory", "_new_segment", "_sealed_to", "_shared", "cleaned", "directory",
-        "pending", "recovery_point", "segments",
-    )  # fmt: skip
+    __slots__ = ("_new_directory", "_new_segment")
 
     def __init__(self, shared: LogDirectory, directory: str) -> None:
         self._shared = shared
@@ -262,60 +237,6 @@ class LogSegments:
 
     # the log start
 
-    def put_aside(self, start_offset: int) -> None:
-        """The log starts over empty at this offset, at or behind its end.
-
-        What is here stays on the disk until a flush has made the new start durable: a crash before
-        that finds the old log, cut where the first new segment would leave a gap.
-        """
-        with _refusing():
-            self.settle()
-            self._forget_clean(start_offset, all_of_it=True)
-        files = self._shared.files
-        remove_snapshots(files.disk, self.directory, above=-1)
-        kept = [segment for segment in self.segments if segment.base_offset == start_offset]
-        for segment in self.segments:
-            if segment not in kept:
-                files.forget(segment)
-                segment.dirty = False
-        gone = self.segments[: len(self.segments) - len(kept)]
-        self._aside = [*(self._aside or ()), *gone]
-        self.segments = kept
-        self.recovery_point = self._sealed_to = start_offset
-
-    def empty(self, start_offset: int, epochs: LeaderEpochCache, log_start_offset: int) -> None:
-        """Start over at an offset below the log's end. Durable on return.
-
-        From the end backwards: a crash leaves a shorter log, or an empty one.
-
-        Raises:
-            WriteError: the disk is full. What is in `segments` is still there.
-            OSError, CorruptionError: it stopped on the way; the files are in doubt.
-        """
-        with _refusing():
-            self.settle()
-            self._forget_clean(start_offset, all_of_it=True)
-        files, disk = self._shared.files, self._shared.files.disk
-        remove_snapshots(disk, self.directory, above=-1)
-        if self.segments:
-            self.truncate(self.segments[0].base_offset, epochs, log_start_offset)
-            files.forget(self.segments[0])
-            disk.unlink(self.segments[0].log_path)
-            disk.sync_directory(self.directory)
-            self.segments = []
-        name, data = start_file(start_offset, start_offset)
-        if self._aside:  # what the file still says of them must not be missed there
-            with _refusing():
-                write_atomically(disk, self.directory, name, data)
-        for segment in reversed(self._aside or ()):
-            disk.unlink(segment.index_path)
-            disk.unlink(segment.log_path)
-            disk.sync_directory(self.directory)
-        self._aside = None
-        with _refusing():
-            write_atomically(disk, self.directory, name, data)
-        self.recovery_point = self._sealed_to = start_offset
-
     def remove_below(self, log_start_offset: int, most: int) -> list[str]:
         """Take whole segments below a durable log start out of use; the files to be unlinked.
 
@@ -368,11 +289,6 @@ class LogSegments:
             found.append(segment)
         return found
 
-    @property
-    def disk(self) -> Disk:
-        """Where the files are."""
-        return self._shared.files.disk
-
     def broken(self, error: BaseException) -> None:
         """The disk failed under compaction: the whole directory is in doubt (rule Q2)."""
         self._shared.on_failed(None, error)
@@ -386,106 +302,7 @@ class LogSegments:
         self.segments = [*self.segments[:first], new, *self.segments[first + len(old) :]]
         self.pending = swap
 
-    def settle(self) -> None:
-        """Have no replacement under way: names and files are about to change otherwise.
-
-        Blocks the loop for as long as the swap takes; truncations and deletions are rare.
-
-        Raises:
-            OSError: it could not be finished.
-        """
-        if self.pending is not None:
-            self.pending.run_once()
-            self.pending.finish()
-            self.pending = None
-
-    def note_dropped(self, offset: int) -> None:
-        """Below this offset, tombstones may be gone that this log never held. Durable on return.
-
-        Raises:
-            WriteError: the disk is full. OSError: it failed.
-        """
-        if offset > self.cleaned.dropped_to:
-            with _refusing():
-                self.settle()
-                changed = self.cleaned.dropping(offset)
-                write_state(self.disk, self.directory, changed)
-                self.cleaned = changed
-
-    def _forget_clean(self, end_offset: int, *, all_of_it: bool) -> None:
-        """From this offset on, or from the start, other records may stand here. Durable on return.
-
-        Nothing is known to be clean then. Which tombstones may be gone stays known (rule R7): what
-        is below may stay, or be back after a crash.
-        """
-        known = self.cleaned
-        stands = not all_of_it and known.cleaned_to <= end_offset
-        changed = CleanState(
-            known.marks if stands else (),
-            known.epoch if stands else -1,
-            min(known.dropped_to, end_offset),
-        )
-        if changed != known:
-            self.cleaned = changed
-            write_state(self.disk, self.directory, changed)
-
-    # cutting and closing
-
-    def truncate(
-        self,
-        end_offset: int,
-        epochs: LeaderEpochCache,
-        log_start_offset: int,
-        *,
-        start_anew: bool = False,
-    ) -> int:
-        """Remove everything from this offset on, whole batches; the new end. Durable on return.
-
-        ``start_anew``: the file may name a log start that is not to be.
-
-        Raises:
-            WriteError: the disk is full, nothing was removed.
-            OSError, CorruptionError: it stopped on the way; the files are in doubt.
-        """
-        with _refusing():
-            self.settle()
-            self._forget_clean(end_offset, all_of_it=False)
-        files, disk = self._shared.files, self._shared.files.disk
-        keep = max(
-            number
-            for number, segment in enumerate(self.segments)
-            if segment.base_offset < end_offset or not number
-        )
-        last = self.segments[keep]
-        with _refusing():
-            fd = files.use(last)
-        position, next_offset = 0, last.base_offset
-        if end_offset >= last.next_offset:
-            position, next_offset = last.size, last.next_offset
-        elif end_offset > last.base_offset:
-            position, header = last.find(disk, fd, end_offset)
-            next_offset = header.base_offset
-        if start_anew or last.base_offset < self.recovery_point:
-            # These segments will be written to again: from now on a start must scan them.
-            point = min(last.base_offset, self.recovery_point)
-            with _refusing():
-                for name, data in checkpoint_files(epochs, point, log_start_offset):
-                    write_atomically(disk, self.directory, name, data)
-            self.recovery_point = point
-        self._sealed_to = min(self._sealed_to, last.base_offset)
-        remove_snapshots(disk, self.directory, above=next_offset)
-        last.index(disk, fd)
-        disk.unlink(last.index_path)
-        for segment in reversed(self.segments[keep + 1 :]):
-            files.forget(segment)
-            disk.unlink(segment.index_path)
-            disk.unlink(segment.log_path)
-            disk.sync_directory(self.directory)
-            self.segments.pop()
-        disk.truncate(fd, position)
-        disk.sync_file(fd)
-        last.cut(position, next_offset)
-        return next_offset
+    # closing
 
     def close(self) -> None:
         """Release descriptors. A replacement that can't be finished now is, at the next start."""

@@ -1,7 +1,6 @@
 """The log of one partition on one broker: append, read, truncate, and the durable end.
 
-All of it runs on the loop (reads hit the page cache; syncs are the flusher's). There is no await
-inside, so no caller ever sees half a change.
+All of it runs on the loop (syncs are the flusher's), without an await: nobody sees half a change.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from broker.log.cut_segments import WriteError
 from broker.log.disk import PASSING
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo
 from broker.log.log_producers import LogProducers
-from broker.log.log_segments import LogSegments, WriteError
+from broker.log.log_segments import LogSegments
 from broker.log.readable_log import ReadableLog
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
@@ -420,15 +420,13 @@ class PartitionLog(ReadableLog):
     # truncation and epochs
 
     def truncate_to(self, end_offset: int) -> None:
-        """Remove everything from this offset on. Inside a batch: from that batch's start on.
+        """Remove everything from this offset on, or from the start of the batch that it lies in.
 
-        Durable on return. A crash in between leaves the longer log or the shorter one, so the old
-        tail is gone before the first new byte stands behind the cut.
-
-        Below the log start, or inside the batch that holds it, nothing is left: `start_over`.
+        Durable on return. A crash leaves the longer log or the shorter one. Below the log start,
+        or inside the batch that holds it, nothing is left: `start_over`.
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR; the log has failed, unless the disk is full.
+            KafkaError: KAFKA_STORAGE_ERROR; the log has failed, unless nothing was written.
         """
         if end_offset >= self.log_end_offset:
             return
@@ -437,18 +435,20 @@ class PartitionLog(ReadableLog):
             return
         if self.failed is not None:
             self._refuse()
-        self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
-        self._shared.flusher.drain(self)
         assert self._stored is not None, "a log without files has nothing to cut"
         anew = end_offset < self._start_wanted  # which may be on the disk by now
         try:
+            if self._producers is not None:
+                self._producers.prepare_cut(self, self._stored.boundary(end_offset))
+            self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
+            self._shared.flusher.drain(self)
             end = self._stored.truncate(
                 end_offset, self._epochs, self.log_start_offset, start_anew=anew
             )
             if anew:
                 self._start_wanted = self.log_start_offset
             if self._producers is not None:
-                self._producers.truncated(self.directory, self.segments, end)
+                self._producers.truncated(end)
         except WriteError as error:
             self._not_cut(error)
         except (OSError, CorruptionError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint
@@ -23,7 +24,7 @@ from broker.log.producer_state import (
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from broker.log.disk import Disk
     from broker.log.segment import OpenFiles, Segment
@@ -95,24 +96,60 @@ def producers_at(
     Raises:
         OSError, CorruptionError: a segment can't be read.
     """
-    disk = files.disk
-    states, start = limits.states(), 0
-    for offset in reversed(snapshot_offsets(disk, directory)):
-        found = read_snapshot(disk, directory, offset, limits) if offset <= end_offset else None
-        if found is not None:
-            states, start = found, offset
-            break
-    for segment in segments:
-        if segment.next_offset <= start or segment.base_offset >= end_offset:
-            continue
-        fd = files.use(segment)
-        position = segment.find(disk, fd, start)[0] if segment.base_offset < start else 0
-        for _, header in segment.headers(disk, fd, position):
-            if header.base_offset >= end_offset:
-                break
-            if header.producer_id >= 0 and header.base_offset >= start:
-                states.applied(header, end_offset)
-    return states
+    replay = Replay(files, directory, end_offset, limits)
+    replay.step(segments)
+    return replay.states
+
+
+class Replay:
+    """The state below an offset, made of the log in steps (`producers_at`).
+
+    What lies below that offset must stay as it is meanwhile, but for compaction.
+    """
+
+    __slots__ = ("_at", "_files", "end", "states")
+
+    def __init__(
+        self, files: OpenFiles, directory: str, end_offset: int, limits: ProducerLimits
+    ) -> None:
+        """OSError: a snapshot can't be read."""
+        self._files = files
+        self._at = 0
+        """What lies below it is in ``states``."""
+        self.end = end_offset
+        self.states = limits.states()
+        for offset in reversed(snapshot_offsets(files.disk, directory)):
+            if offset <= end_offset:
+                found = read_snapshot(files.disk, directory, offset, limits)
+                if found is not None:
+                    self.states, self._at = found, offset
+                    break
+
+    def step(self, segments: Iterable[Segment], headers: int = sys.maxsize) -> bool:
+        """Take so many more headers; whether that was all.
+
+        Raises:
+            OSError, CorruptionError: a segment can't be read.
+        """
+        for segment in segments:
+            if segment.next_offset <= self._at or segment.base_offset >= self.end:
+                continue
+            fd, position = self._files.use(segment), 0
+            if segment.base_offset < self._at:
+                index = segment.index(self._files.disk, fd)
+                position = index.position_for(self._at - segment.base_offset)
+            for _, header in segment.headers(self._files.disk, fd, position):
+                base = header.base_offset
+                if base >= self.end:
+                    return True
+                if base >= self._at:
+                    if headers <= 0:
+                        return False
+                    headers -= 1
+                    if header.producer_id >= 0:
+                        self.states.applied(header, self.end)
+                    self._at = base + header.last_offset_delta + 1
+        return True
 
 
 def snapshots_below(disk: Disk, directory: str, offset: int) -> list[str]:
@@ -124,10 +161,15 @@ def snapshots_below(disk: Disk, directory: str, offset: int) -> list[str]:
     ]
 
 
-def remove_snapshots(disk: Disk, directory: str, *, above: int) -> None:
-    """Those of offsets above this one: what they speak of is cut off. Durable on return."""
-    gone = [offset for offset in snapshot_offsets(disk, directory) if offset > above]
-    for offset in reversed(gone):
+def remove_snapshots(disk: Disk, directory: str) -> None:
+    """All of them: what they speak of is gone. Durable on return."""
+    with disk.directory(directory) as names:
+        unlink_snapshots(disk, directory, snapshot_offsets(disk, directory), names)
+
+
+def unlink_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: int) -> None:
+    """These, the last one first; ``names``: the open directory. Durable on return."""
+    for offset in reversed(offsets):
         disk.unlink(f"{directory}/{snapshot_name(offset)}")
-    if gone:
-        disk.sync_directory(directory)
+    if offsets:
+        disk.sync_names(names)

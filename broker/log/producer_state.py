@@ -205,12 +205,16 @@ class ProducerStates:
         while undo and undo[0].last_offset < end_offset:
             self._undo_floor = undo.popleft().last_offset + 1
 
+    def reaches(self, end_offset: int) -> bool:
+        """Whether `truncate_to` can go back so far; else the state is to be made of the log."""
+        return end_offset >= self._undo_floor
+
     def truncate_to(self, end_offset: int) -> bool:
         """Take back what stands from this offset on: a batch boundary, the new log end.
 
-        False: too far back to be remembered; the state is to be made of the log again.
+        False: too far back to be remembered.
         """
-        if end_offset < self._undo_floor:
+        if not self.reaches(end_offset):
             return False
         undo = self._undo
         while undo and undo[-1].first_offset >= end_offset:

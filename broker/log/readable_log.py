@@ -16,9 +16,9 @@ from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from broker.log.cut_segments import WriteError
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogDirectory
-    from broker.log.log_segments import WriteError
     from broker.log.segment import OpenFiles, Segment
     from broker.log.time_search import TimeSearch
     from broker.record.batch import BatchSlice

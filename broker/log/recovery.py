@@ -150,7 +150,7 @@ def recover_log(
         end = scan.log_start
         scan.epochs.truncate_from_end(0)
         scan.producers = None
-        remove_snapshots(scan.disk, scan.directory, above=-1)
+        remove_snapshots(scan.disk, scan.directory)
     scan.epochs.truncate_from_start(scan.log_start)
     scan.proven_end = max(scan.proven_end, scan.log_start)
     _rewrite_unproven(scan)

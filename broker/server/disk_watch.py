@@ -62,8 +62,8 @@ class WatchedDisk(Disk):
         self._watched(super().sync_filesystem, fd)
 
     @override
-    def sync_directory(self, path: str) -> None:
-        self._watched(super().sync_directory, path)
+    def sync_names(self, fd: int) -> None:
+        self._watched(super().sync_names, fd)
 
     def _watched(self, sync: Callable[[T], None], what: T) -> None:
         thread = threading.get_ident()

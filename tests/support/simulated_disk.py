@@ -266,6 +266,10 @@ class SimulatedDisk(Disk):
                 del self.synced[name]
 
     @override
+    def sync_names(self, fd: int) -> None:
+        SimulatedDisk.sync_directory(self, self.descriptors[fd][0])
+
+    @override
     def sync_filesystem(self, fd: int) -> None:
         self._call("sync_filesystem", self.descriptors[fd][0])
         for inode in self.live.values():

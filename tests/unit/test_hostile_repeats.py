@@ -112,7 +112,7 @@ def test_invariant_t4_a_deposed_leader_takes_a_second_of_batches_back_without_re
     _write(log, range(500))
     log.high_watermark = 500
     _write(log, range(500, 2_500))
-    monkeypatch.setattr("broker.log.log_producers.producers_at", _no_reading)
+    monkeypatch.setattr("broker.log.log_producers._Replay", _no_reading)
     log.truncate_to(600)
     assert log.producers is not None
     known = log.producers.get(7)
@@ -134,7 +134,7 @@ def test_invariant_t4_after_a_crash_what_is_not_committed_can_be_taken_back_and_
     assert (log.log_end_offset, log.high_watermark) == (1_500, 1_000)
     assert log.producers is not None
     assert len(log.producers._undo) == 500, "memory of what is committed would be kept for ever"
-    monkeypatch.setattr("broker.log.log_producers.producers_at", _no_reading)
+    monkeypatch.setattr("broker.log.log_producers._Replay", _no_reading)
     log.truncate_to(1_001)
     known = log.producers.get(7)
     assert known is not None
