@@ -226,7 +226,8 @@ def owes_changes(
 
     ``failed``: who may not be elected, as whoever decides on those changes knows it.
     """
-    views = BrokerViews.of(image.brokers, image.feature_level, failed=failed)
+    # Nobody is told of, as nobody is heard of: what hangs on that is not owed.
+    views = BrokerViews.of(image.brokers, image.feature_level, failed=failed, told=frozenset())
     for topic in image.topics.values():
         rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):
