@@ -138,6 +138,8 @@ class DiskStore(ReplicaFiles):
             max_open_segments=self.host.rng.choice((1, 2, 64)),
             default_config=LogConfig(segment_bytes=self.segment_bytes),
         )
+        if self.marked and self.has_directory() and not self.manager._small.read_damaged():
+            raise Violation("rule R6", f"broker {self.id}: the mark of damage is gone, its log not")
         try:
             self.manager.open()
             self.manager.identify(TopicName(NAME), ZERO, TOPIC)

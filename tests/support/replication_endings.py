@@ -143,7 +143,8 @@ class Endings:
             p = self.controller.partition
             nobody = self.features.flush and not (p.isr or p.elr)
             # Elected uncleanly, on a damaged disk: nobody but an operator can depose it.
-            offline = p.has_leader and self.brokers[p.leader].store.unclean
+            store = self.brokers[p.leader].store if p.has_leader else None
+            offline = store is not None and (store.unclean or store.damaged)
             if violation.check != "L27" or not (nobody or (self.features.unclean and offline)):
                 raise
             self.given_up = True

@@ -21,6 +21,7 @@ from tests.support.replication_topics import (
 
 KINDS = ("kill", "power", "disk", "rot", "pause", "fence", "move", "cut_all", "shutdown")
 DISK_KINDS = ("eio", "full", "cut_at")
+OFTEN_ROTS, OFTEN_CALM = 0.02, 0.03
 
 
 class Faults:
@@ -37,6 +38,7 @@ class Faults:
     counts: Counter[str]
     number: Callable[[], int]
     act: Callable[..., None]
+    calm_round: Callable[..., None]
 
     # the loss budget
 
@@ -129,6 +131,14 @@ class Faults:
             assert broker.store.rotted is not None
             if self.rng.random() < 0.6 and not broker.paused:
                 self.act(broker, broker.consume, broker.store.rotted[2])
+
+    def rot_now_and_then(self) -> None:
+        """One replica after the other, each with some time to be mended."""
+        chance = self.rng.random()
+        if chance < OFTEN_ROTS:
+            self._fault_rot_live(self.rng.choice(self.brokers))
+        elif chance < OFTEN_ROTS + OFTEN_CALM:
+            self.calm_round(self.rng.randrange(8), fair=False)
 
     def _fault_takeover(self, _: Broker) -> None:
         self.controller.take_over()

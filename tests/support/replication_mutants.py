@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.support import (
     mutants_of_controllers,
     mutants_of_logs,
+    mutants_of_repairs,
     mutants_of_replication,
     mutants_of_upkeep,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Mutant",
     "mutants_of_controllers",
     "mutants_of_logs",
+    "mutants_of_repairs",
     "mutants_of_replication",
     "mutants_of_upkeep",
 ]

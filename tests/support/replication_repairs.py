@@ -122,6 +122,12 @@ class Mending:
     def forget(self) -> None:
         self.repairs.forget(KEY)
 
+    def _cut_now_and_then(self) -> None:
+        """The power goes amid it."""
+        world = self._broker.world
+        if world.features.rots and not world.features.flush and world.rng.random() < 0.1:
+            self._store.cut_at(world.rng.randint(0, 10))
+
     def _unmarking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Nobody has more: the log is used as it is, and its mark goes."""
 
@@ -140,6 +146,8 @@ class Mending:
         took_part = -1
         if HERE in self._manager.damaged and self._broker.partition is not None:
             took_part = self._broker.partition.role.epoch
+        store.marked = store.marked or store.is_marked
+        self._cut_now_and_then()
         try:
             return self._really_reset(*where)
         finally:

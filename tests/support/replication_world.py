@@ -48,6 +48,8 @@ class World(Faults, Endings):
         self.features = replace(draw_features(rng, topics, rots), **forced)
         if self.features.compacts or self.features.retains:
             self.features = replace(self.features, on_disk=True, unclean=False)
+        if self.features.rots:
+            self.features = replace(self.features, on_disk=True)
         moves, unclean = self.features.moves, self.features.unclean
         old = not (moves or unclean) and rng.random() < 0.3
         self.feature_level = 1 if old else SUPPORTED_FEATURE_LEVEL
@@ -86,7 +88,7 @@ class World(Faults, Endings):
         if on_disk:
             kinds |= {kind: rng.choice((0, 1, 3)) for kind in DISK_KINDS}
             kinds["trim"] = 3 * self.features.trims
-            kinds |= {"rot_live": 8 * self.features.rots, "takeover": 2 * self.features.rots}
+            kinds |= {"rot_live": 4 * self.features.rots, "takeover": 2 * self.features.rots}
         if moves:
             kinds |= {"reassign": 4, "cancel": 1}
         if unclean:
@@ -202,6 +204,8 @@ class World(Faults, Endings):
             self.controller.settle(rng.choice(self.ids))
         elif roll < 92 + self.fault_weight:
             self.fault()
+        if self.features.rots:
+            self.rot_now_and_then()
         self.counts["reassignments finished"] += (
             moving and not self.controller.partition.is_reassigning
         )

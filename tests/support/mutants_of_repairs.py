@@ -1,0 +1,127 @@
+"""Lines of decision 0009, each switched off: damaged replicas are mended while brokers run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from broker.log import damaged_logs
+from broker.log.directory_files import text_of
+from broker.log.quarantine import Quarantine
+from broker.replication import repairs
+from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
+from raft_metadata.controller import failed_replicas, partition_change, replication_control
+from raft_metadata.controller.broker_views import first_electable
+from raft_metadata.controller.partition_draft import NOBODY
+from tests.support.mutant_registry import LOST, Patch, mutant
+
+EMPTIED = ("rule Q5", "rule R4", *LOST)
+
+
+def _never_counts(self: Any, registration: Any) -> Any:
+    """The image, as one would like it to be."""
+    others = {
+        name: tuple(b for b in getattr(registration, name) if b != self._me)
+        for name in ("isr", "elr")
+    }
+    return dataclasses.replace(registration, **others)
+
+
+@mutant(
+    "0009: set aside before it is committed that it counts nowhere", *EMPTIED, rots=True, first=3
+)
+def _before_it_is_out(patch: Patch) -> None:
+    real = repairs.Repairs._settle
+
+    def settle(self: Any, replica: Any, registration: Any) -> bool:
+        if registration.leader != self._me:
+            registration = _never_counts(self, registration)
+        return real(self, replica, registration)
+
+    patch.setattr(repairs.Repairs, "_settle", settle)
+
+
+@mutant("0009: set aside in the leader epoch that its log took part in", "rule R4", rots=True)
+def _in_its_own_epoch(patch: Patch) -> None:
+    real = repairs.Repairs._settle
+
+    def settle(self: Any, replica: Any, registration: Any) -> bool:
+        if registration.leader != self._me:
+            epoch = LeaderEpoch(registration.leader_epoch + 1)
+            registration = dataclasses.replace(registration, leader_epoch=epoch)
+        return real(self, replica, registration)
+
+    patch.setattr(repairs.Repairs, "_settle", settle)
+    _no_new_epoch(patch)
+
+
+@mutant("0009: who is taken out is not fenced off by a new leader epoch", "L27", rots=True)
+def _no_new_epoch(patch: Patch) -> None:
+    patch.setattr(partition_change, "took_part", lambda *_: False)
+
+
+@mutant("0009: an ISR that was proposed before a log was emptied is believed", *EMPTIED, rots=True)
+def _old_proposals(patch: Patch) -> None:
+    def check(_command: Any, _before: Any) -> None:
+        """Whatever has changed since."""
+
+    patch.setattr(replication_control, "_check_epochs", check)
+
+
+@mutant("0009: a damaged replica goes on as if it were in sync", *EMPTIED, "rule G3", rots=True)
+def _goes_on(patch: Patch) -> None:
+    def stand_down(_self: Any, _replica: Any) -> None:
+        """It keeps its session, or its leadership."""
+
+    from tests.support.replication_repairs import Mending
+
+    patch.setattr(Mending, "stand_down", stand_down)
+
+
+@mutant("0009: elections take damaged replicas as any other", "L27", "rule Q5", rots=True)
+def _elected_like_others(patch: Patch) -> None:
+    def first(brokers: Any, replicas: Any, among: Any, _damaged: Any = ()) -> Any:
+        return first_electable(brokers, replicas, among)
+
+    patch.setattr(partition_change, "first_electable", first)
+
+
+@mutant("0009: a damaged leader is taken out that has not heard of it", "rule G3", rots=True)
+def _out_unawares(patch: Patch) -> None:
+    patch.setattr(failed_replicas, "_unaware", lambda *_: NOBODY)
+    for where in (failed_replicas, partition_change):  # the second line: reports of the past
+        patch.setattr(where, "believed", lambda damaged, _partition: damaged)
+
+
+@mutant("0009: a copy is overwritten by the next one", "rule Q5", rots=True)
+def _overwritten(patch: Patch) -> None:
+    def place(_self: Quarantine, key: TopicIdPartition) -> str:
+        return text_of(key)
+
+    patch.setattr(Quarantine, "place_for_damaged", place)
+
+
+@mutant("0009: the mark goes before the move is durable", "rule R6", rots=True, first=40)
+def _mark_goes_first(patch: Patch) -> None:
+    real = damaged_logs.DamagedLogs.reset_damaged
+
+    def reset(self: Any, *where: Any) -> bool:
+        self.forget_unclean(*where)
+        return real(self, *where)
+
+    patch.setattr(damaged_logs.DamagedLogs, "reset_damaged", reset)
+
+
+@mutant("0009: a start opens what was marked as damaged", "rule R6", rots=True, first=10)
+def _mark_is_ignored(patch: Patch) -> None:
+    from broker.log.directory_files import DirectoryFiles
+
+    patch.setattr(DirectoryFiles, "read_damaged", lambda _: {})
+
+
+@mutant("0009: a damaged leader stays leader though others are sound", "L27", rots=True)
+def _stays_leader(patch: Patch) -> None:
+    def relieve(*_: Any) -> None:
+        """Whoever leads leads on."""
+
+    patch.setattr(partition_change, "_relieve", relieve)
