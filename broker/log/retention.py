@@ -62,7 +62,8 @@ class DoubtedTimes:
             newest_ms = segment.newest_append_ms
             is_ahead = newest_ms > now_ms + self._difference_max_ms
             is_behind = newest_ms < before_ms - self._difference_max_ms and segment.size > 0
-            before_ms = max(before_ms, newest_ms)
+            if not is_ahead:
+                before_ms = max(before_ms, newest_ms)
             if not (is_ahead or is_behind or self._known):
                 continue
             known = self._known.get(segment.path)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.log.log_directory import LogConfig
-from broker.log.retention import RetentionConfig
+from broker.log.retention import DoubtedTimes, RetentionConfig
+from broker.log.segment import Segment
 from broker.server.controller_clock import CARRIED_MAX_MS, ControllerClock
 from raft_metadata.common.ids import BrokerEpoch, NodeId
 from tests.support.logs import append
@@ -204,7 +205,32 @@ async def test_rule_r10_what_looks_older_than_what_stands_before_it_is_not_belie
     assert host.log.log_start_offset == 0
     await passes(host, 10_000)
     assert host.log.log_start_offset == 3, "the first ones are an hour old"
+    host.logs.removals.rename_some()
+    assert host.log.segments[0].base_offset == 3
     await passes(host, HOUR_MS // 2)
     assert host.log.log_start_offset == 3
     await passes(host, HOUR_MS // 2)
     assert host.log.log_start_offset == 6
+
+
+async def test_rule_r10_a_time_from_the_future_casts_no_doubt_on_what_follows(
+    host: Hosted,
+) -> None:
+    """Else a restart would keep all of it for longer."""
+    host.log.config = LogConfig(retention=RetentionConfig(HOUR_MS))
+    await written(host, NOW_MS + YEAR_MS)
+    await host.log_starts.look_at_all()
+    await written(host, host.clock.wall)
+    ages = host.log_starts._doubted.ages(host.log.segments, host.clock.wall, host.clock.mono)
+    assert list(ages) == [host.log.segments[0].path]
+
+
+def test_rule_r10_what_was_written_anew_is_as_young_as_that() -> None:
+    """A follower's segment may be cut, and filled again with what a wrong clock stamped."""
+    segment, doubted = Segment("/t-0", 0), DoubtedTimes(LIMIT_MS)
+    segment.note(0, 3, 100, NOW_MS, NOW_MS + YEAR_MS)
+    assert doubted.ages([segment], NOW_MS, 1_000) == {segment.path: 0}
+    assert doubted.ages([segment], NOW_MS, 5_000) == {segment.path: 4_000}
+    segment.cut(0, 0)
+    segment.note(0, 3, 101, NOW_MS, NOW_MS + YEAR_MS)
+    assert doubted.ages([segment], NOW_MS, 9_000) == {segment.path: 0}
