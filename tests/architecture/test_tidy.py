@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.tree import (
     PACKAGES,
     has_code,
@@ -240,6 +242,13 @@ def test_every_package_with_code_has_its_design() -> None:
     with_code = {path.parts[0] for path in python_files(*PACKAGES) if has_code(path)}
     present = {path.parts[0] for path in project_files() if path.name == "DESIGN.md"}
     assert with_code - present == set()
+
+
+@pytest.mark.parametrize("folder", ["log", "record", "replication", "server"])
+def test_a_map_of_modules_names_all_of_them(folder: str) -> None:
+    design = text(Path("broker", folder, "DESIGN.md"))
+    here = {path.name for path in python_files("broker") if path.parts[1:-1] == (folder,)}
+    assert {name for name in here - {"__init__.py"} if f"`{name}`" not in design} == set()
 
 
 def test_every_module_says_what_it_is() -> None:
