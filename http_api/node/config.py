@@ -481,8 +481,8 @@ def _toml(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
-        case int():
-            return str(value)
+        case int() | float():
+            return repr(value)
         case dict():
             return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
         case _:

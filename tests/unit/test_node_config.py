@@ -288,6 +288,25 @@ def test_what_is_rendered_is_read_back(tmp_path: Path) -> None:
     assert again == table
 
 
+def test_each_setting_that_is_given_or_uncommented_is_read_back_as_it_is_written(
+    tmp_path: Path,
+) -> None:
+    """``--set min_cleanable_dirty_ratio=0.25`` wrote a word that no node then took."""
+    table = read_config_file(write(tmp_path))
+    ends_of_comment = "  # "
+    lines = [
+        line.removeprefix("# ").partition(ends_of_comment)[0]
+        if line.startswith("# ") and line[2:].partition(" = ")[0] in BY_NAME
+        else line
+        for line in render_config(table).splitlines()
+    ]
+    config = load(write(tmp_path, "\n".join(lines)))
+    assert config.defaults.min_cleanable_dirty_ratio == 0.5
+    ratio = BY_NAME["min_cleanable_dirty_ratio"].parse("0.25", "--set")
+    given = {**table, "defaults": {"min_cleanable_dirty_ratio": ratio}}
+    assert load(write(tmp_path, render_config(given))).defaults.min_cleanable_dirty_ratio == 0.25
+
+
 def test_addresses() -> None:
     assert str(parse_address("[::1]:80", "x")) == "[::1]:80"
     for text in ("", "host", "host:", ":80", "host:0", "host:65536", "host:8O"):
