@@ -400,13 +400,11 @@ def r10_decided_by_a_leader(t: Tally, start: int, decided: int, broker: int) -> 
         raise Violation("rule R10", f"broker {broker} begins at {start}, decided was {decided}")
 
 
-def q5_emptied_counts_nowhere(
-    t: Tally, broker: int, counting: Collection[int], leader: int
-) -> None:
+def q5_emptied_counts_nowhere(t: Tally, broker: int, counting: Collection[int]) -> None:
     """A damaged log is set aside once it is committed that nobody counts on it."""
     t["rule Q5 counts nowhere"] += 1
-    if broker in counting or leader < 0:
-        raise Violation("rule Q5", f"{broker} sets its log aside", set(counting), leader)
+    if broker in counting:
+        raise Violation("rule Q5", f"{broker} sets its log aside", set(counting))
 
 
 def q5_last_copy_stays(

@@ -393,7 +393,7 @@ class Judge:
         """
         world, t, b = self.world, self.tally, broker.id
         p = world.controller.partition
-        check.q5_emptied_counts_nowhere(t, b, {*p.isr, *p.elr, p.leader}, leader=p.leader)
+        check.q5_emptied_counts_nowhere(t, b, {*p.isr, *p.elr, p.leader})
         check.r4_emptied_behind_its_epoch(t, b, took_part, p.leader_epoch)
         for _, what, args, _ in (*world.net, *world.late):
             if what == "alter_partition":
