@@ -378,6 +378,19 @@ async def test_what_comes_right_behind_a_body_in_packets_is_answered_in_its_orde
         assert not unparsed
 
 
+async def test_a_blank_line_behind_a_body_in_packets_is_none_of_it(unparsed: list[bytes]) -> None:
+    """It belongs to the next request (RFC 9112, 2.2), though JSON would take it, too."""
+    async with connection(flights()) as (_, reader, writer):
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 0
+        head, body = cut(post(ONE), 5)
+        await in_packets(writer, head, body + b"\r\n")
+        assert await offset_in(reader) == 1
+        writer.write(post(ONE))
+        assert await offset_in(reader) == 2
+        assert not unparsed
+
+
 async def test_a_known_head_whose_body_takes_too_long_takes_the_usual_way(
     unparsed: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

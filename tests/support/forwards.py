@@ -39,7 +39,7 @@ class Leader:
         """To whom, and how many requests together."""
         self.refuses_posts = False
         self.hastened: list[int] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.answering: set[asyncio.Task[None]] = set()
 
     def post(
         self, broker_id: BrokerId, _peer: str, requests: Sequence[PeerRequest]
@@ -50,8 +50,8 @@ class Leader:
         self.posts.append((broker_id, len(requests)))
         for request in requests:
             task = asyncio.get_running_loop().create_task(self._answer(request))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.answering.add(task)
+            task.add_done_callback(self.answering.discard)
         return [self] * len(requests)
 
     async def _answer(self, request: PeerRequest) -> None:

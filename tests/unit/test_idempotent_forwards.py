@@ -254,7 +254,8 @@ async def test_when_the_broker_stops_whoever_waits_is_told(posts: bool) -> None:
     assert placed.error.outcome is Outcome.UNKNOWN
     assert not await shell.forwards.may_take(ACKS_ALL)
     shell.leader.gate.set()
-    await asyncio.sleep(0.01)  # an answer that comes now finds nobody, and harms nobody
+    assert len(shell.leader.answering) == posts
+    await asyncio.gather(*shell.leader.answering)  # what comes now finds nobody, and harms nobody
 
 
 async def test_an_older_cluster_and_a_missing_id_are_gone_without_numbers(shell: Shell) -> None:
