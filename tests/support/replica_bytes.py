@@ -72,15 +72,6 @@ def value_of(line: bytes) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def is_sound(raw: bytes, at: int) -> bool:
-    """Whether the batch that begins here has its checksum."""
-    try:
-        verify(raw, at)
-    except BatchError:
-        return False
-    return True
-
-
 def batches_of(raw: bytes) -> list[tuple[BatchHeader, list[Entry | None]]]:
     """Whole batches with their entries, as a reader got them: each with its checksum."""
     found = []

@@ -58,7 +58,6 @@ class BrokerLife:
         self.marked = self.at_start = self.lost_power = False
         """The durable mark of a topic that is, or was, `os` (rules R1, R6); `PageCacheTopics`."""
         self.clear_at: int | None = None
-        self.was_on_platters: list[Entry | None] = []
         self.changes = 0
         """Appends and cuts, over all lives."""
         self.skew_ms = 0
