@@ -138,7 +138,8 @@ class DiskStore(ReplicaFiles):
             max_open_segments=self.host.rng.choice((1, 2, 64)),
             default_config=LogConfig(segment_bytes=self.segment_bytes),
         )
-        if self.marked and self.has_directory() and not self.manager._small.read_damaged():
+        is_noted = bool(self.manager._small.read_damaged())
+        if self.marked and self.has_directory() and not is_noted:
             raise Violation("rule R6", f"broker {self.id}: the mark of damage is gone, its log not")
         try:
             self.manager.open()
@@ -153,7 +154,8 @@ class DiskStore(ReplicaFiles):
         if opened is None:
             if not self.manager.offline and durable and not self.damaged:
                 raise Violation("L23", f"broker {self.id} has lost its log, {len(durable)} durable")
-            if self.manager.offline and not self.damaged:
+            # A mark whose log was moved away stays until it is recorded, and refuses the next one.
+            if self.manager.offline and not (self.damaged or is_noted):
                 raise Violation("L22", f"broker {self.id} is refused: {self.manager.offline}")
             self.found_rotten += bool(self.manager.offline)
             self.mirror = []
