@@ -211,7 +211,7 @@ class Controller:
         """Whether a controller knows less of a broker's damaged replicas than this, or more."""
         if reports:
             return True
-        return len(self.minds) > 1 and any(
+        return any(
             broker.id not in mind._told(self.image)
             or broker.id in mind._failed(self.image).get(HERE, {})
             for mind in self.minds
