@@ -195,6 +195,29 @@ def test_rule_r7_what_counts_as_clean_is_forgotten_on_the_disk_however_often_it_
     assert read_state(disk, log.directory, 1_000).marks == ()
 
 
+def test_rule_q5_a_log_that_starts_over_twice_comes_back_as_it_was_durable() -> None:
+    """What was put aside is still there, and behind a gap what nobody ever synced: it is cut."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    log = life.log()
+    log.append_as_leader(
+        records(["a"]), key_format=JSON, value_format=JSON, leader_epoch=1, now_ms=1
+    )
+    log.roll()
+    life.flush()
+    log.start_over(3)
+    life.flush()
+    assert log.durable_end == 3
+    log.start_over(4)
+    log.append_as_leader(
+        records(["b", "c"]), key_format=JSON, value_format=JSON, leader_epoch=1, now_ms=1
+    )
+    disk.kill()
+    again = Life(disk)
+    assert again.manager.offline == {}
+    assert (again.log().log_start_offset, again.log().log_end_offset) == (3, 3)
+
+
 # in turns
 
 
