@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from broker.log.cut_segments import WriteError
     from broker.log.leader_epoch_cache import LeaderEpochCache
-    from broker.log.log_directory import LogDirectory
+    from broker.log.log_directory import LogConfig, LogDirectory
+    from broker.log.log_segments import LogSegments
     from broker.log.segment import OpenFiles, Segment
     from broker.log.time_search import TimeSearch
     from broker.record.batch import BatchSlice
@@ -37,8 +38,10 @@ class ReadableLog(ABC):
     generation: int
     log_start_offset: int
     log_end_offset: int
+    config: LogConfig
     _shared: LogDirectory
     _epochs: LeaderEpochCache
+    _stored: LogSegments | None
 
     if TYPE_CHECKING:
 
@@ -51,6 +54,13 @@ class ReadableLog(ABC):
     @abstractmethod
     def segments(self) -> list[Segment]:
         """Oldest first, the last one being written. Not to be changed."""
+
+    @property
+    def compacted_to(self) -> int:
+        """Below it records may be gone because of newer ones below it; 0: none ever was (R7)."""
+        stored = self._stored
+        ever = self.config.compaction is not None or (stored is not None and stored.cleaned.marks)
+        return self.segments[-1].base_offset if ever and self.segments else 0
 
     def read(self, from_offset: int, max_bytes: int, up_to_offset: int) -> list[BatchSlice]:
         """Records from one offset up to another: see `log_reader.read`.

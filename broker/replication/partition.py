@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from broker.replication import log_start, tombstones
-from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.parked import Parked, ParkedProduces
 from broker.replication.partition_state import (
     OBSERVES,
@@ -416,11 +416,11 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
-        if message.at_epoch == START_OVER:
-            tombstones.start_over(self, message)
-            return True
         end = log_start.cut_point(self.log, message)
-        if end < self.high_watermark and role.unclean_epoch > self._agreed_epoch():
+        is_unclean = role.unclean_epoch > self._agreed_epoch()
+        if tombstones.has_started_over(self, message, end, is_unclean=is_unclean):
+            return True
+        if end < self.high_watermark and is_unclean:
             _log.warning(
                 "unclean leader: cut below the high watermark log=%s topic_id=%s to=%d "
                 "high_watermark=%d leader_epoch=%d",

@@ -60,3 +60,19 @@ def start_over(partition: Followed, message: Diverging) -> None:
     )  # fmt: skip
     partition.log.start_over(message.end)
     partition.high_watermark = message.end
+
+
+def has_started_over(
+    partition: Followed, message: Diverging, end: int, *, is_unclean: bool
+) -> bool:
+    """Whether nothing of this log stays: as the leader says, or ``is_unclean`` and cut to ``end``.
+
+    After an unclean election: compaction let go of records below the cut because of newer ones,
+    which the new leader does not have. It may still hold the older ones: this replica lacks both.
+    """
+    if message.at_epoch != START_OVER:
+        if not (is_unclean and end < min(partition.log.compacted_to, partition.log.log_end_offset)):
+            return False
+        message = message._replace(end=0)
+    start_over(partition, message)
+    return True

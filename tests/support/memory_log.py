@@ -36,7 +36,7 @@ class MemoryLog:
         self.synced: list[Entry] = []
         self.log_start_offset = 0
         self.durable_end = 0
-        self.dropped_to = 0
+        self.dropped_to = self.compacted_to = 0
         self.generation = 0
         self.flush: tuple[int, list[Entry]] | None = None
         self.wants_flush = False

@@ -35,7 +35,6 @@ class Features:
 def draw_features(rng: random.Random, topics: random.Random, rots: random.Random) -> Features:
     roll = rng.random()
     on_disk, unclean = rng.random() < 0.7, roll > 0.95
-    keyed = on_disk and not unclean
     return Features(
         on_disk=on_disk,
         moves=roll < 0.2,
@@ -43,7 +42,7 @@ def draw_features(rng: random.Random, topics: random.Random, rots: random.Random
         unclean=unclean,
         trims=rng.random() < 0.4,
         numbered=rng.random() < 0.6,
-        compacts=topics.random() < 0.15 and keyed,
-        retains=topics.random() < 0.12 and keyed,
+        compacts=topics.random() < 0.15 and on_disk,
+        retains=topics.random() < 0.12 and on_disk,
         rots=rots.random() < 0.4 and on_disk,
     )

@@ -18,6 +18,10 @@ Mirror = Sequence[Entry | None]
 """A log by offset. None: below the log start, or removed by compaction: it may hold anything."""
 
 
+FIRST_NUMBER = 100
+"""Clients count from the next one on."""
+
+
 class Violation(BaseException):
     """A broken invariant, by its id. No Exception: nobody who is judged may handle it."""
 
@@ -430,3 +434,10 @@ def r4_nothing_puts_it_back(
     t["rule R4 puts back"] += 1
     if proposed == present:
         raise Violation("rule R4", f"{broker}, which is emptied, may be put back", present)
+
+
+def somebody_sent_it(t: Tally, value: int, newest: int, broker: int) -> None:
+    """No log holds a record that no client ever sent."""
+    t["sent"] += 1
+    if not FIRST_NUMBER < value <= newest:
+        raise Violation("sent", f"broker {broker} holds {value}, the newest is {newest}")

@@ -19,6 +19,7 @@ from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import AlterPartition
 from raft_metadata.records.records import BrokerState
 from tests.support import replication_invariants as check
+from tests.support.replica_stores import DiskStore
 from tests.support.replication_controller import MIN_ISR
 from tests.support.replication_invariants import Entry, Tally, Violation
 from tests.support.replication_keys import KeyJudge
@@ -55,7 +56,8 @@ class Judge:
         self.world = world
         self.tally: Tally = Counter()
         self.contents: dict[tuple[int, int], int] = {}
-        self.exposed: list[Entry] = []
+        self.exposed: list[Entry | None] = []
+        """None: compacted away in a history that an unclean election brought back."""
         self.exposed_in: list[int] = []
         """The reign in which each was exposed first."""
         self.where: dict[int, int] = {}
@@ -138,7 +140,9 @@ class Judge:
 
     def _begin_again(self, broker: Broker) -> None:
         """What the new leader lacks is lost; what was refused for good may be in its log."""
-        for _ in range(2):  # until then not even what it shows is promised: it is given the time
+        if isinstance(broker.store, DiskStore):
+            broker.store.relieve()
+        for _ in range(2):  # not even what it shows is promised before: it has time, and room
             broker.store.flush_all()
         mirror = broker.store.mirror
         kept = 0
@@ -146,9 +150,9 @@ class Judge:
             if mirror[kept] not in (None, self.exposed[kept]):
                 break
             kept += 1
-        self.keys.forget_from(kept)
+        lost = self.keys.forget_from(kept, mirror)
         del self.exposed[kept:], self.exposed_in[kept:]
-        self.where = {value: at for value, at in self.where.items() if at < kept}
+        self.where = {value: at for value, at in self.where.items() if at < kept and at not in lost}
         self.answers = {
             value: fate
             for value, fate in self.answers.items()
@@ -248,11 +252,15 @@ class Judge:
         check.l7_seen_never_changes(self.tally, log, self.exposed, end, broker.id)
         if end <= len(self.exposed):
             return
-        newest = self.exposed[-1][0] if self.exposed else -1
+        newest = max((entry[0] for entry in self.exposed[-1:] if entry is not None), default=-1)
         check.l19_zombie_commits_nothing(self.tally, role.epoch, newest, broker.id)
         for entry in log[len(self.exposed) : end]:
-            if entry is None:
+            if entry is None and not self.unclean_elections:
                 raise Violation("rule R7", f"broker {broker.id} compacted what nobody has seen")
+            if entry is None:
+                self.exposed.append(None)
+                self.exposed_in.append(role.epoch)
+                continue
             if self.answers.get(entry[1]) is Fate.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, (entry[1],), entry[1])
             if self.where.get(entry[1], self.start) < self.start:
@@ -400,7 +408,8 @@ class Judge:
                 command: AlterPartition = args[1]
                 now = (p.leader, p.leader_epoch, p.partition_epoch)
                 then = (command.broker_id, command.leader_epoch, command.partition_epoch)
-                back = any(member.broker_id == b for member in command.new_isr)
+                life = world.controller.image.brokers[b].broker_epoch
+                back = any(m.broker_id == b and m.broker_epoch == life for m in command.new_isr)
                 check.r4_nothing_puts_it_back(t, b, then if back else None, now)
         if self.unclean_pending or world.features.unclean or world.features.flush:
             return  # more than one disk may be lost
@@ -425,6 +434,8 @@ class Judge:
         """Every ok value is where it was acknowledged; no not_written value; none twice."""
         place: dict[int, int] = {}
         for at, entry in enumerate(leader.store.mirror):
+            if entry is not None:
+                check.somebody_sent_it(self.tally, entry[1], self.world.numbers, leader.id)
             if entry is not None and at >= self.start:
                 check.t1_once(self.tally, place, entry[1], at)
                 place[entry[1]] = at

@@ -31,6 +31,9 @@ class KeyJudge:
         self.world, self.tally = world, tally
         self.by_key: dict[int, list[int]] = {}
         self.tombstones: set[int] = set()
+        self.in_doubt: dict[int, list[int]] = {}
+        """Keys whose newest record an unclean election lost, and with it what it had replaced on
+        some replicas: until it is written again, each may show an older one of it, or none."""
         self.held: dict[BrokerId, int] = {}
         """The furthest that each replica's log ever reached."""
         self.born: dict[int, int] = {}
@@ -45,17 +48,30 @@ class KeyJudge:
 
     def exposed(self, value: int, offset: int) -> None:
         said = self.world.records.of(value)
-        self.by_key.setdefault(said.key, []).append(offset)
+        known = self.by_key.setdefault(said.key, self.in_doubt.pop(said.key, []))
+        known.append(offset)
         if said.tombstone:
             self.tombstones.add(offset)
 
-    def forget_from(self, end: int) -> None:
-        """What was seen from here on is lost: an unclean election."""
-        for key, offsets in list(self.by_key.items()):
-            self.by_key[key] = [offset for offset in offsets if offset < end]
-            if not self.by_key[key]:
-                del self.by_key[key]
+    def forget_from(self, end: int, log: Mirror) -> set[int]:
+        """What was seen from here on is lost: an unclean election, won with this log.
+
+        The offsets of records of which nothing is known any more.
+        """
+        lost: set[int] = set()
+        for key, offsets in [*self.by_key.items(), *self.in_doubt.items()]:
+            kept = [offset for offset in offsets if offset < end]
+            self.by_key.pop(key, None)
+            if key in self.in_doubt or (kept and log[kept[-1]] is None):
+                is_tombstone = bool(kept) and kept[-1] in self.tombstones
+                if key in self.in_doubt or not is_tombstone or kept != offsets:
+                    self.in_doubt[key] = kept
+                    lost.update(kept)
+                    continue
+            if kept:
+                self.by_key[key] = kept
         self.tombstones = {offset for offset in self.tombstones if offset < end}
+        return lost
 
     def produced(self, leader: Broker, values: list[int]) -> None:
         for value in values:  # sent again, it may be the first one that stands
@@ -85,10 +101,15 @@ class KeyJudge:
         assert partition is not None
         high_watermark = partition.high_watermark
         check.r7_only_below(self.tally, gone, high_watermark, partition.log.durable_end, broker.id)
-        exposed = self.world.judge.exposed
-        for offset in gone:
+        judge = self.world.judge
+        exposed = judge.exposed
+        for offset in gone if judge.is_of_the_present(broker) else ():
             entry = exposed[offset]
+            if entry is None:
+                continue
             key = self.world.records.of(entry[1]).key
+            if key in self.in_doubt:
+                continue
             later = (at for at in self.by_key[key] if offset < at < high_watermark)
             if all(log[at] is None for at in later):
                 self._dropped(broker, offset)

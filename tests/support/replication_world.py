@@ -47,7 +47,7 @@ class World(Faults, Endings):
         rots = random.Random(f"rot {seed}")
         self.features = replace(draw_features(rng, topics, rots), **forced)
         if self.features.compacts or self.features.retains:
-            self.features = replace(self.features, on_disk=True, unclean=False)
+            self.features = replace(self.features, on_disk=True)
         if self.features.rots:
             self.features = replace(self.features, on_disk=True)
         moves, unclean = self.features.moves, self.features.unclean

@@ -267,6 +267,21 @@ def test_only_an_unclean_election_since_cuts_below_the_high_watermark() -> None:
         partition.on_diverging(Diverging(12, 7, 0, 0))
 
 
+@pytest.mark.parametrize(("compacted_to", "kept"), [(2, []), (1, [(1, 10)]), (0, [(1, 10)])])
+def test_rule_r7_what_compaction_took_for_newer_records_that_are_lost_is_fetched_again(
+    compacted_to: int, kept: list[tuple[int, int]]
+) -> None:
+    """Elected uncleanly, the leader lacks the newer ones and holds the older: so do all, then."""
+    partition = following([(1, 10), (1, 11)], epoch=4)
+    after = replace(registration(THREE, 6, partition_epoch=3), unclean_epoch=LeaderEpoch(6))
+    partition.apply_image(after, brokers(), BrokerEpoch(2), 0)
+    partition.high_watermark = 2
+    log_of(partition).compacted_to = compacted_to
+    partition.open_message(10, 0)
+    assert partition.on_diverging(Diverging(10, 6, 1, 1))
+    assert (log_of(partition).entries, partition.high_watermark) == (kept, len(kept))
+
+
 def test_rule_r4_answers_to_earlier_requests_are_dropped() -> None:
     partition = following([(1, 10), (2, 99)])
     partition.open_message(8, 0)
