@@ -235,3 +235,19 @@ def _shows_at_once(patch: Patch) -> None:
         return moved
 
     patch.setattr(partition_log.PartitionLog, "advance_log_start", advance)
+
+
+@mutant(
+    "rule R7: what went for newer records that an unclean election lost is not fetched again",
+    "rule R7",
+    compacts=True,
+    unclean=True,
+    first=428,
+)
+def _stays_without(patch: Patch) -> None:
+    real = tombstones.has_started_over
+
+    def has_started_over(partition: Any, message: Any, end: int, **_: bool) -> bool:
+        return real(partition, message, end, is_unclean=False)
+
+    patch.setattr(tombstones, "has_started_over", has_started_over)

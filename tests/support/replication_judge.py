@@ -39,6 +39,7 @@ JUDGED = (
     "rule G3",
     "rule R10",
     "L20 whole",
+    "sent",
 )
 """Everything that has to be judged in a run of many seeds."""
 JUDGED_OF_SOME = (
