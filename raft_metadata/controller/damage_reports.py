@@ -62,6 +62,13 @@ class DamageReports:
             self.covered = last
         return News(places, is_told=self.is_told and not was_told)
 
+    def is_back(self) -> None:
+        """Its session was over for a while: who looked meanwhile took it for one that says nothing.
+
+        What it said stays, and is news with its next round.
+        """
+        self.is_told, self.covered = False, None
+
     def _replace(self, beat: BrokerHeartbeat) -> tuple[TopicIdPartition, ...]:
         first, last = beat.failed_after, beat.failed_up_to
         said = {place_of(one): one for one in beat.failed}

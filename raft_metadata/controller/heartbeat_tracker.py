@@ -70,6 +70,7 @@ class HeartbeatTracker:
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is None:
             return
+        self._note_return(session)
         session.contact_ms = self._at(now_ms)
         session.metadata_offset = max(session.metadata_offset, metadata_offset)
         session.want_shutdown = want_shutdown
@@ -89,6 +90,7 @@ class HeartbeatTracker:
         """A connection that carries the broker's heartbeats came up."""
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is not None:
+            self._note_return(session)
             session.connections += 1
             session.disconnected_ms = None
 
@@ -142,6 +144,14 @@ class HeartbeatTracker:
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
             return False
+        return self._is_over(session)
+
+    def _note_return(self, session: BrokerSession) -> None:
+        """Nobody fenced it in time: partitions that waited for what it says are looked at again."""
+        if self._is_over(session):
+            session.damage.is_back()
+
+    def _is_over(self, session: BrokerSession) -> bool:
         if self._drained_ms - session.contact_ms > self._session_timeout_ms:
             return True
         closed = session.disconnected_ms

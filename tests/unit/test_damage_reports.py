@@ -193,6 +193,35 @@ def test_invariant_p8_who_heard_nothing_of_a_replica_ends_no_reassignment_to_it(
     assert world.partition(2).replicas == (B2,)
 
 
+@pytest.mark.parametrize("by_connection", [True, False])
+def test_who_comes_back_before_it_is_fenced_holds_up_no_reassignment(by_connection: bool) -> None:
+    """A new controller fences nobody at first: it looked while the session was over."""
+    world = running()
+    core = standby(world)
+    world.reassign((2,), name="one")
+    epoch = world.alive[B2]
+    core.sessions.connection_opened(B2, epoch, world.now_ms)
+    core.sessions.connection_closed(B2, epoch, world.now_ms)
+    for _ in range(world.config.broker_disconnect_grace_ms // 50 + 1):
+        world.now_ms += 50
+        hears(world, core, B1, B3)
+        core.sessions.judge(world.now_ms)
+    assert core.sessions.has_expired(B2, epoch)
+    world.alter((B1, B2), number=2)
+    takes_over(world, core)
+    while world.decide_one():
+        pass
+    assert world.partition(2).is_reassigning, "it said that nothing is damaged, and is silent now"
+    if by_connection:
+        core.sessions.connection_opened(B2, epoch, world.now_ms)
+    for _ in range(4):
+        for broker in BROKERS:
+            world.beat(broker)
+        while world.decide_one():
+            pass
+    assert (world.partition(2).replicas, world.partition(2).is_reassigning) == ((B2,), False)
+
+
 # ---- pages
 
 
