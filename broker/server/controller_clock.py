@@ -33,6 +33,9 @@ CARRIED_MAX_MS = 43_200_000
 (0.05 %) is 22 s."""
 MAJORITY_OF = 3
 """Clocks of which one may be wrong: fewer controllers, and this broker's own counts too."""
+LOOK_AGAIN_MS = 50
+"""Own time in which a clock that was right a moment ago is so without a look at the others': what
+is appended needs no second clock then. A step that is smaller shows that much later."""
 ONLY_ONE = NodeId(0)
 """A controller that did not say which it is."""
 _log = logging.getLogger("broker.lifecycle")
@@ -48,7 +51,10 @@ class ControllerClock:
         self, clock: Clock, difference_max_ms: int, suspended: Callable[[], int] = suspended_ms
     ) -> None:
         """``suspended``: how long this machine slept, which monotonic time leaves out."""
+        self.monotonic_ms: Callable[[], int] = clock.monotonic_ms
+        """See `Clock`."""
         self._clock = clock
+        self._own_wall_ms = clock.wall_ms
         self._difference_max_ms = difference_max_ms
         self._suspended = suspended
         self._slept_ms = suspended()
@@ -66,6 +72,8 @@ class ControllerClock:
         """The own offset when it last was near the active controller's."""
         self._near = (1, 0)
         """The own offsets, from and to, that need no second look."""
+        self._right_from_ms = self._right_until_ms = 0
+        """Between these own wall clocks it need not be looked at again."""
         self._is_corrected = False
 
     def heard(
@@ -120,17 +128,17 @@ class ControllerClock:
 
     # as a Clock
 
-    def monotonic_ms(self) -> int:
-        """See `Clock`."""
-        return self._clock.monotonic_ms()
-
     def wall_ms(self) -> int:
         """What to stamp with: this clock, or what most say where it is far from them."""
-        wall_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
-        first, last = self._near
-        if first <= wall_ms - now_ms <= last:
+        wall_ms = self._own_wall_ms()
+        if self._right_from_ms <= wall_ms < self._right_until_ms:
             return wall_ms
-        return self._corrected(wall_ms, now_ms)
+        now_ms = self._clock.monotonic_ms()
+        first, last = self._near
+        if not first <= wall_ms - now_ms <= last:
+            return self._corrected(wall_ms, now_ms)
+        self._right_from_ms, self._right_until_ms = wall_ms, wall_ms + LOOK_AGAIN_MS
+        return wall_ms
 
     # inside
 
@@ -152,6 +160,7 @@ class ControllerClock:
 
     def _judge(self) -> None:
         """Near the middle of three or more, or near each of fewer, is near enough."""
+        self._right_until_ms = 0
         offsets = self._offsets = sorted(offset for offset, _ in self._heard.values())
         middle = offsets[len(offsets) // 2]
         few = len(offsets) < MAJORITY_OF

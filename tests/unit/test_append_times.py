@@ -10,7 +10,7 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.log.retention import DoubtedTimes, RetentionConfig
 from broker.log.segment import Segment
-from broker.server.controller_clock import CARRIED_MAX_MS, ControllerClock
+from broker.server.controller_clock import CARRIED_MAX_MS, LOOK_AGAIN_MS, ControllerClock
 from raft_metadata.common.ids import BrokerEpoch, NodeId
 from tests.support.logs import append
 from tests.unit.test_log_retention import NOW_MS, YEAR_MS, Hosted, TwoClocks
@@ -131,6 +131,38 @@ def test_rule_r10_a_machine_that_slept_wakes_with_the_right_time() -> None:
     assert clocks.stamps.wall_ms() == clocks.true_ms
     clocks.beat()
     assert clocks.stamps.is_trusted()
+
+
+def test_rule_r10_a_step_shows_at_once_however_often_the_time_is_asked_for() -> None:
+    """The other clocks are not looked at for each batch: a step either way is seen all the same."""
+    for step_ms in (YEAR_MS, -YEAR_MS, 2 * LIMIT_MS, -2 * LIMIT_MS):
+        clocks = Clocks(0, 0, 0)
+        clocks.beat()
+        for _ in range(3):
+            assert clocks.stamps.wall_ms() == clocks.true_ms
+            clocks.passes(1)
+        clocks.own.wall += step_ms
+        assert clocks.is_right()
+        clocks.own.wall -= step_ms
+        assert clocks.is_right()
+
+
+def test_a_clock_that_is_right_is_compared_twenty_times_a_second_at_most() -> None:
+    clocks = Clocks(0, 0, 0)
+    clocks.beat()
+    asked = 0
+    own_ms = clocks.own.monotonic_ms
+
+    def monotonic_ms() -> int:
+        nonlocal asked
+        asked += 1
+        return own_ms()
+
+    clocks.own.monotonic_ms = monotonic_ms  # type: ignore[method-assign]
+    for _ in range(1_000):
+        assert clocks.stamps.wall_ms() == clocks.true_ms
+        clocks.passes(1)
+    assert asked <= 1_000 // LOOK_AGAIN_MS
 
 
 def test_rule_r10_a_controller_that_is_silent_for_long_is_no_clock_any_more() -> None:
