@@ -66,11 +66,15 @@ class PageCacheTopics:
         """What earlier lives noted. A damaged file is refused: it may hide a lost record.
 
         Raises:
-            CorruptionError: naming the file.
+            CorruptionError: naming the file, and what its operator can do.
         """
-        content = read_checkpoint(self._disk, f"{self._directory}/{FILE}")
+        path = f"{self._directory}/{FILE}"
+        try:
+            content = read_checkpoint(self._disk, path)
+        except CorruptionError as error:
+            raise _damaged(path, "its checksum is wrong") from error
         if content is not None and not isinstance(content, list):
-            raise CorruptionError(f"{self._directory}/{FILE}: expected a list of topic ids")
+            raise _damaged(path, "expected a list of topic ids")
         self._named = frozenset(TopicId(str(each)) for each in content or [])
         self.at_start = None if content is None else self._named
         self._is_written = content is not None
@@ -128,6 +132,19 @@ class PageCacheTopics:
             if topics or self._named:
                 _log.info("topics acknowledged from the page cache count=%d", len(topics))
             self._named, self._is_written = topics, True
+
+
+def _damaged(path: str, what: str) -> CorruptionError:
+    """Every log is synced before this file is read: only a power cut since can have cost records.
+
+    Without the file the topics count that are ``flush=os`` by now.
+    """
+    return CorruptionError(
+        f"{path} is damaged: {what}. It says which topics may have lost records with the power of "
+        "this machine. If its power has not failed since this broker last ran, or no topic was "
+        "changed from flush=os to ack, remove the file; else move the whole folder of this broker "
+        "away, and it is filled again from its peers"
+    )
 
 
 def _is_durable(waiting: tuple[PartitionLog, int]) -> bool:

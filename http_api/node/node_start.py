@@ -75,7 +75,9 @@ def _node_exits() -> Iterator[None]:
             raise first from None
         ending = exit_for(first)
         if not isinstance(ending, ConfigError):  # whose message says all
-            _log.critical("node failed error=%r", first, exc_info=first)
+            # A file that can't be trusted is no bug: its message says which, and what is wrong.
+            trace = None if isinstance(first, StorageError) else first
+            _log.critical("node failed error=%r", first, exc_info=trace)
         raise ending from error
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.log.checkpoints import encode_checkpoint
 from broker.server.page_cache_topics import FILE, PageCacheTopics
 from broker.server.unclean import unclean_partitions
 from raft_metadata.common.errors import CorruptionError
@@ -155,6 +156,7 @@ def test_what_earlier_lives_noted_is_kept_and_a_damaged_file_is_refused(tmp_path
     again = PageCacheTopics(host.manager._config, host.logs)
     again.read()
     assert again.named == {FIRST_ID}
-    (tmp_path / FILE).write_bytes(b"rotten")
-    with pytest.raises(CorruptionError, match=FILE):
-        again.read()
+    for rotten, why in ((b"rotten", "its checksum"), (encode_checkpoint({"a": 1}), "a list of")):
+        (tmp_path / FILE).write_bytes(rotten)
+        with pytest.raises(CorruptionError, match=f"{FILE} is damaged: .*{why}.*remove the file"):
+            again.read()
