@@ -38,6 +38,8 @@ class DamagedLogs(ABC):
         """Of these, the logs that were open when it was found."""
         self.in_use: set[TopicIdPartition] = set()
         """Damaged, and used as they are: `use_damaged`."""
+        self.too_many_copies: set[TopicIdPartition] = set()
+        """Could not be set aside for `DAMAGED_COPIES_MAX` alone, when that was tried last."""
         self.lost: list[tuple[str, BaseException]] = []
         """Logs, by name, whose damage was found while they were open, and nobody was told of."""
         self.unclean: dict[TopicIdPartition, str] = {}
@@ -131,6 +133,7 @@ class DamagedLogs(ABC):
         if self._quarantine.has_yet_to_move(name):
             place = self._quarantine.place_for_damaged(key)
             if place is None:
+                self.too_many_copies.add(key)
                 return False
             self._close_damaged(key)
             self._quarantine.move(name, place)
@@ -138,6 +141,7 @@ class DamagedLogs(ABC):
         self.forget_unclean(topic_id, partition)
         self.note_damage()
         del self.offline[key], self._keys[name]
+        self.too_many_copies.discard(key)
         return True
 
     def use_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:

@@ -22,8 +22,10 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from broker.log.directory_files import text_of
 from broker.log.disk import PASSING
 from broker.log.log_directory import InDoubtError
+from broker.log.quarantine import DAMAGED_COPIES_MAX, FOLDER
 from broker.replication import event_notes
 from broker.replication.frames import key_of
 from broker.replication.partition_state import LeaderState
@@ -55,6 +57,9 @@ LOOKED_AT_ONCE = 50
 """Refused logs that are looked at with one tick: more would hold the loop."""
 TELL_AGAIN_MS = 600_000
 """How often an operator is told of what stays damaged."""
+TELL_AFTER_MS = 10_000
+"""What mends itself takes no longer."""
+TOO_MANY_COPIES = f"{DAMAGED_COPIES_MAX} damaged copies of it are kept in log/{FOLDER}, remove one"
 
 _log = logging.getLogger("broker.replication")
 
@@ -122,6 +127,7 @@ class Repairs:
                 self._look_at(replica)
                 if key in self.damaged:
                     self._tell(key, replica, now_ms)
+            self._tell_of_refused(now_ms)
 
     def _found(self, replica: Replica, error: BaseException) -> None:
         self._said = None
@@ -155,16 +161,30 @@ class Repairs:
 
     def _tell(self, key: Key, replica: Replica, now_ms: int) -> None:
         """What nobody can mend but an operator."""
-        if now_ms - self._told_ms.setdefault(key, now_ms - TELL_AGAIN_MS + 10_000) < TELL_AGAIN_MS:
-            return
+        if self._is_to_tell(key, now_ms):
+            is_full = replica.partition.id in self._logs.too_many_copies
+            _log.error("damaged replica can't be filled again: %s log=%s leads=%s error=%s",
+                TOO_MANY_COPIES if is_full else "no sound replica leads",
+                replica.log.name,
+                isinstance(replica.partition.role, LeaderState),
+                self._reasons[key],
+            )  # fmt: skip
+
+    def _tell_of_refused(self, now_ms: int) -> None:
+        """Of those a start refused: somebody sound leads, and only the operator is waited for."""
+        for where in self._logs.too_many_copies & self._logs.offline.keys():
+            key = key_of(where.topic_id, where.partition)
+            if key not in self.damaged and self._is_to_tell(key, now_ms):
+                _log.error("damaged replica can't be filled again: %s copies=log/%s/%s error=%s",
+                    TOO_MANY_COPIES, FOLDER, text_of(where), self._logs.offline[where],
+                )  # fmt: skip
+
+    def _is_to_tell(self, key: Key, now_ms: int) -> bool:
+        told_ms = self._told_ms.setdefault(key, now_ms - TELL_AGAIN_MS + TELL_AFTER_MS)
+        if now_ms - told_ms < TELL_AGAIN_MS:
+            return False
         self._told_ms[key] = now_ms
-        _log.error(
-            "damaged replica can't be filled again: no sound replica leads, or too many damaged "
-            "copies are kept log=%s leads=%s error=%s",
-            replica.log.name,
-            isinstance(replica.partition.role, LeaderState),
-            self._reasons[key],
-        )
+        return True
 
     # said
 
@@ -197,6 +217,8 @@ class Repairs:
         found = {where: str(error) for where, error in self._logs.offline.items()}
         for key, replica in self.damaged.items():
             found[replica.partition.id] = str(self._reasons[key])
+        for where in self._logs.too_many_copies & found.keys():
+            found[where] += f"; not filled again: {TOO_MANY_COPIES}"
         return found
 
     # done with

@@ -121,9 +121,9 @@ class Host:
         assert found is not None
         return found
 
-    def tick(self) -> None:
+    def tick(self, after_ms: int = 0) -> None:
         self.manager.repairs._looked_ms = -(10**9)
-        self.manager.repairs.look(self.manager.now_ms())
+        self.manager.repairs.look(self.manager.now_ms() + after_ms)
 
     def rot(self) -> UnreadableError:
         """Flip a byte of the second batch; what a reader of it is told."""
@@ -449,6 +449,15 @@ def test_rule_m5_a_damaged_replica_that_was_given_away_does_not_stay_for_those_w
     assert host.manager.repairs.damaged == {}
 
 
+def settled_again(epoch: int) -> list[tuple[MetadataRecord, ...]]:
+    """What the controllers record of a next life that reports the damage."""
+    again = replace(registered(ME, epoch, "again"), unclean_partitions=(HERE,))
+    settled = BrokerRegistrationChangeRecord(
+        broker_id=ME, broker_epoch=BrokerEpoch(epoch), state=BrokerState.UNFENCED, settled=True
+    )
+    return [(again,), (settled,)]
+
+
 def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,12 +466,7 @@ def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
     host.tick()
     host.logs.close(None)
     host.logs, host.manager = hosted(tmp_path, "again")
-    epoch = sum(map(len, host.batches))
-    again = replace(registered(ME, epoch, "again"), unclean_partitions=(HERE,))
-    settled = BrokerRegistrationChangeRecord(
-        broker_id=ME, broker_epoch=BrokerEpoch(epoch), state=BrokerState.UNFENCED, settled=True
-    )
-    host.batches += [(again,), (settled,)]
+    host.batches += settled_again(sum(map(len, host.batches)))
     with monkeypatch.context() as patched:
         patched.setattr(host.logs._small, "write_damaged", full_disk)
         host.follow()
@@ -470,6 +474,34 @@ def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
     host.tick()
     assert host.is_emptied()
     assert (host.logs.offline, host.logs.unclean) == ({}, {})
+
+
+@pytest.mark.parametrize("found", ["by a start", "by a reader"])
+def test_who_keeps_three_damaged_copies_is_told_that_one_of_them_is_to_be_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, found: str
+) -> None:
+    host = Host(tmp_path)
+    copies = [tmp_path / "log" / ".deleted" / f"{FIRST_ID}:0{mark}" for mark in ("", ":2", ":3")]
+    for copy in copies:
+        copy.mkdir(parents=True)
+    host.rot()
+    host.tick()
+    if found == "by a start":
+        host.logs.close(None)
+        host.logs, host.manager = hosted(tmp_path, "again")
+        host.batches += settled_again(sum(map(len, host.batches)))
+        host.follow()
+    else:
+        host.learn(OTHER, (OTHER,), new_epoch=True)
+    told = "3 damaged copies of it are kept in log/.deleted, remove one"
+    for after_ms, times in ((0, 0), (9_000, 0), (11_000, 1), (600_000, 1), (612_000, 2)):
+        host.tick(after_ms)
+        assert sum(told in line for line in caplog.messages) == times
+    assert host.manager.repairs.reasons()[HERE].endswith(f"; not filled again: {told}")
+    copies[1].rmdir()
+    host.tick()
+    assert host.is_emptied()
+    assert host.manager.repairs.reasons() == {}
 
 
 def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
