@@ -38,6 +38,8 @@ DELETIONS_MAX = 100
 them for ten. A thousand took a third of the processor."""
 DURABLE_WAIT_MS = 5_000
 """How long a slice of retention waits for its log starts: a full disk holds them for longer."""
+UNKNOWN_MS = 60_000
+"""How long nobody is told that the clock can't be compared."""
 _log = logging.getLogger("broker.log")
 
 
@@ -61,12 +63,17 @@ class LogStarts:
         logs: LogManager,
         clock: Clock,
         is_clock_trusted: Callable[[], bool],
+        is_clock_known: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``is_clock_trusted``: this broker's wall clock is near the active controller's."""
+        """``is_clock_trusted``: this broker's wall clock is near the active controller's.
+
+        ``is_clock_known``: an active controller has said its own, and lately.
+        """
         self._manager = manager
         self._logs = logs
         self._clock = clock
         self._is_clock_trusted = is_clock_trusted
+        self._is_clock_known = is_clock_known
         self._clock_error_max_ms = config.timeouts.clock_difference_max_ms
         self._doubted = retention.DoubtedTimes(self._clock_error_max_ms)
         self._check_interval_ms = config.timeouts.log_retention_check_interval_ms
@@ -74,6 +81,8 @@ class LogStarts:
         self._deletions = 0
         self.paused = False
         """Retention by time waits for the clock: told to operators."""
+        self._paused_ms = 0
+        self._is_told = False
         logs.on_log_start = self._moved
 
     # what operators ask
@@ -118,9 +127,10 @@ class LogStarts:
         """One round over all logs of this broker."""
         trusted = self._is_clock_trusted()
         if self.paused is trusted:
-            self.paused = not trusted
-            if not trusted:
-                _log.warning("retention paused: the clock is not near the active controller's")
+            self.paused, self._is_told = not trusted, False
+            self._paused_ms = self._clock.monotonic_ms()
+        if self.paused and not self._is_told:
+            self._tell()
         moving: list[PartitionLog] = []
         for number, replica in enumerate(list(self._manager.replicas())):
             if number % LOGS_PER_TURN == LOGS_PER_TURN - 1:
@@ -139,6 +149,16 @@ class LogStarts:
             await self._durable(moving, DURABLE_WAIT_MS)
         if not self.paused:
             self._doubted.forget_others()
+
+    def _tell(self) -> None:
+        if self._is_clock_known():
+            why = "the clock is not near the active controller's"
+        elif self._clock.monotonic_ms() - self._paused_ms >= UNKNOWN_MS:
+            why = "no active controller has said what time it is"
+        else:
+            return  # as at every start
+        self._is_told = True
+        _log.warning("retention paused: %s", why)
 
     def _look_at(self, replica: Replica) -> bool:
         """Roll what is old, drop what may go; whether the log start is on its way."""

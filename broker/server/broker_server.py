@@ -71,7 +71,9 @@ class BrokerServer:
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
         trusted = self._is_clock_trusted
-        self.log_starts = LogStarts(config, self.manager, self.logs, clock, trusted)
+        self.log_starts = LogStarts(
+            config, self.manager, self.logs, clock, trusted, self._is_clock_known
+        )
         self.cleaner = make_cleaner(config, self.logs, self.manager, clock, trusted)
         self._page_cached = PageCacheTopics(config, self.logs)
         self._loader = MetadataLoader(config, controllers, clock, self._follow, self._publish)
@@ -149,6 +151,9 @@ class BrokerServer:
 
     def _is_clock_trusted(self) -> bool:
         return self._lifecycle.controller_clock.is_trusted()
+
+    def _is_clock_known(self) -> bool:
+        return self._lifecycle.controller_clock.ahead_ms() is not None
 
     def _unclean_partitions(self) -> PartitionSet:
         return unclean_partitions(

@@ -168,7 +168,12 @@ class Hosted:
         self.clock = TwoClocks()
         self.guard = ControllerClock(self.clock, 60_000)
         self.log_starts = LogStarts(
-            self.manager._config, self.manager, self.logs, self.clock, self.guard.is_trusted
+            self.manager._config,
+            self.manager,
+            self.logs,
+            self.clock,
+            self.guard.is_trusted,
+            lambda: self.guard.ahead_ms() is not None,
         )
         for image in images((registered(ME, 0, "i"),), created(FIRST_ID, (ME,))):
             self.manager.on_metadata_update(image)
@@ -240,6 +245,25 @@ async def test_rule_r10_a_clock_that_is_a_year_off_deletes_nothing(
     await host.log_starts.look_at_all()
     assert not paused(host)
     assert host.log.log_start_offset == 0, "younger records stand behind what looks old"
+
+
+async def test_a_clock_that_is_only_not_known_yet_is_told_of_after_a_minute(
+    host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every start begins so. One that is known to be off is told of at once."""
+    host.guard = ControllerClock(host.clock, 60_000)
+    host.log_starts._is_clock_trusted = host.guard.is_trusted
+    for passed_ms, lines in ((0, 0), (59_999, 0), (1, 1), (60_000, 1)):
+        host.clock.passes(passed_ms)
+        await host.log_starts.look_at_all()
+        assert paused(host)
+        assert "".join(caplog.messages).count("paused: no active controller has said") == lines
+    host.controller_says(0)
+    await host.log_starts.look_at_all()
+    assert not paused(host)
+    host.controller_says(-YEAR_MS)
+    await host.log_starts.look_at_all()
+    assert "retention paused: the clock is not near the active controller's" in caplog.messages
 
 
 async def test_rule_r10_size_counts_while_the_clock_is_off(host: Hosted) -> None:
