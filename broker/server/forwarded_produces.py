@@ -102,6 +102,14 @@ class _Way:
         self.expiry: asyncio.TimerHandle | None = None
         self.expiry_ms = 0
         self.asks_id = False
+        """Now, or so short a time ago in vain that it waits."""
+
+    def stop_timers(self) -> None:
+        """Nothing is sent any more, and nobody waits."""
+        for timer in (self.pause, self.expiry):
+            if timer is not None:
+                timer.cancel()
+        self.pause = self.expiry = None
 
 
 class _Posting(NamedTuple):
@@ -161,6 +169,7 @@ class ForwardedProduces:
             self._tasks = None
             for way in self._ways.values():
                 way.channel.give_up()
+                way.stop_timers()
 
     async def may_take(self, acks: int) -> bool:
         """Whether forwards are numbered now: every broker knows how, and an id is there."""
@@ -234,7 +243,10 @@ class ForwardedProduces:
         def done(base_offset: int, error: KafkaError | None) -> None:
             self._waiting -= 1
             self._waiting_bytes -= len(text)
-            told(base_offset, error)
+            try:
+                told(base_offset, error)
+            except Exception:  # noqa: BLE001 a bug: those behind it are told all the same
+                _log.exception("forward not told partition=%s", way.partition)
 
         self._waiting += 1
         self._waiting_bytes += len(text)
@@ -328,6 +340,7 @@ class ForwardedProduces:
             way.channel.spare_id = await self._ids.next()
         except KafkaError as error:
             _log.warning("no further producer id for forwards error=%s", error)
+            await asyncio.sleep(ID_RETRY_S)
         way.asks_id = False
         self._expire(way)
 

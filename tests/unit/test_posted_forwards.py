@@ -12,9 +12,11 @@ from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records, encode_lines
 from broker.server.direct_requests import CUT_OUT_BYTES_MIN, _elements
 from broker.server.forwarded_produces import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
+from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL, DirectProduce
-from raft_metadata.common.errors import KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId, TopicIdPartition, TopicName
+from raft_metadata.common.producer_claims import EPOCH_MAX
 from tests.support.forwards import LOST, Leader, Shell, settled
 from tests.support.one_broker import HERE, ME, OTHER
 from tests.support.registered import broker
@@ -86,7 +88,7 @@ async def test_a_deposed_leader_is_waited_for_a_short_grace_only(shell: Shell) -
         shell.forwards.image_changed()
         assert not shell.leader.hastened, "it still leads"
         [topic] = shell.image.topics.values()
-        newer = dataclasses.replace(topic.partitions[1], leader=THIRD, leader_epoch=5)
+        newer = dataclasses.replace(topic.partitions[1], leader=THIRD, leader_epoch=LeaderEpoch(5))
         moved = dataclasses.replace(topic, partitions=(topic.partitions[0], newer))
         shell.image = dataclasses.replace(shell.image, topics={topic.topic_id: moved})
         shell.forwards.image_changed()
@@ -141,6 +143,73 @@ async def test_a_bug_on_the_way_leaves_nobody_waiting(
     monkeypatch.undo()
     assert (await shell.append())[0].error is None
     assert shell.leader.claims == [(1, 0)], "the other number is given up"
+
+
+async def test_a_bug_in_one_answer_leaves_those_behind_it_in_the_batch_told(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await shell.forwards.may_take(ACKS_ALL)
+    told: list[int] = []
+
+    def tell(base_offset: int, _error: KafkaError | None) -> None:
+        told.append(base_offset)
+        if len(told) == 1:
+            raise ZeroDivisionError
+
+    for _ in range(3):
+        assert shell.forwards.take(one_record(), tell)
+    await settled(lambda: len(told) == 3)
+    assert told == [0, 1, 2]
+    assert len(shell.leader.sent) == 1
+    assert "ZeroDivisionError" in caplog.text
+    assert shell.forwards._waiting == shell.forwards._waiting_bytes == 0
+    assert (await shell.append())[0].base_offset == 3, "the channel goes on"
+
+
+async def test_a_further_producer_id_that_is_not_to_be_had_is_asked_for_now_and_then(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked for in every turn of the loop, with a line in the log each."""
+    await shell.append()
+    asked = 0
+
+    async def none() -> int:
+        nonlocal asked
+        asked += 1
+        raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "nobody has one")
+
+    monkeypatch.setattr(shell.leader, "next", none)
+    [way] = shell.forwards._ways.values()
+    way.channel._epoch = EPOCH_MAX - 1
+    for _ in range(20):
+        assert (await shell.append())[0].error is None
+    assert asked == 1
+
+
+async def test_a_stop_leaves_no_timer_behind() -> None:
+    shell = Shell(Leader())
+    shell.leader.answers = [LOST] * 100
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(shell.forwards.run())
+        await asyncio.sleep(0)
+        writer = tasks.create_task(shell.append(timeout_ms=30_000))
+        await settled(lambda: bool(shell.forwards._paused))
+        [way] = shell.forwards._ways.values()
+        timers = [way.pause, way.expiry]
+        running.cancel()
+    assert all(timer is not None and timer.cancelled() for timer in timers)
+    assert isinstance(writer.result()[0].error, KafkaError)
+
+
+def one_record() -> Append:
+    return Append(
+        partition=HERE,
+        records=decode_records(b'{"records":[{"value":1}]}'),
+        key_format=RecordFormat.JSON,
+        value_format=RecordFormat.JSON,
+        acks=ACKS_ALL,
+        timeout_ms=5_000,
+    )
 
 
 PAD = b'"%b"' % (b"v" * CUT_OUT_BYTES_MIN)
