@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 LOOKUPS_MAX = 100
 """That wait for their turn: the longer ones take turns, each may hold a batch of 65 MB."""
 LOOKUP_TIMEOUT_MS = 30_000
-"""A log whose times go up and down may have to be looked through: some 500,000 batches a second."""
+"""A log whose times go up and down may have to be looked through: some 500,000 batches a second.
+The wait for a turn counts: those before it end by theirs, so nobody waits longer than this."""
 
 
 class TimeLookups:
@@ -45,16 +46,20 @@ class TimeLookups:
         if self._waiting >= LOOKUPS_MAX:
             raise KafkaError(ErrorCode.QUEUE_FULL, f"{LOOKUPS_MAX} look-ups by time wait here")
         self._waiting += 1
+        deadline_ms = self._clock.monotonic_ms() + LOOKUP_TIMEOUT_MS
         try:
             async with self._turn:
-                return await self._look(search, first, standing)
+                return await self._look(search, first, standing, deadline_ms)
         finally:
             self._waiting -= 1
 
     async def _look(
-        self, search: TimeSearch, first: Standing, standing: Callable[[], Standing]
+        self,
+        search: TimeSearch,
+        first: Standing,
+        standing: Callable[[], Standing],
+        deadline_ms: int,
     ) -> int:
-        deadline_ms = self._clock.monotonic_ms() + LOOKUP_TIMEOUT_MS
         while True:
             if search.work is None:
                 await asyncio.sleep(0)

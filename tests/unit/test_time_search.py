@@ -267,3 +267,16 @@ async def test_look_ups_that_wait_are_bounded_in_number_and_time(
     with pytest.raises(KafkaError) as caught:
         await task
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_the_wait_for_a_turn_counts_towards_the_time_a_look_up_may_take() -> None:
+    """Each had its 30 s from its turn on: the last of a hundred could wait for most of an hour."""
+    lookup = Lookup()
+    tasks = [asyncio.create_task(lookup.find(199)) for _ in range(3)]
+    await asyncio.sleep(0)
+    lookup.clock.now_ms += time_lookups.LOOKUP_TIMEOUT_MS
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    codes = [getattr(result, "code", result) for result in results]
+    assert codes == [ErrorCode.REQUEST_TIMED_OUT] * 3
+    assert await lookup.find(199) == 199
