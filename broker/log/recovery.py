@@ -375,7 +375,8 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
     """Raise CorruptionError if anything proves that the bad batch was durable once (rule Q5).
 
     ``proven``: it is known already. What lies below the log start is missed by nobody, unless
-    something that is needed stands behind it in the same file.
+    something that is needed stands behind it in the same file: then it was synced before the log
+    start was written, whatever the stamps behind it say.
     """
     proof, floor = scan.proven_end, max(bad.offset, scan.log_start)
     for number in range(max(bad.segment, 0), len(scan.segments)):
@@ -385,7 +386,8 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
                 if header.next_offset > scan.log_start and number == bad.segment:
-                    floor = bad.offset  # not behind a gap: of a log that was about to start over
+                    # Not behind a gap: that is of a log that was about to start over.
+                    proof, floor = max(proof, scan.log_start), bad.offset
     if proven or proof > floor:
         segment = scan.segments[bad.segment] if bad.segment >= 0 else scan.segments[0]
         msg = (

@@ -206,3 +206,23 @@ def test_rule_q1_files_of_a_log_that_starts_over_stay_until_that_is_durable() ->
     life.manager.removals.rename_some()
     disk.kill()
     assert Life(disk).log().log_start_offset == 10
+
+
+def test_rule_q5_a_log_start_proves_what_lies_below_it() -> None:
+    """Where nobody wrote since, no stamp does: acknowledged records went as a torn tail."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    for value in ("a", "b", "c"):
+        append(life.log(), [value])
+    life.flush()
+    life.log().advance_log_start(2)
+    life.flush()
+    disk.kill()
+    path = next(path for path in disk.live if path.endswith(".log"))
+    inode = disk.live[path]
+    assert inode is not None
+    inode.cache[100] ^= 1
+    inode.durable[100] ^= 1
+    life = Life(disk)
+    assert KEY in life.manager.offline
+    assert KEY in life.manager.unclean
