@@ -65,22 +65,25 @@ def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> boo
 
 
 def lacking(
-    role: LeaderState, registration: PartitionRegistration | None, offset: int
+    role: LeaderState, registration: PartitionRegistration | None, log: ReplicaLog, offset: int
 ) -> frozenset[BrokerId]:
     """Who may lead next, of the replicas that are not known to begin at or behind an offset.
 
     Only when there is nobody is it certain that a clean election brings no deleted record back.
     Those are the maximal ISR and the eligible ones (KIP-966). What the image says of these may be
-    older than an ISR that the leader knows already: then every assigned replica may be one.
+    older than an ISR that the leader knows already: then every assigned replica may be one. The
+    leader, whose ``log`` this is, may lead again after a crash: what it shows is not enough either.
     """
-    candidates = role.maximal_isr()
+    candidates = role.maximal_isr() | {role.me}
     if registration is None or registration.partition_epoch < role.partition_epoch:
         candidates |= role.replicas
     else:
         candidates = candidates.union(registration.elr)
-    return frozenset(
-        broker for broker in candidates if broker != role.me and role.start_of(broker) < offset
-    )
+
+    def begins(broker: BrokerId) -> int:
+        return proven(log) if broker == role.me else role.start_of(broker)
+
+    return frozenset(broker for broker in candidates if begins(broker) < offset)
 
 
 def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:

@@ -56,11 +56,11 @@ class Deletion:
                 log.roll()  # so that the files of what is deleted can go
             log.advance_log_start(offset)
         self._outcome = Outcome.UNKNOWN
-        # Not what it shows: a log that has just started over there may come back with all it had.
-        if not await self._until(lambda: log_start.proven(log) >= offset):
-            raise self._not_yet("the new log start is not on the disk yet", offset)
         if not await self._until(lambda: not self._lacking(offset)):
-            late = ", ".join(str(broker) for broker in sorted(self._lacking(offset)))
+            lacking = self._lacking(offset)
+            if self._role.me in lacking:
+                raise self._not_yet("the new log start is not on the disk yet", offset)
+            late = ", ".join(str(broker) for broker in sorted(lacking))
             text = (
                 f"the log begins at {log.log_start_offset} on its leader, broker {self._role.me}, "
                 f"but that is not known of broker {late}, which may lead next and show older "
@@ -85,7 +85,7 @@ class Deletion:
 
     def _lacking(self, offset: int) -> frozenset[BrokerId]:
         registration = self._manager.image.partition(*self._replica.partition.id)
-        return log_start.lacking(self._role, registration, offset)
+        return log_start.lacking(self._role, registration, self._replica.log, offset)
 
     async def _until(self, done: Callable[[], bool]) -> bool:
         """Wait, while this replica leads and its log is sound; False at the deadline."""

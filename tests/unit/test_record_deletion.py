@@ -18,6 +18,7 @@ from raft_metadata.common.ids import BrokerEpoch, BrokerId, PartitionEpoch, Topi
 from tests.support.hosted_replicas import FIRST_ID, ME, OTHER, ZERO, created, hosted, images
 from tests.support.hosted_replicas import registered as registered_broker
 from tests.support.logs import append, values_of
+from tests.support.memory_log import MemoryLog
 from tests.support.waiting import until
 from tests.unit.test_log_retention import TwoClocks
 from tests.unit.test_log_start import Side, ask, fill, leads, push, trim
@@ -229,23 +230,41 @@ def known(
     return dataclasses.replace(made, elr=elr, partition_epoch=epoch)
 
 
+def begins_at(offset: int) -> MemoryLog:
+    """As the leader's log: empty, and on its disk."""
+    log = MemoryLog()
+    log.start_over(offset)
+    log.durable_end = offset
+    return log
+
+
 def test_rule_r10_who_may_lead_next_is_waited_for_and_nobody_else() -> None:
     role = known_leader((ONE, TWO))
-    assert log_start.lacking(role, known(role), 5) == frozenset()
-    assert log_start.lacking(role, known(role), 6) == {TWO}
+
+    def lacking(image: PartitionRegistration | None, offset: int) -> frozenset[BrokerId]:
+        return log_start.lacking(role, image, begins_at(6), offset)
+
+    assert lacking(known(role), 5) == frozenset()
+    assert lacking(known(role), 6) == {TWO}
     role.proposals[1] = frozenset((ONE, TWO, THREE))
-    assert log_start.lacking(role, known(role), 5) == {THREE}, "it may have joined already"
+    assert lacking(known(role), 5) == {THREE}, "it may have joined already"
     del role.proposals[1]
-    assert log_start.lacking(role, known(role, elr=(THREE,)), 5) == {THREE}, "eligible (KIP-966)"
-    assert log_start.lacking(role, known(role, elr=(THREE,)), 2) == frozenset()
-    assert log_start.lacking(role, known(role, later=-1), 5) == {THREE}, (
-        "an image of before this ISR"
-    )
-    assert log_start.lacking(role, None, 5) == {THREE}
+    assert lacking(known(role, elr=(THREE,)), 5) == {THREE}, "eligible (KIP-966)"
+    assert lacking(known(role, elr=(THREE,)), 2) == frozenset()
+    assert lacking(known(role, later=-1), 5) == {THREE}, "an image of before this ISR"
+    assert lacking(None, 5) == {THREE}
     del role.followers[TWO]
-    assert log_start.lacking(role, known(role), 1) == {TWO}, (
-        "it said nothing in this epoch or this life"
-    )
+    assert lacking(known(role), 1) == {TWO}, "it said nothing in this epoch or this life"
+
+
+def test_rule_r10_a_leader_that_started_over_is_waited_for_as_its_followers_are() -> None:
+    """Killed before that is on its disk, it leads again with the log that it was."""
+    role, log = known_leader((ONE, TWO)), begins_at(5)
+    log.durable_end = 3
+    assert log_start.lacking(role, known(role), log, 5) == {ONE}
+    assert log_start.lacking(role, known(role), log, 6) == {ONE, TWO}
+    log.durable_end = 5
+    assert log_start.lacking(role, known(role), log, 5) == frozenset()
 
 
 def test_rule_r10_a_replica_joins_only_where_the_leader_begins() -> None:
