@@ -250,6 +250,8 @@ def _relieve(
         # Rule R11: it leads on only while somebody who could take over may come.
         if sound is None and in_isr is not None and present not in known:
             return  # that one is about to be taken out, and to be filled again from here
+        if sound is None and present in known and _lead_from_elr(brokers, draft, damaged):
+            return  # who is to join from a damaged log may never get there
         if in_isr is not None or not may_be_relieved(brokers, draft.before, present):
             draft.lead(NO_LEADER if in_isr is None else in_isr)
     elif present in known:

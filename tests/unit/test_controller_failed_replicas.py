@@ -364,6 +364,26 @@ def test_rule_r11_a_sound_leader_does_not_leave_its_place_to_a_damaged_replica()
     assert world.partition().leader == B1, "filled again it takes over"
 
 
+def test_rule_r11_a_damaged_leader_that_leaves_waits_for_nobody_to_join_from_its_log() -> None:
+    """Who is eligible holds everything, and may never catch up with what can't be read there."""
+    world = running()
+    world.kill(B2, B3)
+    world.join(B2, life="b")
+    world.beat(B1, want_shutdown=True)
+    world.decide_all()
+    assert (world.partition().leader, world.partition().isr) == (B1, (B1,)), "B2 may join"
+    damaged(world, B1)
+    world.beat(B1, want_shutdown=True)
+    world.decide_all()
+    assert world.partition().leader == B2, "at once"
+    for _ in range(2):
+        world.beat(B2)
+        answer = world.beat(B1, want_shutdown=True)
+        world.decide_all()
+    assert world.partition().isr == (B2,)
+    assert answer.should_shut_down
+
+
 def test_invariant_p8_a_reassignment_is_not_through_while_who_is_to_stay_is_damaged() -> None:
     """Who is to go may hold what it lacks; it is deleted when it is out."""
     world = running()
