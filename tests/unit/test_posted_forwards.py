@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.record.batch import RecordFormat
-from broker.record.lines import decode_records, encode_lines
+from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
 from broker.server.direct_requests import CUT_OUT_BYTES_MIN, _elements
 from broker.server.forwarded_produces import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
 from broker.server.local_partitions import Append
@@ -186,6 +186,21 @@ async def test_a_further_producer_id_that_is_not_to_be_had_is_asked_for_now_and_
     assert asked == 1
 
 
+async def test_a_body_of_next_to_nothing_a_record_crosses_in_pieces_of_one_batch(
+    shell: Shell,
+) -> None:
+    """As 300 KB it was taken for one batch; in the log it would have been 4 MB."""
+    body = b'{"records":[%b{}]}' % (b"{}," * 99_999)
+    records = decode_records(body)
+    asked = DirectProduce(TopicName("t"), None, records, body, RecordFormat.JSON, ACKS_ALL, 1)
+    request = dataclasses.replace(one_record(), records=records)
+    assert await shell.forwards.may_take(ACKS_ALL)
+    assert not shell.forwards.take(request, lambda *_: None, _elements(asked))
+    pieces = await shell.append(records=records)
+    assert sum(each.records for each in pieces) == 100_000
+    assert max(map(len, shell.leader.texts)) < BATCH_BYTES_MAX + 100
+
+
 async def test_a_stop_leaves_no_timer_behind() -> None:
     shell = Shell(Leader())
     shell.leader.answers = [LOST] * 100
@@ -229,6 +244,7 @@ PAD = b'"%b"' % (b"v" * CUT_OUT_BYTES_MIN)
         (b'{"records":[{"value":%b},\r{"value":2}]}' % PAD, False),
         (b'{"records":[{"value":%b,"timestamp":7}]}' % PAD, False),
         (b'{"records":[{"value":1}]}', False),
+        (b'{"records":[%b{}]}' % (b"{}," * 1_000), False),
     ],
 )
 def test_rule_r12_records_are_cut_out_of_a_body_only_where_nothing_else_can_be_meant(
