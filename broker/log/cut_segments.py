@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.checkpoints import write_atomically
+from broker.log.checkpoints import read_checkpoint, write_atomically
 from broker.log.compaction import CleanState
 from broker.log.disk import PASSING
 from broker.log.producer_snapshot import snapshot_offsets, unlink_snapshots
-from broker.log.recovery import checkpoint_files, start_file
+from broker.log.recovery import RECOVERY_POINT_FILE, checkpoint_files, start_file
 from broker.log.swap import write_state
-from raft_metadata.common.errors import Outcome
+from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -270,16 +270,31 @@ class CutSegments:
         if self.segments:
             self._shared.files.forget(self.segments[0])
             disk.unlink(self.segments[0].log_path)
-            disk.sync_names(names)
             self.segments = []
-        name, data = start_file(start_offset, start_offset)
-        if self._aside:  # what the file still says of them must not be missed there
+        disk.sync_names(names)  # what was removed earlier may come back until then
+        if self._aside:
             with refusing():
-                write_atomically(disk, self.directory, name, data)
+                self._ask_nothing_of_aside()
         for segment in reversed(self._aside or ()):
             disk.unlink(segment.index_path)
             disk.unlink(segment.log_path)
             disk.sync_names(names)
         self._aside = None
         with refusing():
+            name, data = start_file(start_offset, start_offset)
             write_atomically(disk, self.directory, name, data)
+
+    def _ask_nothing_of_aside(self) -> None:
+        """What the file says of these segments must not be missed while they go.
+
+        The log start stays: a crash amid them finds what is left of the old log, or nothing of it.
+        Nobody synced them before they were put aside, and with the new start they would be a log
+        that lacks its first segment (rule Q5).
+        """
+        try:
+            said = read_checkpoint(self.disk, f"{self.directory}/{RECOVERY_POINT_FILE}")
+        except CorruptionError:  # a start asks nothing then
+            return
+        if isinstance(said, dict):
+            name, data = start_file(0, said["log_start_offset"])
+            write_atomically(self.disk, self.directory, name, data)

@@ -383,7 +383,7 @@ class PartitionLog(ReadableLog):
                 self.durable_end = min(self.durable_end, max(offset - 1, 0))
             else:
                 stored.empty(offset, self._epochs, self.log_start_offset)
-                self.durable_end = max(offset - 1, 0) if stored.is_new else offset
+                self.durable_end = 0 if stored.is_new else offset
         except WriteError as error:
             if not stored.segments and offset < self.log_end_offset:
                 self.durable_end = min(self.durable_end, self.log_start_offset)

@@ -481,10 +481,10 @@ def _rewrite_identity(scan: _Scan) -> None:
     """Whose log it is was to be synced with its first bytes: it may be in the cache only, too.
 
     In place: a crash leaves the same bytes. A log that lost them is refused for good (rule Q5).
-    Where no segment is left nothing will be synced after this, and its end counts at once.
+    Where no byte of a segment is left nothing is synced after this, and its end counts at once.
     """
     path = f"{scan.directory}/{PARTITION_FILE}"
-    is_bare = not scan.segments
+    is_bare = not any(segment.size for segment in scan.segments)
     unproven = any(segment.dirty for segment in scan.segments) or not scan.proven_end
     identity = scan.disk.read_file(path) if unproven or is_bare else None
     if identity is not None:

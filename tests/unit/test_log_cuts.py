@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +19,8 @@ from broker.log.log_directory import LogConfig
 from broker.log.swap import read_state
 from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import KafkaError, Outcome
-from tests.support.logs import Life, records, values_of
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.logs import Life, append, records, values_of
+from tests.support.simulated_disk import Inode, SimulatedDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -307,3 +308,84 @@ async def test_on_a_running_loop_the_cut_is_made_when_it_is_asked_for_again(
     assert 5 <= tries < BATCHES
     life.close()
     assert not life.failures
+
+
+class PowerCutError(Exception):
+    """The power goes here."""
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize("offset", [0, 3, 12, 25])
+def test_rule_q5_a_power_cut_amid_a_start_over_backwards_leaves_no_damage(
+    offset: int, *, flushed: bool
+) -> None:
+    """What was put aside before still lies there. While it went, the file named the new start
+    already: a log of which the first segment was missing, or that was durable where nobody had
+    synced it."""
+    finished = 0
+    for step in range(1, 40):
+        for seed in range(2):
+            disk = SimulatedDisk()
+            life = Life(disk, CONFIG)
+            log = life.log()
+            disk.sync_filesystem(life.manager._lock)
+            log.start_over(10)
+            life.flush()
+            fill(log)
+            if flushed:
+                life.flush()
+            log.start_over(80)
+            if flushed:
+                life.flush()
+            calls: list[str] = []
+
+            def before(
+                operation: str, path: str, *, calls: list[str] = calls, step: int = step
+            ) -> None:
+                calls.append(f"{operation} {path}")
+                if len(calls) == step:
+                    raise PowerCutError
+
+            disk.before = before
+            try:
+                log.start_over(offset)
+                finished += 1
+            except PowerCutError:
+                pass
+            disk.cut_power(Random(seed + step))
+            again = Life(disk, CONFIG)
+            assert again.manager.offline == {}, calls[-3:]
+            assert not again.manager.lost
+    assert finished
+
+
+def test_rule_q5_a_new_log_that_starts_over_backwards_proves_nothing_before_its_first_flush() -> (
+    None
+):
+    """Its stamps said that something was durable, and so did its start after a crash: without its
+    ``partition.json``, which nobody had synced, it was refused for good."""
+    for synced in (False, True):
+        disk = SimulatedDisk()
+        life = Life(disk)
+        log = life.log()
+        disk.sync_filesystem(life.manager._lock)
+        append(log, ["a", "b", "c"])
+        log.start_over(2)
+        assert log.durable_end == 0
+        append(log, ["d"])
+        if synced:  # the file of the new segment is there, and nothing in it
+            disk.live[f"{log.segments[-1].log_path}"] = Inode()
+            disk.kill()
+            life = Life(disk)
+            append(life.log(), ["e"])
+            life.flush()
+            append(life.log(), ["f"])
+        path = f"{log.directory}/partition.json"
+        identity = disk.live[path]
+        assert identity is not None
+        if synced:
+            assert not identity.dirty
+        else:
+            del disk.live[path]
+            disk.kill()
+            assert Life(disk).manager.offline == {}
