@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from broker.log.checkpoints import read_checkpoint, write_atomically
 from broker.log.compaction import CleanState
 from broker.log.disk import PASSING
-from broker.log.producer_snapshot import snapshot_offsets, unlink_snapshots
+from broker.log.producer_snapshot import snapshot_offsets, unlink_snapshots, void_snapshots
 from broker.log.recovery import RECOVERY_POINT_FILE, checkpoint_files, start_file
 from broker.log.swap import write_state
 from raft_metadata.common.errors import CorruptionError, Outcome
@@ -226,7 +226,8 @@ class CutSegments:
             with refusing():
                 snapshots = snapshot_offsets(self.disk, self.directory)
                 self._forget_clean(start_offset, all_of_it=True)
-            unlink_snapshots(self.disk, self.directory, snapshots, names)
+                # Should it fail, the old log goes on: what is void is read from its headers.
+                void_snapshots(self.disk, self.directory, snapshots, names)
         finally:
             self.disk.close(names)
         kept = [segment for segment in self.segments if segment.base_offset == start_offset]

@@ -173,3 +173,20 @@ def unlink_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: 
         disk.unlink(f"{directory}/{snapshot_name(offset)}")
     if offsets:
         disk.sync_names(names)
+
+
+def void_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: int) -> None:
+    """These speak for nobody any more: the first one stays, empty. Durable on return.
+
+    By its name a start knows that there were producers, and reads them from what it finds of the
+    log: the old one, where the new start never became durable. Without it that one would have had
+    none, and a batch that is sent again would be appended again (invariant T4).
+    """
+    unlink_snapshots(disk, directory, offsets[1:], names)
+    for offset in offsets[:1]:
+        fd = disk.open(f"{directory}/{snapshot_name(offset)}")
+        try:
+            disk.truncate(fd, 0)
+            disk.sync_file(fd)
+        finally:
+            disk.close(fd)

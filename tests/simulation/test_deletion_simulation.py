@@ -97,6 +97,11 @@ def test_rule_r10_no_clean_leader_shows_what_an_answered_deletion_deleted() -> N
     assert min(looked_at["leader"], looked_at["candidate"]) > 10 * SEEDS
 
 
+def test_invariant_t4_a_start_over_that_a_crash_undoes_has_forgotten_no_producer() -> None:
+    """Broker 2 starts over, is killed before that is durable, and comes back with its old log."""
+    run(2803)
+
+
 Known = PartitionRegistration | None
 
 
