@@ -80,13 +80,19 @@ class LogProducers:
 
     def rolled(self, base_offset: int) -> None:
         """A segment begins here, and holds nothing yet."""
-        if len(self.states):
-            data = encode_snapshot(self.states, base_offset)
-            self._unwritten.append((snapshot_name(base_offset), data))
+        name = snapshot_name(base_offset)
+        if len(self.states) and not any(each[0] == name for each in self._unwritten):
+            self._unwritten.append((name, encode_snapshot(self.states, base_offset)))
 
-    def join(self, token: FlushToken) -> None:
-        """What moves the recovery point is written behind the snapshots it relies on."""
+    def join(self, token: FlushToken, segments: list[Segment]) -> None:
+        """What moves the recovery point is written behind the snapshots it relies on.
+
+        Also where a segment was begun for a batch that found no room: nobody was told of that one,
+        and what lies before it is sealed all the same.
+        """
         if token.checkpoints:
+            if segments and not segments[-1].size:
+                self.rolled(segments[-1].base_offset)
             token.checkpoints[:0] = self._unwritten
 
     def written(self, token: FlushToken) -> None:

@@ -297,7 +297,7 @@ class PartitionLog(ReadableLog):
         assert self._stored is not None, "a log without files has no end to prove"
         self._stored.fill(token, self._epochs, self.log_start_offset)
         if self._producers is not None:
-            self._producers.join(token)
+            self._producers.join(token, self.segments)
         self._shared.dirty.discard(self)
         return token
 

@@ -102,6 +102,11 @@ def test_invariant_t4_a_start_over_that_a_crash_undoes_has_forgotten_no_producer
     run(2803)
 
 
+def test_invariant_t4_a_segment_sealed_while_the_disk_is_full_has_its_producers_snapshot() -> None:
+    """Broker 0 rolls, finds no room for the batch, seals what is before it, and is killed."""
+    run(3975)
+
+
 Known = PartitionRegistration | None
 
 

@@ -219,6 +219,22 @@ def test_rule_q5_a_log_that_starts_over_twice_comes_back_as_it_was_durable() -> 
     assert (again.log().log_start_offset, again.log().log_end_offset) == (3, 3)
 
 
+def test_invariant_t4_a_start_over_that_a_crash_undoes_has_forgotten_no_producer() -> None:
+    """Until the new start is durable, what a start finds is the old log: with its producers."""
+    disk = SimulatedDisk()
+    life = Life(disk, CONFIG)
+    log = life.log()
+    fill(log)
+    life.flush()
+    known = producers_of(log)
+    assert len(log.segments) > 2
+    log.start_over(log.log_end_offset + 5)
+    disk.kill()
+    again = Life(disk, CONFIG).log()
+    assert again.log_end_offset == BATCHES
+    assert producers_of(again) == known
+
+
 # in turns
 
 

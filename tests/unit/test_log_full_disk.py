@@ -18,8 +18,10 @@ from typing_extensions import override
 
 from broker.log import log_manager
 from broker.log.log_directory import LogConfig
+from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
-from tests.support.logs import Life, append, flush_each, values_of
+from raft_metadata.common.producer_claims import Claim
+from tests.support.logs import Life, append, flush_each, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 if TYPE_CHECKING:
@@ -179,6 +181,39 @@ def test_a_full_disk_at_a_truncation_cuts_nothing_and_cuts_later() -> None:
     disk.room = None
     log.truncate_to(2)
     assert log.log_end_offset == 2
+
+
+def test_invariant_t4_a_segment_begun_for_what_found_no_room_keeps_the_producers_before_it() -> (
+    None
+):
+    """It seals the one before: a start reads no header of that, so its snapshot must be there."""
+    disk = SimulatedDisk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    large = SMALL.segment_bytes
+
+    def write(sequence: int, value: str) -> None:
+        log.append_as_leader(
+            records([value]),
+            key_format=RecordFormat.JSON, value_format=RecordFormat.JSON,
+            leader_epoch=1, now_ms=1000 + sequence,
+            producer_id=7, producer_epoch=0, base_sequence=sequence,
+        )  # fmt: skip
+
+    write(0, "a")
+    disk.room = 0
+    with pytest.raises(KafkaError, match="no space left"):
+        write(1, "x" * large)
+    assert len(log.segments) == 2
+    disk.room = None
+    life.flush()
+    disk.kill()
+    again = Life(disk, SMALL).log()
+    assert again.producers is not None
+    assert [producer for producer, _ in again.producers.items()] == [7]
+    found = again.repeated(Claim(7, 0, 0), 1, 1002)
+    assert found is not None
+    assert found.first_offset == 0
 
 
 def test_rule_q2_an_io_error_of_any_sync_fails_the_directory() -> None:
