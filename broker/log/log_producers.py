@@ -43,7 +43,7 @@ class _Replay(Replay):
     __slots__ = ("_log", "error", "generation", "is_over", "is_running")
 
     def __init__(self, shared: LogDirectory, log: CutLog, end_offset: int) -> None:
-        super().__init__(shared.files, log.directory, end_offset, shared.producers)
+        super().__init__(shared.files, log.directory, log.segments, end_offset, shared.producers)
         self._log = log
         self.generation = log.generation
         self.is_running = self.is_over = False

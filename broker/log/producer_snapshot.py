@@ -4,6 +4,10 @@ A snapshot holds the state behind everything below its offset. It is written whe
 rolled, with what seals the segments before it, and when a log is closed cleanly: both only behind a
 sync of all it speaks of. A truncation below it takes it away first. So a whole snapshot at or below
 the log's end is true, and the state at any offset is the newest one below, and the headers behind.
+
+But for one below the first segment: what was written between the two is deleted, so with the
+headers behind, it would know of a producer's older batches and not of its last one. That producer's
+next batch would be refused for good, where one that nobody knows may go on (invariant T4).
 """
 
 from __future__ import annotations
@@ -87,16 +91,18 @@ def read_snapshot(
 def producers_at(
     files: OpenFiles,
     directory: str,
-    segments: Iterable[Segment],
+    segments: Sequence[Segment],
     end_offset: int,
     limits: ProducerLimits,
 ) -> ProducerStates:
     """The state below an offset: the newest whole snapshot below it, and the headers behind that.
 
+    ``segments``: from the log's first one on; none: the log begins at this offset.
+
     Raises:
         OSError, CorruptionError: a segment can't be read.
     """
-    replay = Replay(files, directory, end_offset, limits)
+    replay = Replay(files, directory, segments, end_offset, limits)
     replay.step(segments)
     return replay.states
 
@@ -110,16 +116,22 @@ class Replay:
     __slots__ = ("_at", "_files", "end", "states")
 
     def __init__(
-        self, files: OpenFiles, directory: str, end_offset: int, limits: ProducerLimits
+        self,
+        files: OpenFiles,
+        directory: str,
+        segments: Sequence[Segment],
+        end_offset: int,
+        limits: ProducerLimits,
     ) -> None:
         """OSError: a snapshot can't be read."""
+        first = min(segments[0].base_offset, end_offset) if segments else end_offset
         self._files = files
         self._at = 0
         """What lies below it is in ``states``."""
         self.end = end_offset
         self.states = limits.states()
         for offset in reversed(snapshot_offsets(files.disk, directory)):
-            if offset <= end_offset:
+            if first <= offset <= end_offset:
                 found = read_snapshot(files.disk, directory, offset, limits)
                 if found is not None:
                     self.states, self._at = found, offset

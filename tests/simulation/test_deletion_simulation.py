@@ -107,6 +107,16 @@ def test_invariant_t4_a_segment_sealed_while_the_disk_is_full_has_its_producers_
     run(3975)
 
 
+def test_invariant_t4_who_wrote_only_what_is_deleted_may_go_on_after_a_crash() -> None:
+    """Broker 0 knew by an old snapshot what came before a producer's last batch, which is gone."""
+    run(4641)
+
+
+def test_a_departure_under_way_is_over_before_a_whole_cluster_is_asked_for_an_answer() -> None:
+    """Broker 0 leads, and was asked to leave by the last event: its write ended unknown."""
+    run(4172)
+
+
 Known = PartitionRegistration | None
 
 

@@ -66,6 +66,8 @@ class Endings:
             broker.register()
         elif self.is_heartbeat_missed(broker):
             self.beat(broker)
+        if broker.wants_to_leave and fair:
+            broker.ask_to_leave()
         if broker.mending.is_due:
             broker.mending.look()
         if fair or self.rng.random() < self.p_flush:
@@ -95,6 +97,8 @@ class Endings:
             return None
         if any(self.brokers[b].mending.is_due for b in p.replicas):
             return None
+        if any(broker.wants_to_leave for broker in self.brokers):
+            return None  # its writes are unknown when it goes: that is no answer to a sound cluster
         leader = self.brokers[p.leader]
         role, partition = leader.role, leader.partition
         led = isinstance(role, LeaderState) and role.epoch == p.leader_epoch

@@ -19,6 +19,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.swap import read_state
 from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import KafkaError, Outcome
+from raft_metadata.common.producer_claims import Claim
 from tests.support.logs import Life, append, records, values_of
 from tests.support.simulated_disk import Inode, SimulatedDisk
 
@@ -233,6 +234,37 @@ def test_invariant_t4_a_start_over_that_a_crash_undoes_has_forgotten_no_producer
     again = Life(disk, CONFIG).log()
     assert again.log_end_offset == BATCHES
     assert producers_of(again) == known
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_invariant_t4_a_snapshot_below_the_first_segment_speaks_for_nobody(killed: bool) -> None:
+    """All of it is deleted, another segment is begun, and killed before that one is sealed.
+
+    The start removes the segment with the producer's last batch, whose own beginning was snapshot.
+    """
+    disk = SimulatedDisk()
+    life = Life(disk)
+    log = life.log()
+    write = partial(
+        log.append_as_leader, key_format=JSON, value_format=JSON, leader_epoch=1, now_ms=1
+    )
+    write(records(["a"] * 3), producer_id=7, producer_epoch=0, base_sequence=0)
+    log.roll()
+    write(records(["b"] * 2), producer_id=7, producer_epoch=0, base_sequence=3)
+    life.flush()
+    log.advance_log_start(5)
+    life.flush()
+    log.roll()
+    write(records(["c"]))
+    if killed:
+        disk.kill()
+    else:
+        life.close()
+    again = Life(disk).log()
+    assert [segment.base_offset for segment in again.segments] == [5]
+    known = () if again.producers is None else again.producers.items()
+    assert [producer.last_sequence for _, producer in known] == ([] if killed else [4])
+    assert again.repeated(Claim(7, 0, 5), 1, 1) is None, "the next batch goes on"
 
 
 # in turns
