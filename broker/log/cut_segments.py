@@ -96,6 +96,21 @@ class CutSegments:
             self.pending.finish()
             self.pending = None
 
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[int]:
+        """The open directory, for names that are about to change; no replacement is under way.
+
+        Raises:
+            WriteError: the disk is full, or no descriptor is free.
+        """
+        with refusing():
+            self.settle()
+            names = self.disk.open_directory(self.directory)
+        try:
+            yield names
+        finally:
+            self.disk.close(names)
+
     def note_dropped(self, offset: int) -> None:
         """Below this offset, tombstones may be gone that this log never held. Durable on return.
 
@@ -170,10 +185,7 @@ class CutSegments:
             WriteError: the disk is full, or no descriptor is free; nothing was removed.
             OSError, CorruptionError: it stopped on the way; the files are in doubt.
         """
-        with refusing():
-            self.settle()
-            names = self.disk.open_directory(self.directory)
-        try:
+        with self._settled() as names:
             with refusing():
                 cut = self._find(end_offset)
                 snapshots = snapshot_offsets(self.disk, self.directory)
@@ -189,8 +201,6 @@ class CutSegments:
             gone = [offset for offset in snapshots if offset > cut.next_offset]
             unlink_snapshots(self.disk, self.directory, gone, names)
             self._remove_behind(cut, names)
-        finally:
-            self.disk.close(names)
         return cut.next_offset
 
     def _remove_behind(self, cut: _Cut, names: int) -> None:
@@ -219,17 +229,11 @@ class CutSegments:
             WriteError: the disk is full, or no descriptor is free; all is as before.
             OSError: it failed.
         """
-        with refusing():
-            self.settle()
-            names = self.disk.open_directory(self.directory)
-        try:
-            with refusing():
-                snapshots = snapshot_offsets(self.disk, self.directory)
-                self._forget_clean(start_offset, all_of_it=True)
-                # Should it fail, the old log goes on: what is void is read from its headers.
-                void_snapshots(self.disk, self.directory, snapshots, names)
-        finally:
-            self.disk.close(names)
+        with self._settled() as names, refusing():
+            snapshots = snapshot_offsets(self.disk, self.directory)
+            self._forget_clean(start_offset, all_of_it=True)
+            # Should it fail, the old log goes on: what is void is read from its headers.
+            void_snapshots(self.disk, self.directory, snapshots, names)
         kept = [segment for segment in self.segments if segment.base_offset == start_offset]
         for segment in self.segments:
             if segment not in kept:
@@ -250,10 +254,7 @@ class CutSegments:
                 there.
             OSError, CorruptionError: it stopped on the way; the files are in doubt.
         """
-        with refusing():
-            self.settle()
-            names = self.disk.open_directory(self.directory)
-        try:
+        with self._settled() as names:
             with refusing():
                 snapshots = snapshot_offsets(self.disk, self.directory)
                 self._forget_clean(start_offset, all_of_it=True)
@@ -261,8 +262,6 @@ class CutSegments:
                 self.truncate(self.segments[0].base_offset, epochs, log_start_offset)
             unlink_snapshots(self.disk, self.directory, snapshots, names)
             self._unlink_all(names, start_offset)
-        finally:
-            self.disk.close(names)
         self.recovery_point = self._sealed_to = start_offset
 
     def _unlink_all(self, names: int, start_offset: int) -> None:
