@@ -44,7 +44,7 @@ class DoubtedTimes:
 
     One that has not come yet, or that is before that of the segment in front by more than clocks
     may differ (and stays in doubt when that one is gone). Only while nothing is added to them: who
-    finds one that is written to rolls it. Owned by `LogStarts`.
+    finds one that is written to rolls it. Owned by `LogTrimming`.
     """
 
     def __init__(self, difference_max_ms: int) -> None:

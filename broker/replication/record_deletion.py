@@ -28,7 +28,7 @@ LOOK_AGAIN_S = 0.01
 
 
 class Deletion:
-    """Made and awaited by `LogStarts`; holds nothing once it is over."""
+    """Made and awaited by `LogTrimming`; holds nothing once it is over."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Deletion:
         """Of what fails from here on."""
 
     async def run(self, before_offset: int) -> int:
-        """The new log start; see `LogStarts.delete_records`."""
+        """The new log start; see `LogTrimming.delete_records`."""
         offset = await self._decide(before_offset)
         log = self._replica.log
         if offset > log.log_start_offset:

@@ -17,8 +17,8 @@ from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.cleaning import make_cleaner
 from broker.replication.event_notes import note_start
-from broker.replication.log_starts import LogStarts
 from broker.replication.replica_manager import ReplicaManager
+from broker.replication.trimming import LogTrimming
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
 from broker.server.disk_watch import DiskWatch, WatchedDisk, waits_for_sync
@@ -71,7 +71,7 @@ class BrokerServer:
             config, incarnation_id, self.logs, controllers, peers, clock, faults
         )
         trusted = self._is_clock_trusted
-        self.log_starts = LogStarts(
+        self.trimming = LogTrimming(
             config, self.manager, self.logs, clock, trusted, self._is_clock_known
         )
         self.cleaner = make_cleaner(config, self.logs, self.manager, clock, trusted)
@@ -104,14 +104,14 @@ class BrokerServer:
         self._coordinator.attach(OwnDoor(self.apis))
         near = FollowerReads(config, self.manager, peers, clock, self._lifecycle.is_proven)
         self.apis.near = near
-        self.apis.deletion = RecordDeletion(config.broker_id, self.apis, self.log_starts, clock)
+        self.apis.deletion = RecordDeletion(config.broker_id, self.apis, self.trimming, clock)
         self.white_box = WhiteBox(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
         self.peer_services = PeerRequests(
             local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine, near
         )
-        self.peer_services.log_starts = self.log_starts
+        self.peer_services.trimming = self.trimming
 
     def _make_logs(self, disk: WatchedDisk) -> LogManager:
         config, faults = self._config, self._faults
@@ -204,7 +204,7 @@ class BrokerServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.logs.run(), name="log-manager")
             tasks.create_task(self.manager.run(), name="replica-manager")
-            tasks.create_task(self.log_starts.run(), name="log-starts")
+            tasks.create_task(self.trimming.run(), name="log-trimming")
             tasks.create_task(self.cleaner.run(), name="log-cleaner")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")

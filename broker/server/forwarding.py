@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
     from broker.replication.leader_stream import LeaderStream
-    from broker.replication.log_starts import LogStarts
     from broker.replication.replica_manager import ReplicaManager
+    from broker.replication.trimming import LogTrimming
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
@@ -293,7 +293,7 @@ class PeerRequests:
     ) -> None:
         self._own_facts = own_facts
         self._near = near
-        self.log_starts: LogStarts | None = None
+        self.trimming: LogTrimming | None = None
         self._coordinator = coordinator
         self._local = local
         self._manager = manager
@@ -341,8 +341,8 @@ class PeerRequests:
             raise KafkaError(ErrorCode.METADATA_BEHIND) from error
 
     async def _delete_records(self, head: dict[str, Any], timeout_ms: int) -> bytes:
-        assert self.log_starts is not None, "the broker set it before it listened"
-        start = await self.log_starts.delete_records(
+        assert self.trimming is not None, "the broker set it before it listened"
+        start = await self.trimming.delete_records(
             _partition(head), head["before_offset"], timeout_ms
         )
         return _join({"log_start_offset": start})

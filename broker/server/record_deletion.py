@@ -8,7 +8,7 @@ from broker.server import forwarding
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from broker.replication.log_starts import LogStarts
+    from broker.replication.trimming import LogTrimming
     from broker.server.group_requests import Router
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, TopicIdPartition
@@ -23,11 +23,11 @@ class RecordDeletion:
     """Stateless; owned by the `BrokerServer`."""
 
     def __init__(
-        self, broker_id: BrokerId, router: Router, log_starts: LogStarts, clock: Clock
+        self, broker_id: BrokerId, router: Router, trimming: LogTrimming, clock: Clock
     ) -> None:
         self._broker_id = broker_id
         self._router = router
-        self._log_starts = log_starts
+        self._trimming = trimming
         self._clock = clock
 
     async def delete(self, partition: TopicIdPartition, before_offset: int) -> int:
@@ -71,7 +71,7 @@ class RecordDeletion:
         timeout_ms: int,
     ) -> int:
         if registration.leader == self._broker_id:
-            return await self._log_starts.delete_records(partition, before_offset, timeout_ms)
+            return await self._trimming.delete_records(partition, before_offset, timeout_ms)
         body = forwarding.encode_delete_records(partition, before_offset)
         answer = await self._router.forward(
             partition, registration, forwarding.DELETE_RECORDS, body, timeout_ms

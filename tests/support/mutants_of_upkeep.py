@@ -9,7 +9,7 @@ import pytest
 from broker.log import cleaner, compaction, log_segments, partition_log, retention, rewriting
 from broker.log.compaction import CleanState
 from broker.log.swap import StateChange, Swap
-from broker.replication import log_starts, tombstones
+from broker.replication import tombstones, trimming
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState
 from broker.server.controller_clock import ControllerClock
@@ -201,7 +201,7 @@ def _own_clock(patch: Patch) -> None:
     "rule R10: a follower decides where its log begins", "rule R10", "L24", retains=True, first=7
 )
 def _follower_decides(patch: Patch) -> None:
-    patch.setattr(log_starts, "LeaderState", (LeaderState, Following))
+    patch.setattr(trimming, "LeaderState", (LeaderState, Following))
 
 
 @mutant("invariant L24: retention passes the high watermark", "L24", "L8", retains=True)

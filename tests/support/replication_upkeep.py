@@ -1,8 +1,8 @@
 """What a simulated process does to its log by itself: compaction and retention, by its own clock.
 
-The product's `LogCleaner` and `LogStarts`, `ControllerClock` as their judge of time. The cleaner's
-thread is an actor: a piece of its work and what the loop makes of it are two turns, and other
-turns come between them, and within a piece wherever it would let go of the interpreter.
+The product's `LogCleaner` and `LogTrimming`, `ControllerClock` as their judge of time. The
+cleaner's thread is an actor: a piece of its work and what the loop makes of it are two turns, and
+other turns come between them, and within a piece wherever it would let go of the interpreter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from broker.log.compaction import ENTRY_BYTES
 from broker.log.swap import StateChange
 from broker.replication.cleaning import make_cleaner
-from broker.replication.log_starts import LogStarts
 from broker.replication.partition_state import LeaderState
+from broker.replication.trimming import LogTrimming
 from broker.server.controller_clock import ControllerClock
 from tests.support.replication_hosted import Clock, Hosted
 from tests.support.replication_invariants import Violation
@@ -63,8 +63,8 @@ class Upkeep:
         self.cleaner = make_cleaner(config, manager, hosted, clock, trusted)
         self.cleaner._rate = self._pace  # type: ignore[assignment]
         self.cleaner._drive = _drive  # type: ignore[method-assign]
-        self.log_starts = LogStarts(config, hosted, manager, clock, trusted)
-        self.log_starts._durable = _at_once  # type: ignore[method-assign]
+        self.trimming = LogTrimming(config, hosted, manager, clock, trusted)
+        self.trimming._durable = _at_once  # type: ignore[method-assign]
         self._pass: Coroutine[Work, None, None] | None = None
         self._work: Work | None = None
         self._error: Exception | None = None
@@ -94,7 +94,7 @@ class Upkeep:
         before, segments = log._start_wanted, [(s.next_offset, s.size) for s in log.segments]
         leads = isinstance(self._broker.role, LeaderState)
         with suppress(StopIteration):
-            self.log_starts.look_at_all().send(None)
+            self.trimming.look_at_all().send(None)
         if log._start_wanted > before and leads:
             self._world.counts["retained"] += 1
             self._world.judge.keys.retained(self._broker, before, log._start_wanted, segments)

@@ -186,7 +186,7 @@ async def host(tmp_path: Path) -> AsyncIterator[Hosted]:
 async def passes(host: Hosted, ms: int) -> None:
     host.clock.passes(ms)
     host.controller_says(0)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
 
 
 async def written(host: Hosted, stamp_ms: int, count: int = 3) -> None:
@@ -202,7 +202,7 @@ async def test_rule_r10_a_time_that_has_not_come_yet_keeps_nothing_for_long(host
     """Stamped a year ahead, by a broker of an older version: kept for retention.ms from now on."""
     host.log.config = LogConfig(retention=RetentionConfig(HOUR_MS))
     await written(host, NOW_MS + YEAR_MS)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert len(host.log.segments) == 2, "what comes next is not taken for as young"
     await written(host, host.clock.wall)
     await passes(host, HOUR_MS - 1_000)
@@ -214,7 +214,7 @@ async def test_rule_r10_a_time_that_has_not_come_yet_keeps_nothing_for_long(host
 async def test_rule_r10_what_is_added_begins_a_new_age(host: Hosted) -> None:
     host.log.config = LogConfig(retention=RetentionConfig(HOUR_MS))
     await written(host, NOW_MS + YEAR_MS)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     await passes(host, HOUR_MS // 2)
     await written(host, NOW_MS + YEAR_MS)  # to the next segment, with a wrong time again
     await passes(host, HOUR_MS // 2 + 1_000)
@@ -251,9 +251,9 @@ async def test_rule_r10_a_time_from_the_future_casts_no_doubt_on_what_follows(
     """Else a restart would keep all of it for longer."""
     host.log.config = LogConfig(retention=RetentionConfig(HOUR_MS))
     await written(host, NOW_MS + YEAR_MS)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     await written(host, host.clock.wall)
-    ages = host.log_starts._doubted.ages(host.log.segments, host.clock.wall, host.clock.mono)
+    ages = host.trimming._doubted.ages(host.log.segments, host.clock.wall, host.clock.mono)
     assert list(ages) == [host.log.segments[0].path]
 
 

@@ -17,8 +17,8 @@ from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.record.batch import RecordFormat, rebuilt
 from broker.replication.frames import Diverging, Valid
-from broker.replication.log_starts import LogStarts
 from broker.replication.partition_state import LeaderState
+from broker.replication.trimming import LogTrimming
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import StorageError
 from raft_metadata.common.ids import TopicId
@@ -452,7 +452,7 @@ def test_a_log_of_a_deleted_topic_is_not_rolled_into_its_successor() -> None:
     successor = life.log(0, TopicId("U" * 22))
     append(successor, range(2))
     manager = SimpleNamespace(replicas=lambda: [old], replica=lambda _: None)
-    starts = LogStarts(_TIMES, manager, life.manager, SystemClock(), lambda: True)  # type: ignore[arg-type]
+    starts = LogTrimming(_TIMES, manager, life.manager, SystemClock(), lambda: True)  # type: ignore[arg-type]
     asyncio.run(starts.look_at_all())
     names = life.manager._disk.names(successor.directory)
     assert [name for name in names if name.endswith(".log")] == ["0" * 20 + ".log"]

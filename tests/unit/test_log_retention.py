@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from broker.log.log_directory import LogConfig
 from broker.log.retention import RetentionConfig, decide
 from broker.log.segment import Segment
-from broker.replication.log_starts import LogStarts, may_go_up_to
 from broker.replication.partition_state import LeaderState, Settings
+from broker.replication.trimming import LogTrimming, may_go_up_to
 from broker.server.controller_clock import MEASUREMENT_AGE_MAX_MS, ControllerClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
@@ -167,7 +167,7 @@ class Hosted:
         self.logs, self.manager = hosted(data_dir, "i")
         self.clock = TwoClocks()
         self.guard = ControllerClock(self.clock, 60_000)
-        self.log_starts = LogStarts(
+        self.trimming = LogTrimming(
             self.manager._config,
             self.manager,
             self.logs,
@@ -199,7 +199,7 @@ class Hosted:
 
 
 def paused(host: Hosted) -> bool:
-    return host.log_starts.paused
+    return host.trimming.paused
 
 
 @pytest.fixture
@@ -214,11 +214,11 @@ async def test_what_is_older_than_retention_ms_goes_the_active_segment_too(host:
     await host.fill()
     host.clock.passes(3_599_000)
     host.controller_says(0)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert host.log.log_start_offset == 0
     host.clock.passes(2_000)
     host.controller_says(0)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert (host.log.log_start_offset, host.log.log_end_offset) == (20, 20)
     host.logs.removals.rename_some()
     assert [segment.size for segment in host.log.segments] == [0]
@@ -233,16 +233,16 @@ async def test_rule_r10_a_clock_that_is_a_year_off_deletes_nothing(
     """Set wrong under load, and right again: what is young stays all the time."""
     await host.fill()
     host.clock.wall += step_ms
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     host.controller_says(-step_ms)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert paused(host)
     await host.fill()  # taken with the wrong time
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert host.log.log_start_offset == 0
     host.clock.wall -= step_ms
     host.controller_says(0)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert not paused(host)
     assert host.log.log_start_offset == 0, "younger records stand behind what looks old"
 
@@ -252,17 +252,17 @@ async def test_a_clock_that_is_only_not_known_yet_is_told_of_after_a_minute(
 ) -> None:
     """Every start begins so. One that is known to be off is told of at once."""
     host.guard = ControllerClock(host.clock, 60_000)
-    host.log_starts._is_clock_trusted = host.guard.is_trusted
+    host.trimming._is_clock_trusted = host.guard.is_trusted
     for passed_ms, lines in ((0, 0), (59_999, 0), (1, 1), (60_000, 1)):
         host.clock.passes(passed_ms)
-        await host.log_starts.look_at_all()
+        await host.trimming.look_at_all()
         assert paused(host)
         assert "".join(caplog.messages).count("paused: no active controller has said") == lines
     host.controller_says(0)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert not paused(host)
     host.controller_says(-YEAR_MS)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert "retention paused: the clock is not near the active controller's" in caplog.messages
 
 
@@ -270,7 +270,7 @@ async def test_rule_r10_size_counts_while_the_clock_is_off(host: Hosted) -> None
     await host.fill()
     host.log.config = replace(host.log.config, retention=RetentionConfig(1, 4_000))
     host.clock.wall += YEAR_MS
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     left = sum(s.size for s in host.log.segments if s.next_offset > host.log.log_start_offset)
     assert 0 < host.log.log_start_offset < 20
     assert 4_000 <= left < 6_500
@@ -281,15 +281,15 @@ async def test_a_log_without_appends_is_rolled_when_its_segment_is_old(host: Hos
     host.log.config = LogConfig(segment_ms=1_000, retention=None)
     host.clock.passes(1_001)
     host.controller_says(0)
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert [segment.base_offset for segment in host.log.segments] == [0, 1]
-    await host.log_starts.look_at_all()
+    await host.trimming.look_at_all()
     assert len(host.log.segments) == 2, "an empty one is not rolled"
 
 
 async def test_delete_records_moves_the_log_start_within_the_high_watermark(host: Hosted) -> None:
     await host.fill()
-    delete = host.log_starts.delete_records
+    delete = host.trimming.delete_records
     assert await delete(HERE, 7, 5_000) == 7
     assert await delete(HERE, 3, 5_000) == 7, "what is gone is gone"
     assert values_of(host.log, 7)[0] == "7" + "x" * 300
@@ -308,7 +308,7 @@ async def test_a_leader_deposed_meanwhile_promises_no_deletion(host: Hosted) -> 
     await host.fill()
     replica = host.manager.replica(HERE)
     assert replica is not None
-    deletion = asyncio.ensure_future(host.log_starts.delete_records(HERE, 7, 5_000))
+    deletion = asyncio.ensure_future(host.trimming.delete_records(HERE, 7, 5_000))
     await asyncio.sleep(0)
     replica.partition.retire()
     with pytest.raises(KafkaError) as refused:
@@ -320,5 +320,5 @@ async def test_a_leader_deposed_meanwhile_promises_no_deletion(host: Hosted) -> 
 async def test_a_search_by_time_finds_nothing_below_the_log_start(host: Hosted) -> None:
     await host.fill()
     assert offset_for_timestamp(host.log, 0) == 0
-    await host.log_starts.delete_records(HERE, 9, 5_000)
+    await host.trimming.delete_records(HERE, 9, 5_000)
     assert offset_for_timestamp(host.log, 0) == 9

@@ -10,8 +10,8 @@ import pytest
 
 from broker.replication import log_start
 from broker.replication.frames import UNTOLD, Ack, Open, Push, Valid
-from broker.replication.log_starts import DELETIONS_MAX, LogStarts
 from broker.replication.partition_state import LeaderState
+from broker.replication.trimming import DELETIONS_MAX, LogTrimming
 from broker.server.record_deletion import DELETE_TIMEOUT_MS, RecordDeletion
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, PartitionEpoch, TopicIdPartition
@@ -50,7 +50,7 @@ class Pair:
     def __init__(self, data_dir: Path) -> None:
         self.logs, self.manager = hosted(data_dir, "i")
         self.clock = TwoClocks()
-        self.log_starts = LogStarts(
+        self.trimming = LogTrimming(
             self.manager._config, self.manager, self.logs, self.clock, lambda: True
         )
         known = registered_broker(ME, 0, "i"), registered_broker(OTHER, 1, "j")
@@ -79,7 +79,7 @@ class Pair:
         self.replica.partition.on_ack(OTHER, Ack(SESSION, 0, 20, 20, begins), 0)
 
     def delete(self, before: int) -> asyncio.Task[int]:
-        return asyncio.create_task(self.log_starts.delete_records(HERE, before, 5_000))
+        return asyncio.create_task(self.trimming.delete_records(HERE, before, 5_000))
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ class OneLeader:
 
 
 async def delete_through(leader: OneLeader, before: int) -> int:
-    deletion = RecordDeletion(ME, cast("Router", leader), cast("LogStarts", leader), TwoClocks())
+    deletion = RecordDeletion(ME, cast("Router", leader), cast("LogTrimming", leader), TwoClocks())
     return await deletion.delete(HERE, before)
 
 

@@ -53,7 +53,7 @@ def may_go_up_to(role: LeaderState, adding: Iterable[BrokerId], high_watermark: 
     return min([high_watermark, *ends])
 
 
-class LogStarts:
+class LogTrimming:
     """Owned by the `BrokerServer`, on its loop; `run` is its one task."""
 
     def __init__(
