@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from broker.record.lines import key_view
 from broker.record.values import partition_for_key
-from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
 from broker.server.direct_requests import DirectRequests
 from broker.server.forwarded_produces import DEPOSED_GRACE_MS, ForwardedProduces, Placed
 from broker.server.group_requests import GroupRequests
 from broker.server.live_configs import LiveConfigs
-from broker.server.local_partitions import Append, LocalPartitions, Read
+from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.metadata_requests import MetadataRequests
 from broker.server.produce_routing import (
     REFUSED_WHOLE,
@@ -32,6 +31,7 @@ from broker.server.produce_routing import (
     check_whole,
 )
 from broker.server.producer_ids import ProducerIds
+from broker.server.read_routing import ReadRouting
 from broker.server.record_checks import refusals
 from broker.server.requests import (
     FetchRequest,
@@ -83,7 +83,6 @@ T = TypeVar("T")
 
 REROUTE_PAUSE_MS = 100
 """Longest pause before a refused attempt is made again; a new image ends it at once."""
-ADMIN_FETCH_TIMEOUT_MS = 5_000
 
 
 class RoutedBrokerApis:
@@ -131,6 +130,7 @@ class RoutedBrokerApis:
         )  # fmt: skip
         self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
         self._produces = ProduceRouting(config.broker_id, local, self, self.forwarded, clock)
+        self._reads = ReadRouting(config, local, self._existing, self, clock)
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
 
     # facts
@@ -423,47 +423,11 @@ class RoutedBrokerApis:
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """See `BrokerApis`."""
-        limits = self._config.limits
-        partition = await self._existing(request.topic, request.partition)
-        max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))
-        # A leader that is being replaced is waited for, also where the reader itself won't wait.
-        deadline_ms = self._clock.monotonic_ms() + max(max_wait_ms, ADMIN_FETCH_TIMEOUT_MS)
-        wait_until_ms = self._clock.monotonic_ms() + max_wait_ms
-        if self.near is not None and request.rack is not None:
-            found = await self.near.fetch(request, partition, max_wait_ms)
-            if found is not None:
-                return found
-
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> FetchResult:
-            read = Read(
-                partition=partition,
-                offset=request.offset,
-                timestamp_ms=request.timestamp_ms,
-                max_bytes=max(1, min(request.max_bytes, limits.max_fetch_bytes)),
-                max_wait_ms=max(0, wait_until_ms - self._clock.monotonic_ms()),
-                packed=request.packed,
-            )
-            if registration.leader == self._config.broker_id:
-                return await self._local.fetch(read)
-            body = forwarding.encode_fetch(read)
-            answer = await self.forward(partition, registration, forwarding.FETCH, body, timeout_ms)
-            return forwarding.decode_fetch(answer)
-
-        return await self._routed_read(partition, attempt, deadline_ms)
+        return await self._reads.fetch(request, self.near)
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
         """See `BrokerApis`."""
-        place = await self._existing(topic, partition)
-        deadline_ms = self._clock.monotonic_ms() + ADMIN_FETCH_TIMEOUT_MS
-
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> OffsetsResult:
-            if registration.leader == self._config.broker_id:
-                return self._local.offsets(place)
-            body = forwarding.encode_offsets(place)
-            answer = await self.forward(place, registration, forwarding.OFFSETS, body, timeout_ms)
-            return forwarding.decode_offsets(answer)
-
-        return await self._routed_read(place, attempt, deadline_ms)
+        return await self._reads.offsets(topic, partition)
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
         """See `BrokerApis`."""

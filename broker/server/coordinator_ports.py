@@ -15,6 +15,7 @@ from broker.coordinator.records import Entry, decode_entry, encode_key, encode_v
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from broker.server.local_partitions import Append, LocalPartitions
+from broker.server.read_routing import LEADER_WAIT_MS
 from broker.server.requests import ACKS_ALL, BrokerApis, FetchRequest
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
@@ -136,6 +137,7 @@ class OwnDoor:
                 timestamp_ms=timestamp_ms,
                 max_bytes=1,
                 max_wait_ms=0,
+                leader_wait_ms=LEADER_WAIT_MS,
             )
         )
         return found.slices[0].first_offset if found.slices else found.next_offset

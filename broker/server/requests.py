@@ -78,6 +78,8 @@ class FetchRequest:
     timestamp_ms: int | None = None
     max_bytes: int = 1_048_576
     max_wait_ms: int = 1_000
+    leader_wait_ms: int = 0
+    """A leader is waited for at least so long, whatever is said of records."""
     rack: str | None = None
     """Where the reader is: a replica in that rack may serve it (KIP-392)."""
     packed: bool = False
