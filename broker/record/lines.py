@@ -379,7 +379,7 @@ def _check_rare_fields(records: Sequence[ProduceRecord]) -> None:
             msg = f"expected milliseconds since 1970 - at `$.records[{index}].timestamp`"
             raise UnprocessableRecordsError(msg)
         if record.partition is not None and not 0 <= record.partition <= PARTITION_MAX:
-            msg = f"expected an integer >= 0 - at `$.records[{index}].partition`"
+            msg = f"expected 0 to {PARTITION_MAX} - at `$.records[{index}].partition`"
             raise UnprocessableRecordsError(msg)
         if record.headers is not None and bytes(record.headers) == NULL:
             record.headers = None

@@ -285,7 +285,7 @@ class FastLane:
     ) -> bool:
         """`produce`, of a request whose headers have been looked at."""
         try:
-            records = read_records(body, stored_as, self._limits)
+            records = read_records(body, stored_as, self._limits, path.partition)
         except RestError:
             return False  # the route will find the same, and say it
         count = len(records)

@@ -8,7 +8,11 @@ import pytest
 
 from tests.support.http_door import FAST_LANE, Door, open_door
 
-BOTH_WAYS = ("tests/contract/test_v2_produce.py", "tests/contract/test_v2_fetch.py")
+BOTH_WAYS = (
+    "tests/contract/test_v2_produce.py",
+    "tests/contract/test_v2_fetch.py",
+    "tests/contract/test_produce_contradictions.py",
+)
 """Run with the fast lane and without it."""
 
 

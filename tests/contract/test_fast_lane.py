@@ -61,6 +61,7 @@ REFUSED_POSTS = [
     post(ONE, "/topics/flights", "Accept: text/html"),
     post(ONE, "/topics/nowhere"),
     post(ONE, "/topics/flights/partitions/9"),
+    post(b'{"records":[{"value":1},{"value":2,"partition":0}]}', "/topics/flights/partitions/1"),
     post(ONE, "/topics/flights/partitions/99999999999999999999"),
     post(ONE, "/topics/.."),
     post(ONE, "/topics/fl%ights"),

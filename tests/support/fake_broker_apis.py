@@ -322,6 +322,10 @@ class FakeBrokerApis:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if request.partition is not None and request.partition >= len(topic.partitions):
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        count = len(topic.partitions)
+        if (most := max(record.partition or 0 for record in request.records)) >= count:
+            text = f"Topic {topic.name} has no partition {most}: it has {count}, numbered from 0"
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
         results: list[RecordResult] = []
         large = oversized(request.records, self.max_message_bytes)
         for index, record in enumerate(request.records):

@@ -12,7 +12,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from broker.record.batch import RecordFormat
-from broker.record.lines import check_formats, decode_records
+from broker.record.lines import are_bare, check_formats, decode_records
 from broker.record.values import UnprocessableRecordsError
 from broker.server.requests import (
     ACKS_ALL,
@@ -107,7 +107,10 @@ class ProduceRoutes:
         produce = ProduceRequest(
             topic=topic,
             records=read_records(
-                await read_body(request, self._limits.max_body_bytes), stored_as, self._limits
+                await read_body(request, self._limits.max_body_bytes),
+                stored_as,
+                self._limits,
+                partition,
             ),
             key_format=stored_as,
             value_format=stored_as,
@@ -185,12 +188,14 @@ def answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
 
 
 def read_records(
-    body: bytes, stored_as: RecordFormat, limits: BrokerLimits
+    body: bytes, stored_as: RecordFormat, limits: BrokerLimits, partition: PartitionId | None
 ) -> Sequence[ProduceRecord]:
     """The records of a body, within the limits: the first is counted before it is decoded.
 
+    ``partition``: the path's, which no record may contradict.
+
     Raises:
-        RestError: 413 over a limit; else as `_records`.
+        RestError: 413 over a limit; 422 another partition than the path's; else as `_records`.
     """
     most = limits.max_objects_per_request
     if len(body) > 2 * most:  # a shorter one can't hold more: there is no need to count
@@ -201,7 +206,20 @@ def read_records(
     most = limits.max_records_per_request
     if len(records) > most:
         raise _too_many(f"{len(records)} records", "max_records_per_request", most)
+    if partition is not None and not are_bare(records):
+        _check_one_partition(records, partition)
     return records
+
+
+def _check_one_partition(records: Sequence[ProduceRecord], partition: PartitionId) -> None:
+    """Written to the path's, a record that names another would be where nobody looks for it."""
+    for index, record in enumerate(records):
+        if record.partition is not None and record.partition != partition:
+            text = (
+                f"`$.records[{index}].partition` is {record.partition}, the path's is {partition}: "
+                "expected the same or none; POST /topics/{topic} takes each record's own"
+            )
+            raise RestError(422, RestCode.UNPROCESSABLE, text)
 
 
 def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
