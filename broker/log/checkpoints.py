@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _CHECK_LENGTH = 9
 
 
+class TornError(CorruptionError):
+    """Nothing is left of the file: a crash came before its bytes, where it was not synced."""
+
+
 def encode_checkpoint(content: object) -> bytes:
     """The bytes of a checkpoint file."""
     body = orjson.dumps(content)
@@ -29,9 +33,12 @@ def decode_checkpoint(data: bytes, path: str) -> object:
     """The content of a checkpoint file.
 
     Raises:
-        CorruptionError: the file is damaged; names it.
+        CorruptionError: the file is damaged; names it. TornError: it holds nothing.
     """
     body = data[_CHECK_LENGTH:-1]
+    if not data.strip(b"\0"):
+        msg = f"checkpoint {path} is torn"
+        raise TornError(msg)
     if data[:_CHECK_LENGTH] != b"%08x\n" % crc32(body):
         msg = f"checkpoint {path} is damaged"
         raise CorruptionError(msg)

@@ -281,9 +281,10 @@ def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> t
             break
         at += size
     position += at
-    head = disk.read(fd, HEADER_SIZE, position)
-    size, base, _ = _place(segment, head, 0)
-    if base > offset or size > segment.size - position:
+    size, base = 0, offset
+    if position + HEADER_SIZE <= segment.size:
+        size, base, _ = _place(segment, disk.read(fd, HEADER_SIZE, position), 0)
+    if not size or base > offset or size > segment.size - position:
         msg = f"no batch holds the offset file={segment.log_path} offset={offset}"
         raise CorruptionError(msg)
     length = min(max(size, max_bytes), segment.size - position)

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.checkpoints import encode_checkpoint, read_checkpoint
+from broker.log.checkpoints import TornError, encode_checkpoint, read_checkpoint
 from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.leader_epoch_cache import NO_EPOCH, LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
@@ -129,9 +129,9 @@ def recover_log(
         OSError: the disk failed.
     """
     finish_swaps(files.disk, directory)
-    scan = _open_scan(files, directory)
+    scan = _open_scan(files, directory, cuts=cuts)
     scan.limits = producers or scan.limits
-    scan.proven_end = max(scan.recovery_point, clean_end or 0)
+    scan.proven_end = max(scan.proven_end, scan.recovery_point, clean_end or 0)
     trusted = _restore_sealed(scan, clean_end)
     _restore_producers(scan, trusted)
     bad = _scan_segments(scan, trusted)
@@ -203,7 +203,7 @@ def holds_proof(disk: Disk, directory: str) -> bool:
     return False
 
 
-def _open_scan(files: OpenFiles, directory: str) -> _Scan:
+def _open_scan(files: OpenFiles, directory: str, *, cuts: bool) -> _Scan:
     disk = files.disk
     segments = []
     for name in disk.names(directory):
@@ -213,17 +213,18 @@ def _open_scan(files: OpenFiles, directory: str) -> _Scan:
         elif name.endswith((".tmp", REMOVED_SUFFIX)):
             disk.unlink(f"{directory}/{name}")
     scan = _Scan(disk, files, directory, segments, [])
-    _read_checkpoints(scan)
+    _read_checkpoints(scan, cuts=cuts)
     _drop_below_start(scan)
     scan.sizes = [disk.size(files.use(segment)) for segment in scan.segments]
     return scan
 
 
-def _read_checkpoints(scan: _Scan) -> None:
+def _read_checkpoints(scan: _Scan, *, cuts: bool) -> None:
     try:
         point = read_checkpoint(scan.disk, f"{scan.directory}/{RECOVERY_POINT_FILE}")
     except CorruptionError as error:
-        # Where the log began is not known any more: with what is there, as nothing below it is.
+        if cuts and not isinstance(error, TornError):
+            raise  # what was deleted would be read again; only where nobody has more
         _log.warning("log start rebuilt from the log reason=%s", error)
         scan.log_start = scan.segments[0].base_offset if scan.segments else 0
         return
@@ -234,6 +235,7 @@ def _read_checkpoints(scan: _Scan) -> None:
         epochs = read_checkpoint(scan.disk, f"{scan.directory}/{LEADER_EPOCH_FILE}")
     except CorruptionError as error:
         _log.warning("epochs rebuilt from the log reason=%s", error)
+        scan.proven_end = point["recovery_point"]  # that was synced all the same (rule Q5)
         return
     if isinstance(epochs, list):
         scan.recovery_point = point["recovery_point"]
@@ -325,7 +327,6 @@ def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
     chunk, start = b"", 0
     segment.cut(0, segment.base_offset)
     while segment.size < file_size:
-        at = segment.size - start
         header, chunk, start = _next_batch(scan.disk, fd, segment.size, chunk, start)
         at = segment.size - start
         try:

@@ -150,10 +150,16 @@ class Segment:
     def headers(self, disk: Disk, fd: int, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Each (position, header) from a batch boundary on; payloads are skipped, not checked.
 
+        Nor is the checksum, so what a header says of its place is held against its neighbours: it
+        comes once the next one, or the segment's end, has shown where it ends, in bytes and in
+        offsets. All the rest of it may have rotted.
+
         Raises:
-            CorruptionError: these bytes are no batch.
+            CorruptionError: these bytes are no batch, or not the one that belongs here.
         """
-        chunk, start, size = b"", position, self.size
+        chunk, start, size, end = b"", position, self.size, self.next_offset
+        expected = self.base_offset if not position else None
+        last: tuple[int, BatchHeader] | None = None
         unpack = WHOLE.unpack_from
         while position < size:
             at = position - start
@@ -164,8 +170,21 @@ class Segment:
                 msg = f"no batch header file={self.log_path} position={position}"
                 raise CorruptionError(msg)
             header = _new_tuple(BatchHeader, unpack(chunk, at))
-            yield position, header
+            if header.base_offset != expected and expected is not None:
+                raise self._out_of_place(position, header.base_offset, expected)
+            if last is not None:
+                yield last
+            last = position, header
+            expected = header.base_offset + header.last_offset_delta + 1
             position += HEADER_SIZE + header.length
+        if last is not None:
+            if position != size or expected != end:
+                raise self._out_of_place(position, expected, end)
+            yield last
+
+    def _out_of_place(self, position: int, found: int | None, expected: int) -> CorruptionError:
+        where = f"file={self.log_path} position={position} size={self.size}"
+        return CorruptionError(f"a header is wrong: offset {found}, expected {expected} {where}")
 
     def batch(self, disk: Disk, fd: int, position: int, header: BatchHeader) -> bytes:
         """One whole batch, its crc checked.

@@ -181,7 +181,7 @@ def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
     fd = disk.open(path)
     try:
         for header, _ in whole_batches(disk, fd, disk.size(fd), path):
-            if header.base_offset != end or not is_stamped(header):
+            if header.base_offset != end:
                 msg = f"a batch out of place file={path} offset={end}"
                 raise CorruptionError(msg)
             end = header.next_offset
@@ -196,7 +196,7 @@ def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
 def whole_batches(
     disk: Disk, fd: int, size: int, path: str, position: int = 0
 ) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Each (header, whole batch) of a closed segment's file, every crc checked.
+    """Each (header, whole batch) of a closed segment's file, every crc and every stamp checked.
 
     Raises:
         CorruptionError: names file and position.
@@ -219,6 +219,9 @@ def whole_batches(
         except BatchError as error:
             msg = f"{error} file={path} position={position}"
             raise CorruptionError(msg) from None
+        if not is_stamped(header):
+            msg = f"bad durable end stamp file={path} position={position}"
+            raise CorruptionError(msg)
         yield header, chunk[at : at + header.size]
         position += header.size
 
