@@ -28,7 +28,7 @@ from broker.server.produce_routing import (
     REFUSED_WHOLE,
     ProduceRouting,
     check_claimed,
-    check_whole,
+    refused_whole,
 )
 from broker.server.producer_ids import ProducerIds
 from broker.server.read_routing import ReadRouting
@@ -244,8 +244,6 @@ class RoutedBrokerApis:
             topic = self.image.topics.get(topic.topic_id, topic)
             results = [None] * len(request.records)
             groups = self._group(request, topic, results)
-        if request.claim is not None:
-            check_whole(results)
         if len(groups) == 1:
             [(partition, indexes)] = groups.items()
             await self._produce_group(request, topic, partition, indexes, results, deadline_ms)
@@ -268,6 +266,8 @@ class RoutedBrokerApis:
         refused = refusals(request.records, self._configs, self.image, topic, now_ms)
         for index, error in refused.items():
             results[index] = RecordResult(None, None, error)
+        if request.claim is not None:
+            refused = {}  # all go to the leader, which knows a repeat: see `Append.refused`
         if request.partition is not None:
             self._check_partition(topic, request.partition)
             wanted = [i for i in range(len(request.records)) if i not in refused]
@@ -318,6 +318,7 @@ class RoutedBrokerApis:
             acks=request.acks,
             timeout_ms=request.timeout_ms,
             claim=request.claim,
+            refused=None if request.claim is None else refused_whole(results),
         )
         try:
             placed = await self._produces.place(append, deadline_ms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -51,6 +52,9 @@ FETCH_NEAR = 11
 DELETE_RECORDS = 13
 """As FETCH, of a replica that follows (KIP-392)."""
 APPEND_CLAIMED = 10
+REPEAT_CLAIMED = 14
+"""As APPEND_CLAIMED, of records that are refused unless they are here already: then INVALID_RECORD.
+An older broker refuses the kind."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -304,8 +308,8 @@ class PeerRequests:
         head, payload = _split(body)
         try:
             match kind:
-                case 1 | 10:  # APPEND, APPEND_CLAIMED
-                    return await self._append(head, payload)
+                case 1 | 10 | 14:  # APPEND, APPEND_CLAIMED, REPEAT_CLAIMED
+                    return await self._append(kind, head, payload)
                 case 2 | 11:  # FETCH, FETCH_NEAR
                     return await self._fetch(head, near=kind == FETCH_NEAR)
                 case 3:  # OFFSETS
@@ -359,8 +363,11 @@ class PeerRequests:
         self._local.append_directly(request, done)
         return True
 
-    async def _append(self, head: dict[str, Any], payload: bytes) -> bytes:
-        return _join({"base_offset": await self._local.append(_append_in(APPEND, head, payload))})
+    async def _append(self, kind: int, head: dict[str, Any], payload: bytes) -> bytes:
+        append = _append_in(kind, head, payload)
+        if kind == REPEAT_CLAIMED:
+            append = replace(append, refused=KafkaError(ErrorCode.INVALID_RECORD, "no repeat"))
+        return _join({"base_offset": await self._local.append(append)})
 
     async def _fetch(self, head: dict[str, Any], *, near: bool) -> bytes:
         read = _read(head)

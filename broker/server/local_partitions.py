@@ -63,6 +63,10 @@ class Append:
     (invariants T1 to T3)."""
     may_begin: bool = True
     """Nothing of this producer is under way before it: see `ProducerStates.check`."""
+    refused: KafkaError | None = None
+    """Under a claim: what the topic's configs say against its records. They may have been written
+    when that was not so yet, and a repeat is answered as the first one (invariant T2); nothing
+    else is appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,8 @@ class LocalPartitions:
             if found is not None:
                 self._answer_again(replica, found, request, done)
                 return
+            if request.refused is not None:
+                raise request.refused
         role = self._check_may_append(replica, request.acks, 1)
         info = replica.log.append_as_leader(
             request.records,

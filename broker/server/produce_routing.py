@@ -38,9 +38,14 @@ REFUSED_WHOLE = frozenset(
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.POLICY_VIOLATION,
         ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
     }
 )
 """What a producer's claim is refused with: it concerns the request and not its records."""
+NO_REPEAT = frozenset({ErrorCode.INVALID_RECORD, ErrorCode.INVALID_REQUEST})
+"""The answers to REPEAT_CLAIMED where nothing is known of a first one; the second is an older
+version's, which does not know the question."""
 
 
 class ProduceRouting:
@@ -101,12 +106,15 @@ class ProduceRouting:
                 share_ms = min(max(timeout_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
                 now = replace(append, timeout_ms=min(timeout_ms, share_ms))
                 body = forwarding.encode_claimed(now, forwarding.encode_records(append.records))
-                kind = forwarding.APPEND_CLAIMED
+                repeat = append.refused is not None
+                kind = forwarding.REPEAT_CLAIMED if repeat else forwarding.APPEND_CLAIMED
                 answer = await self._routing.forward(
                     append.partition, registration, kind, body, now.timeout_ms
                 )
                 return forwarding.decode_base_offset(answer)
             except KafkaError as error:
+                if append.refused is not None and error.code in NO_REPEAT:
+                    raise append.refused from None
                 if error.outcome is not Outcome.UNKNOWN or error.code in REFUSED_WHOLE:
                     raise
                 doubt.append(error)
@@ -150,14 +158,15 @@ def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicIma
         raise KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
-def check_whole(results: Sequence[RecordResult | None]) -> None:
+def refused_whole(results: Sequence[RecordResult | None]) -> KafkaError | None:
     """All records of a sequence or none: one that is refused alone would leave a gap.
 
-    Raises:
-        KafkaError: what the first of those that are refused is refused with.
+    What the first of those that are refused is refused with; None where none is. The leader has
+    the last word, who alone knows whether this is a repeat of what was written once.
     """
     for number, result in enumerate(results):
         if result is not None and result.error is not None:
             error = result.error
             text = f"record {number}: {error.message}; under a sequence all are refused with it"
-            raise KafkaError(error.code, text, outcome=Outcome.NOT_WRITTEN)
+            return KafkaError(error.code, text, outcome=Outcome.NOT_WRITTEN)
+    return None

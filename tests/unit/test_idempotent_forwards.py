@@ -19,7 +19,7 @@ from broker.server.direct_requests import DirectRequests
 from broker.server.forwarded_produces import Placed
 from broker.server.live_configs import LiveConfigs
 from broker.server.local_partitions import Append
-from broker.server.produce_routing import ProduceRouting, check_claimed, check_whole
+from broker.server.produce_routing import ProduceRouting, check_claimed, refused_whole
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_LEADER,
@@ -307,12 +307,13 @@ def test_a_sequence_is_of_one_partition_and_known_to_every_broker() -> None:
 def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> None:
     too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record is larger than 5 bytes")
     no_key = KafkaError(ErrorCode.INVALID_RECORD, "this one has no key")
-    check_whole([None, None])
+    assert refused_whole([None, None]) is None
     for error in (too_large, no_key):
-        with pytest.raises(KafkaError, match=f"record 1: {error.message}; .* all are") as refused:
-            check_whole([None, RecordResult(None, None, error)])
-        assert refused.value.code is error.code
-        assert refused.value.outcome is Outcome.NOT_WRITTEN
+        refused = refused_whole([None, RecordResult(None, None, error)])
+        assert refused is not None
+        assert refused.message.startswith(f"record 1: {error.message}; ")
+        assert "all are refused with it" in refused.message
+        assert (refused.code, refused.outcome) == (error.code, Outcome.NOT_WRITTEN)
 
 
 async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(shell: Shell) -> None:
