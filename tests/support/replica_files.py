@@ -11,7 +11,7 @@ from broker.log.quarantine import FOLDER
 from broker.log.recovery import LEADER_EPOCH_FILE, recover_log
 from broker.log.segment import OpenFiles
 from broker.log.swap import CLEANED_SUFFIX
-from broker.record.batch import HEADER_SIZE, BatchError, BatchHeader, walk
+from broker.record.batch import HEADER_SIZE, BatchError, BatchHeader, verify, walk
 from broker.replication.log_keeper import REMOVED_MARK
 from raft_metadata.common.errors import CorruptionError
 from tests.support.replica_bytes import DIRECTORY, ROOT, SWAP, entries_of, flip, place
@@ -165,6 +165,20 @@ class ReplicaFiles:
             if position >= len(inode.cache) or all(inode is not each for _, each in self._files()):
                 self.rotted = None
 
+    def _is_rotten(self) -> bool:
+        """Whether they still stand there: a start may have cut them, and others were written since."""
+        assert self.rotted is not None
+        inode, position, _ = self.rotted
+        raw = bytes(inode.cache)
+        try:
+            for at, header in walk(raw):
+                if at <= position < at + header.size:
+                    verify(raw[at : at + header.size])
+                    return False
+        except BatchError:
+            return True
+        return False
+
     def content(self, log: PartitionLog) -> list[Entry | None]:
         """What stands in the files that a log reads at this moment, by offset.
 
@@ -173,7 +187,7 @@ class ReplicaFiles:
         if not log.segments:
             return self.mirror
         rotted = self.rotted
-        if rotted is None:
+        if rotted is None or not self._is_rotten():
             return self._content(log)
         flip(rotted[0], rotted[1])
         try:

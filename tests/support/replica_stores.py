@@ -145,6 +145,7 @@ class DiskStore(ReplicaFiles):
             self.manager.open()
             self.manager.identify(TopicName(NAME), ZERO, TOPIC)
         except (OSError, StorageError, PowerCut):
+            self.aside = before  # the next start finds what this one might have found
             self.stop(power=self.power_gone)
             return False
         self.keeper = LogKeeper(self.config, IncarnationId(incarnation), self.manager)
@@ -255,7 +256,8 @@ class DiskStore(ReplicaFiles):
             return
         inode, position, last = self.rotted
         if self.log is None or self.log.log_end_offset <= last + 1 or self._proof() <= last:
-            flip(inode, position)
+            if self._is_rotten():
+                flip(inode, position)
             self.rotted = None
             if self.log is not None:
                 self.mirror = self.content(self.log)  # of a log that is used as far as it is sound
