@@ -160,12 +160,11 @@ class CutSegments:
         )
         last = self.segments[keep]
         fd = self._shared.files.use(last)
-        last.index(self.disk, fd)  # its file goes
         position, next_offset = 0, last.base_offset
         if end_offset >= last.next_offset:
             position, next_offset = last.size, last.next_offset
         elif end_offset > last.base_offset:
-            position, header = last.find(self.disk, fd, end_offset)
+            position, header = last.find(self._shared.files, end_offset)
             next_offset = header.base_offset
         return _Cut(keep, fd, position, next_offset)
 
@@ -197,6 +196,7 @@ class CutSegments:
                     for name, data in checkpoint_files(epochs, point, log_start_offset):
                         write_atomically(self.disk, self.directory, name, data)
                     self.recovery_point = point
+                self.segments[cut.keep].take_index(self._shared.files)  # its file goes
             self._sealed_to = min(self._sealed_to, base)
             gone = [offset for offset in snapshots if offset > cut.next_offset]
             unlink_snapshots(self.disk, self.directory, gone, names)

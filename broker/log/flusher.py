@@ -72,6 +72,8 @@ class FlushToken:
     """The log start that ``checkpoints`` make durable; -1: they are not about one."""
     unsealed_from: int = sys.maxsize
     """Base offset of the first segment that these checkpoints seal, if they do."""
+    sealed: Sequence[Segment] = ()
+    """Those whose index files are among the checkpoints."""
     checkpoints_failed: bool = False
     """The disk was full: they are to be written by a later flush."""
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from broker.log.checkpoints import decode_checkpoint
 from broker.log.directory_files import CLEAN_SHUTDOWN_FILE
 from broker.log.hash_chain import SegmentPlace, places_in
+from broker.log.index_file import decode_index
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
-from broker.log.offset_index import decode_index
 from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
 from broker.record.batch import (
     HEADER_SIZE,

@@ -269,7 +269,7 @@ def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> t
     """
     disk = files.disk
     fd = files.use(segment)
-    position = segment.index(disk, fd).position_for(offset - segment.base_offset)
+    position = segment.position_for(files, offset)
     length = min(max_bytes + INDEX_INTERVAL_BYTES + HEADER_SIZE, segment.size - position)
     buffer = disk.read(fd, length, position)
     at = 0

@@ -111,6 +111,8 @@ class LogSegments(CutSegments):
         try:
             segment = self._active(len(raw), end_offset, now_ms, config)
             fd = files.use(segment)
+            if segment.is_index_written:  # a clean shutdown wrote it; now the segment grows on
+                segment.take_index(files)
         except OSError as error:
             raise WriteError(error, Outcome.NOT_WRITTEN, broken=False) from error
         segment.dirty = True
@@ -189,13 +191,16 @@ class LogSegments(CutSegments):
 
         False where they could not be opened just now: a later flush seals them.
         """
-        files = self._shared.files
+        files, sealed = self._shared.files, list[Segment]()
         try:
             for segment in self.segments[:-1]:
                 if segment.base_offset >= self._sealed_to:
+                    if segment.is_index_written:  # by a clean shutdown, and nothing came since
+                        continue
                     name = segment.index_path.rpartition("/")[2]
                     data = segment.index_bytes(files.disk, files.use(segment))
                     token.checkpoints.append((name, data))
+                    sealed.append(segment)
                     if segment not in token.segments:  # to stay until its index is written, too
                         token.segments.append(segment)
                         segment.flushing += 1
@@ -205,17 +210,21 @@ class LogSegments(CutSegments):
             return False
         # From now on it may be on the disk, whatever becomes of the token: see `truncate`.
         self.recovery_point = active_base
+        token.sealed = sealed
         token.unsealed_from, self._sealed_to = self._sealed_to, active_base
         return True
 
-    def end_flush(self, token: FlushToken, *, synced: bool) -> None:
-        """The sync of this token is over."""
+    def end_flush(self, token: FlushToken, *, synced: bool, cut: bool) -> None:
+        """The sync of this token is over; ``cut``: the log was, or was closed, since it began."""
         for segment in token.segments:
             segment.flushing -= 1
             if not synced:
                 segment.dirty = True
         if token.checkpoints_failed:
             self._sealed_to = min(self._sealed_to, token.unsealed_from)
+        elif synced and not cut:  # else the files of these segments may be gone
+            for segment in token.sealed:
+                segment.index_is_written(self._shared.files)
 
     def checkpoint_for_close(self, epochs: LeaderEpochCache, log_start_offset: int) -> None:
         """Write index and checkpoints of synced segments, so that the next start is quick.
@@ -226,9 +235,10 @@ class LogSegments(CutSegments):
         files = self._shared.files
         if self.segments:
             active = self.segments[-1]
-            name = active.index_path.rpartition("/")[2]
-            data = active.index_bytes(files.disk, files.use(active))
-            place_file(files.disk, self.directory, name, data, sync=False)
+            if not active.is_index_written:
+                name = active.index_path.rpartition("/")[2]
+                data = active.index_bytes(files.disk, files.use(active))
+                place_file(files.disk, self.directory, name, data, sync=False)
         # Torn by a power cut, these are made of the first segment: if the log begins behind that,
         # they are synced one by one, else what was deleted would be back (rule R10).
         first = self.segments[0].base_offset if self.segments else -1

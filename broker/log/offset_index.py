@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from struct import Struct
-
-from broker.record.batch import crc32
-from raft_metadata.common.errors import CorruptionError
 
 INDEX_INTERVAL_BYTES = 4096
 NO_TIMESTAMP = -1
-_MAGIC = b"QIX2"
-_HEAD = Struct("<4sIqqqqqqI")
+ENTRY_BYTES = 16
+EMPTY_BYTES = 400
+"""Of memory that an index takes before its first entry."""
 
 
 class OffsetIndex:
@@ -44,6 +41,24 @@ class OffsetIndex:
         self._times.append(newest_before)
 
     @property
+    def held_bytes(self) -> int:
+        """Of memory, about."""
+        return EMPTY_BYTES + ENTRY_BYTES * len(self._offsets)
+
+    def part(self, first: int, end: int) -> tuple[int, int, bytes]:
+        """Some of the entries: the first one's offset, its time, and the bytes of all."""
+        offsets, times = self._offsets[first:end], self._times[first:end]
+        raw = (offsets.tobytes(), self._positions[first:end].tobytes(), times.tobytes())
+        return offsets[0], times[0], b"".join(raw)
+
+    def extend(self, part: memoryview) -> None:
+        """Add the entries of such bytes, in native order."""
+        count = len(part) // ENTRY_BYTES
+        self._offsets.frombytes(part[: 4 * count])
+        self._positions.frombytes(part[4 * count : 8 * count])
+        self._times.frombytes(part[8 * count :])
+
+    @property
     def entries(self) -> list[tuple[int, int]]:
         """(relative offset, position), in order."""
         return list(zip(self._offsets, self._positions, strict=True))
@@ -64,71 +79,3 @@ class OffsetIndex:
         del self._offsets[keep:]
         del self._positions[keep:]
         del self._times[keep:]
-
-
-class IndexFileHead:
-    """What an index file says about its segment, so that a sealed one is opened without a scan."""
-
-    __slots__ = (
-        "base_offset", "first_append_ms", "log_size", "max_timestamp", "newest_append_ms",
-        "next_offset",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        base_offset: int,
-        next_offset: int,
-        log_size: int,
-        max_timestamp: int,
-        first_append_ms: int,
-        newest_append_ms: int,
-    ) -> None:
-        self.base_offset = base_offset
-        self.next_offset = next_offset
-        self.log_size = log_size
-        self.max_timestamp = max_timestamp
-        self.first_append_ms = first_append_ms
-        self.newest_append_ms = newest_append_ms
-
-
-def encode_index(head: IndexFileHead, index: OffsetIndex) -> bytes:
-    """The bytes of an index file: head, checksum, the three arrays (native order, checked)."""
-    body = b"".join(
-        (
-            index._offsets.tobytes(),  # noqa: SLF001 this is the file form of that class
-            index._positions.tobytes(),  # noqa: SLF001
-            index._times.tobytes(),  # noqa: SLF001
-        )
-    )
-    fields = (
-        head.base_offset,
-        head.next_offset,
-        head.log_size,
-        head.max_timestamp,
-        head.first_append_ms,
-        head.newest_append_ms,
-        len(index),
-    )
-    check = crc32(body, crc32(_HEAD.pack(_MAGIC, 0, *fields)))
-    return _HEAD.pack(_MAGIC, check, *fields) + body
-
-
-def decode_index(data: bytes, path: str) -> tuple[IndexFileHead, OffsetIndex]:
-    """The inverse of `encode_index`.
-
-    Raises:
-        CorruptionError: the file is damaged; the index can be rebuilt from the segment.
-    """
-    if len(data) >= _HEAD.size:
-        magic, check, *fields = _HEAD.unpack_from(data)
-        body = data[_HEAD.size :]
-        sound = check == crc32(body, crc32(_HEAD.pack(_MAGIC, 0, *fields)))
-        if magic == _MAGIC and sound:
-            index = OffsetIndex()
-            count = fields[6]
-            index._offsets.frombytes(body[: 4 * count])  # noqa: SLF001
-            index._positions.frombytes(body[4 * count : 8 * count])  # noqa: SLF001
-            index._times.frombytes(body[8 * count :])  # noqa: SLF001
-            return IndexFileHead(*fields[:6]), index
-    msg = f"index {path} is damaged"
-    raise CorruptionError(msg)

@@ -40,7 +40,7 @@ def cold_range(
     found = bisect_right(segments, from_offset, key=_base_offset) - 1
     segment = segments[max(found, 0)]
     fd = files.use(segment)
-    position = segment.index(files.disk, fd).position_for(from_offset - segment.base_offset)
+    position = segment.position_for(files, from_offset)
     length = min(max_bytes, segment.size - position)
     if length <= 0:
         return None

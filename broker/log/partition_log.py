@@ -304,7 +304,7 @@ class PartitionLog(ReadableLog):
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
         """The flusher's: the sync of this token is over."""
         if self._stored is not None:
-            self._stored.end_flush(token, synced=synced)
+            self._stored.end_flush(token, synced=synced, cut=token.generation != self.generation)
         if not synced or token.generation != self.generation:
             return  # rule Q3: those bytes may have been replaced since
         if self._producers is not None and not token.checkpoints_failed:

@@ -153,8 +153,7 @@ class Replay:
                 continue
             fd, position = self._files.use(segment), 0
             if segment.base_offset < self._at:
-                index = segment.index(self._files.disk, fd)
-                position = index.position_for(self._at - segment.base_offset)
+                position = segment.position_for(self._files, self._at)
             path = segment.log_path
             for header, _ in whole_batches(self._files.disk, fd, segment.size, path, position):
                 base = header.base_offset

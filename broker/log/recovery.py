@@ -470,7 +470,7 @@ def _rewrite_unproven(scan: _Scan) -> None:
         fd = scan.files.use(segment)
         position = 0
         if segment.base_offset < scan.proven_end:
-            position, _ = segment.find(scan.disk, fd, scan.proven_end)
+            position, _ = segment.find(scan.files, scan.proven_end)
         segment.dirty = True
         while position < segment.size:
             data = scan.disk.read(fd, min(SCAN_BYTES, segment.size - position), position)

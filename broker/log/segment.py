@@ -1,4 +1,4 @@
-"""One append-only file of batches, its sparse index, and the cache of open files."""
+"""One append-only file of batches, with its sparse index, and the cache of open files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.log.disk import OUT_OF_DESCRIPTORS, ReadCounts
-from broker.log.offset_index import (
-    NO_TIMESTAMP,
+from broker.log.index_file import (
     IndexFileHead,
-    OffsetIndex,
+    StoredIndex,
     decode_index,
     encode_index,
+    open_index,
 )
+from broker.log.index_memory import IndexMemory
+from broker.log.offset_index import NO_TIMESTAMP, OffsetIndex
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -48,15 +50,20 @@ class Segment:
     ``flushing`` counts syncs in flight. A segment that is neither ``dirty`` nor ``flushing`` is
     synced up to ``size``; only such a one may lose its descriptor to the cache (rule Q6). ``size``
     moves only behind a whole write (rule R2).
+
+    ``is_index_written``: the index file is there, and speaks of these bytes: what of it is in
+    memory may go (`IndexMemory`). Never so of a segment that is written to or was cut.
     """
 
     __slots__ = (
         "_index",
+        "_stored_index",
         "base_offset",
         "dirty",
         "fd",
         "first_append_ms",
         "flushing",
+        "is_index_written",
         "max_timestamp",
         "newest_append_ms",
         "next_offset",
@@ -76,7 +83,10 @@ class Segment:
         self.fd = CLOSED
         self.dirty = False
         self.flushing = 0
+        self.is_index_written = False
         self._index: OffsetIndex | None = OffsetIndex()
+        """All of it; None: it is in its file, or has to be rebuilt."""
+        self._stored_index: StoredIndex | None = None
 
     @property
     def log_path(self) -> str:
@@ -122,26 +132,42 @@ class Segment:
         """
         self.size = position
         self.next_offset = next_offset
-        if self._index is not None:
+        self.is_index_written = False
+        self._stored_index = None
+        if not position:
+            self._index = OffsetIndex()
+        elif self._index is not None:
             self._index.truncate(position)
 
-    # reading; ``fd`` is this segment's own, from the cache of open files
+    # reading; `OpenFiles.use` comes first
 
-    def index(self, disk: Disk, fd: int) -> OffsetIndex:
-        """The index: in memory, from its file, or rebuilt by walking the headers."""
-        if self._index is None:
-            loaded = self._load_index(disk)
-            self._index = loaded if loaded is not None else self._rebuild_index(disk, fd)
-        return self._index
+    def position_for(self, files: OpenFiles, offset: int) -> int:
+        """The position of a batch at or before the one that holds the offset, and close to it.
 
-    def find(self, disk: Disk, fd: int, offset: int) -> tuple[int, BatchHeader]:
+        Raises:
+            CorruptionError: the index had to be rebuilt, and the walk met bytes that are no batch.
+        """
+        index, relative = self._index, offset - self.base_offset
+        if index is None or self.is_index_written:
+            return self._look(files, lambda index: index.position_for(relative))
+        return index.position_for(relative)
+
+    def position_for_time(self, files: OpenFiles, timestamp_ms: int) -> int:
+        """A position such that every batch before it is older than the timestamp.
+
+        Raises:
+            CorruptionError: as `position_for`.
+        """
+        return self._look(files, lambda index: index.position_for_time(timestamp_ms))
+
+    def find(self, files: OpenFiles, offset: int) -> tuple[int, BatchHeader]:
         """(position, header) of the batch that holds the offset, or of the next one behind a hole.
 
         Raises:
             CorruptionError: the walk met bytes that are no batch.
         """
-        start = self.index(disk, fd).position_for(offset - self.base_offset)
-        for position, header in self.headers(disk, fd, start):
+        fd = files.use(self)
+        for position, header in self.headers(files.disk, fd, self.position_for(files, offset)):
             if header.next_offset > offset:
                 return position, header
         msg = f"no batch holds the offset file={self.log_path} offset={offset}"
@@ -204,7 +230,13 @@ class Segment:
 
     def index_bytes(self, disk: Disk, fd: int) -> bytes:
         """The index file of this segment as it is now."""
-        head = IndexFileHead(
+        index = self._index
+        if index is None:
+            index = self._index = self._load_index(disk) or self._rebuild_index(disk, fd)
+        return encode_index(self._head(), index)
+
+    def _head(self) -> IndexFileHead:
+        return IndexFileHead(
             self.base_offset,
             self.next_offset,
             self.size,
@@ -212,12 +244,14 @@ class Segment:
             self.first_append_ms,
             self.newest_append_ms,
         )
-        return encode_index(head, self.index(disk, fd))
 
     def restore(self, disk: Disk, log_size: int) -> bool:
-        """Take everything from the index file, if it is whole and speaks of a log of this size."""
-        head = self._load_head(disk)
-        if head is None or head.base_offset != self.base_offset or head.log_size != log_size:
+        """Take everything from the index file, if it is sound and speaks of a log of this size."""
+        try:
+            head, _ = open_index(disk, self.index_path)
+        except CorruptionError:
+            return False
+        if head.base_offset != self.base_offset or head.log_size != log_size:
             return False
         self.next_offset = head.next_offset
         self.size = head.log_size
@@ -225,21 +259,67 @@ class Segment:
         self.first_append_ms = head.first_append_ms
         self.newest_append_ms = head.newest_append_ms
         self._index = None
+        self.is_index_written = True
         return True
 
-    def _load_head(self, disk: Disk) -> IndexFileHead | None:
-        data = disk.read_file(self.index_path)
-        try:
-            return None if data is None else decode_index(data, self.index_path)[0]
-        except CorruptionError:
-            return None
+    def index_is_written(self, files: OpenFiles) -> None:
+        """The index file is on the disk as this segment is now: memory may let go of it."""
+        self.is_index_written = True
+        if self._index is not None:
+            files.indexes.used(self, self._index.held_bytes)
+
+    def drop_index(self) -> None:
+        """Memory is needed for others. Nothing happens to one that is not in its file."""
+        if self.is_index_written:
+            self._index = self._stored_index = None
+
+    def take_index(self, files: OpenFiles) -> None:
+        """All of it into memory, to stay: the file goes, or the segment grows on.
+
+        Where its file is damaged it is rebuilt when it is next needed.
+        """
+        if self._index is None:
+            self._index = self._load_index(files.disk)
+        self._stored_index = None
+        self.is_index_written = False
+        files.indexes.forget(self)
+
+    def _look(self, files: OpenFiles, look: Callable[[OffsetIndex | StoredIndex], int]) -> int:
+        """Ask the index: in memory, in its file, or rebuilt by walking the headers."""
+        if self._index is None and self.is_index_written:
+            try:
+                stored = self._stored_index or self._open_index(files.disk)
+                found = look(stored)
+            except CorruptionError:
+                self.take_index(files)  # not from a damaged file: rebuilt below
+            else:
+                files.indexes.used(self, stored.held_bytes)
+                return found
+        index = self._index
+        if index is None:
+            index = self._index = self._rebuild_index(files.disk, files.use(self))
+        elif self.is_index_written:
+            files.indexes.used(self, index.held_bytes)
+        return look(index)
+
+    def _open_index(self, disk: Disk) -> StoredIndex | OffsetIndex:
+        head, index = open_index(disk, self.index_path)
+        if head != self._head():
+            msg = f"index {self.index_path} is of another segment"
+            raise CorruptionError(msg)
+        if isinstance(index, OffsetIndex):  # of a file that is read as a whole
+            self._index = index
+        else:
+            self._stored_index = index
+        return index
 
     def _load_index(self, disk: Disk) -> OffsetIndex | None:
-        data = disk.read_file(self.index_path)
+        """All of the index file, if it speaks of this segment."""
+        data = disk.read_file(self.index_path) if self.is_index_written else None
         try:
             if data is not None:
                 head, index = decode_index(data, self.index_path)
-                if head.log_size == self.size and head.base_offset == self.base_offset:
+                if head == self._head():
                     return index
         except CorruptionError:
             pass
@@ -264,6 +344,8 @@ class OpenFiles:
 
     def __init__(self, disk: Disk, limit: int) -> None:
         self.disk = disk
+        self.indexes = IndexMemory()
+        """What of sealed segments' indexes is in memory."""
         self.reads = ReadCounts()
         self.on_pressure: Callable[[], None] = lambda: None
         """Called where the limit is reached and what is open is not synced."""
@@ -297,7 +379,11 @@ class OpenFiles:
         self._open[segment] = None
 
     def forget(self, segment: Segment) -> None:
-        """Close it: the segment goes, or the log is closed."""
+        """The segment goes, or the log is closed: nothing here holds on to it any more."""
+        self.indexes.forget(segment)
+        self._close(segment)
+
+    def _close(self, segment: Segment) -> None:
         if segment.fd >= 0:
             del self._open[segment]
             self.disk.close(segment.fd)
@@ -320,7 +406,7 @@ class OpenFiles:
             if segment.dirty or segment.flushing:
                 self._open.move_to_end(segment)
                 continue
-            self.forget(segment)
+            self._close(segment)
             closed += 1
             if closed == wanted:
                 break

@@ -63,7 +63,7 @@ class Swap:
         self._index = index
         self._gone = [segment.path for segment in old]
         self._lock = threading.Lock()
-        self._ran = self._finished = False
+        self._ran = self._finished = self._indexed = False
         new.flushing += 1  # rule Q6: kept open
 
     def run_once(self) -> None:
@@ -89,16 +89,19 @@ class Swap:
         try:
             name = self._new.index_path.rpartition("/")[2]
             write_atomically(disk, self._directory, name, self._index)
+            self._indexed = True
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
             _log.warning("disk full, index left out file=%s error=%s", self._new.index_path, error)
 
     def finish(self) -> None:
-        """It ran: the descriptor may go. On the loop."""
+        """It ran: the descriptor may go, and the index that is in its file. On the loop."""
         if not self._finished:
             self._finished = True
             self._new.flushing -= 1
+            self._new.is_index_written = self._indexed
+            self._new.drop_index()
 
 
 class StateChange:

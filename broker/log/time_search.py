@@ -90,10 +90,9 @@ class TimeSearch:
 
     def _look_at_segment(self, files: OpenFiles, segment: Segment) -> bool:
         fd = files.use(segment)
-        index = segment.index(files.disk, fd)
-        start = index.position_for_time(self._timestamp_ms)
+        start = segment.position_for_time(files, self._timestamp_ms)
         if self._reached > segment.base_offset:
-            start = max(start, index.position_for(self._reached - segment.base_offset))
+            start = max(start, segment.position_for(files, self._reached))
         for position, header in segment.headers(files.disk, fd, start):
             if header.next_offset > self._reached:
                 if self._left <= 0:
