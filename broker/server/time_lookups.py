@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from broker.log.time_search import TimeSearch
+from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class TimeLookups:
 
         Raises:
             KafkaError: what ``standing`` raises; NOT_LEADER_OR_FOLLOWER, the leader epoch changed;
+                OFFSET_NOT_AVAILABLE, this leader does not know yet where what is committed ends;
                 KAFKA_STORAGE_ERROR, a batch is damaged; QUEUE_FULL; REQUEST_TIMED_OUT.
         """
         search = TimeSearch(timestamp_ms)
@@ -76,4 +78,14 @@ class TimeLookups:
 
 
 def _answer(search: TimeSearch, now: Standing) -> int:
-    return now.replica.partition.high_watermark if search.found is None else search.found
+    """Rule R8: below the high watermark, or with an end that may be believed."""
+    partition = now.replica.partition
+    found = partition.high_watermark if search.found is None else search.found
+    role = partition.role
+    if (
+        isinstance(role, LeaderState)
+        and partition.high_watermark < role.epoch_start
+        and found >= partition.high_watermark
+    ):
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+    return found

@@ -132,3 +132,20 @@ async def test_look_up_by_time_past_the_last_record_starts_at_the_end(here: Here
     assert past.slices[0].first_offset == 0
     future = SystemClock().wall_ms() + 1_000_000
     assert (await here.local.fetch(read(None, timestamp_ms=future))).next_offset == 3
+
+
+async def test_rule_r8_a_look_up_by_time_is_withheld_up_to_the_epoch_start(here: Here) -> None:
+    """After everything died the high watermark is an old one: `latest` by time was an old end."""
+    here.manager.on_metadata_update(image(1, (ME,)))
+    await here.local.append(records(2, ACKS_ALL))
+    here.manager.on_metadata_update(image(2, (ME, OTHER)))
+    await here.local.append(records(2, ACKS_LEADER))
+    here.manager.on_metadata_update(image(3, (ME, OTHER)))
+    future = SystemClock().wall_ms() + 1_000_000
+    with pytest.raises(KafkaError) as caught:
+        await here.local.fetch(read(None, timestamp_ms=future))
+    assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
+    committed = await here.local.fetch(read(None, timestamp_ms=0))
+    assert committed.slices[0].first_offset == 0  # what is below it is as it was
+    here.manager.on_metadata_update(image(3, (ME,)))
+    assert (await here.local.fetch(read(None, timestamp_ms=future))).next_offset == 4

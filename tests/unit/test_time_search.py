@@ -201,7 +201,7 @@ class Lookup:
     def __init__(self) -> None:
         self.log = Life(SimulatedDisk()).log()
         append_times(self.log, list(range(200)), 0)
-        partition = SimpleNamespace(high_watermark=self.log.log_end_offset)
+        partition = SimpleNamespace(high_watermark=self.log.log_end_offset, role=None)
         self.replica: Any = SimpleNamespace(log=self.log, partition=partition)
         self.epoch = 3
         self.clock = StoppedClock()
