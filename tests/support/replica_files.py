@@ -166,7 +166,7 @@ class ReplicaFiles:
                 self.rotted = None
 
     def _is_rotten(self) -> bool:
-        """Whether they still stand there: a start may have cut them, and others were written since."""
+        """Whether they still stand there: a start may have cut them, others may follow."""
         assert self.rotted is not None
         inode, position, _ = self.rotted
         raw = bytes(inode.cache)
