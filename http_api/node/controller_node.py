@@ -13,7 +13,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from http_api.node.config import NodeConfig
+from http_api.node.config import NodeConfig, load_node_config
+from http_api.node.exits import NodeExit
 from http_api.node.formatting import RAFT_FOLDER
 from http_api.node.node_start import (
     OpenedNode,
@@ -24,6 +25,7 @@ from http_api.node.node_start import (
     until_stopped,
 )
 from http_api.node.process_setup import calm_collector, run_loop, share_promptly
+from http_api.node.remedies import with_remedy
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import ProcessFaultHandler
@@ -47,8 +49,16 @@ FAREWELL_MAX_MS = 1_000
 
 def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
     """Run the controller of this configuration until it is told to stop; the exit code."""
-    with opened_node(path, overrides, "controller", insecure=insecure, json_log=json_log) as node:
-        run_loop(_serve(node))
+    try:
+        with opened_node(
+            path, overrides, "controller", insecure=insecure, json_log=json_log
+        ) as node:
+            run_loop(_serve(node))
+    except NodeExit as ending:
+        if not ending.is_damage:
+            raise
+        config = load_node_config(path, os.environ, overrides, insecure=insecure)
+        raise with_remedy(ending, config, path) from ending
     return 0
 
 

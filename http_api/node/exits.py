@@ -18,10 +18,12 @@ EXIT_KILLED = 130
 class NodeExit(Exception):  # noqa: N818 it ends a process; it is not always an error
     """The process must end with this code; the message goes to standard error, once."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, *, is_damage: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.is_damage = is_damage
+        """What the folder held is not there any more, or can't be trusted: nothing mends it."""
 
 
 class ConfigError(NodeExit):

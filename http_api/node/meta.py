@@ -97,13 +97,13 @@ def read_meta(folder: Path, cluster_id: ClusterId, node_id: NodeId) -> NodeMeta:
         )
     except FileNotFoundError:
         msg = f"{path} is missing: this folder was never formatted, or its disk is gone"
-        raise NodeExit(EXIT_STORAGE, msg) from None
+        raise NodeExit(EXIT_STORAGE, msg, is_damage=True) from None
     except OSError as error:
         msg = f"can't read {path}: {error.strerror}"
         raise NodeExit(EXIT_STORAGE, msg) from error
     except (ValueError, KeyError, TypeError):
         msg = f"{path} is damaged: expected cluster_id, node_id and directory_id"
-        raise NodeExit(EXIT_STORAGE, msg) from None
+        raise NodeExit(EXIT_STORAGE, msg, is_damage=True) from None
     if meta.cluster_id != cluster_id:
         msg = f"{path} belongs to cluster {meta.cluster_id}, the configuration says {cluster_id}"
         raise NodeExit(EXIT_STORAGE, msg)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from http_api.node.cluster_file import NodeEntry
 from http_api.node.exits import EXIT_STORAGE, NodeExit
-from http_api.node.formatting import is_formatted_controller
+from http_api.node.formatting import RAFT_FOLDER, is_formatted_controller
 from http_api.node.parent_death import SUPERVISOR_VARIABLE
+from http_api.node.remedies import rejoin_commands
 from http_api.node.restart_policy import RestartPolicy
 from raft_metadata.common.clock import Clock
 
@@ -50,6 +51,8 @@ class NodeProcess:
         self._restore = restore
         self._changed = changed
         self._policy = RestartPolicy()
+        self._said = ""
+        """What it died of last, where that was its storage."""
         self._stopping = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
@@ -121,6 +124,9 @@ class NodeProcess:
             self._down.set()
             self._changed(self.entry, None)
         lived_ms = self._clock.monotonic_ms() - started_ms
+        if self.exit_status == EXIT_STORAGE and (said := self.last_words()) != self._said:
+            self._said = said  # once: it is started again every few seconds, and says the same
+            _log.error("%s says: %s", self.entry.name, said.removeprefix("quorumlog: "))
         level = logging.INFO if self._stopping.is_set() else logging.WARNING
         _log.log(
             level,
@@ -139,9 +145,10 @@ class NodeProcess:
         )
 
     async def _wait_for_rejoin(self) -> None:
+        raft_dir = self.entry.config.parent / RAFT_FOLDER
         _log.error(
-            "%s stays down until `quorumlog controller rejoin --config %s` is said",
-            *(self.entry.name, self.entry.config),
+            "%s stays down until `%s` is said",
+            *(self.entry.name, rejoin_commands(raft_dir, self.entry.config)),
         )
         while not is_formatted_controller(self.entry.config.parent):
             await self._pause(REJOIN_LOOK_S)

@@ -23,7 +23,7 @@ from http_api.node.exits import (
 )
 from http_api.node.meta import PID_FILE, FolderLock, NodeMeta, read_meta
 from http_api.node.process_setup import raise_open_file_limit, set_up_logging
-from raft_metadata.common.errors import ErrorCode, KafkaError, StorageError
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 from raft_metadata.common.faults import FaultHandler
 
 _log = logging.getLogger("node")
@@ -51,7 +51,7 @@ def opened_node(
     set_up_logging(config.name, config.log_level, "json" if json_log else config.log_format)
     if not config.data_dir.is_dir():
         msg = f"{config.data_dir} is missing: this node was never formatted, or its disk is gone"
-        raise NodeExit(EXIT_STORAGE, msg)
+        raise NodeExit(EXIT_STORAGE, msg, is_damage=True)
     lock = FolderLock(config.data_dir / PID_FILE)
     lock.acquire(config.name)
     try:
@@ -86,7 +86,7 @@ def exit_for(error: BaseException) -> NodeExit:
     if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_CONFIG:
         return ConfigError(error.message)
     if isinstance(error, (StorageError, OSError)):
-        return NodeExit(EXIT_STORAGE, str(error))
+        return NodeExit(EXIT_STORAGE, str(error), is_damage=isinstance(error, CorruptionError))
     return NodeExit(EXIT_BROKEN_INVARIANT, f"{type(error).__name__}: {error}")
 
 

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from http_api.node.config import Address, NodeConfig, load_node_config
 from http_api.node.durable_files import make_directory
-from http_api.node.exits import EXIT_NOT_READY, EXIT_STORAGE, ConfigError, NodeExit
+from http_api.node.exits import EXIT_LOCKED, EXIT_NOT_READY, EXIT_STORAGE, ConfigError, NodeExit
 from http_api.node.formatting import RAFT_FOLDER, random_id
-from http_api.node.meta import META_FILE, PID_FILE, FolderLock, NodeMeta, write_meta
+from http_api.node.meta import PID_FILE, FolderLock, NodeMeta, write_meta
+from http_api.node.remedies import rejoin_commands
 from http_api.peer import controller_paths as paths
 from raft_metadata.common.errors import StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
 
 CALL_TIMEOUT_S = 5.0
+START_WITHIN_S = 5.0
+"""A controller without its raft folder has ended by then, and its lock is free."""
+LOCK_LOOK_S = 0.1
 
 
 def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
@@ -34,20 +39,37 @@ def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
         msg = f"{path}: node.role = {config.role!r}, only a controller rejoins"
         raise ConfigError(msg)
     make_directory(config.data_dir)
-    lock = FolderLock(config.data_dir / PID_FILE)
-    lock.acquire(config.name)
+    lock = _locked(config)
     try:
-        return _rejoin(config)
+        return _rejoin(config, path)
     finally:
         lock.release()
 
 
-def _rejoin(config: NodeConfig) -> NodeMeta:
+def _locked(config: NodeConfig) -> FolderLock:
+    """The folder, also where a supervisor tries just now to start what can't be started."""
+    lock, deadline = FolderLock(config.data_dir / PID_FILE), time.monotonic() + START_WITHIN_S
+    while True:
+        try:
+            lock.acquire(config.name)
+        except NodeExit as error:
+            if error.code != EXIT_LOCKED or _holds_data(config) or time.monotonic() > deadline:
+                raise
+            time.sleep(LOCK_LOOK_S)
+        else:
+            return lock
+
+
+def _holds_data(config: NodeConfig) -> bool:
     raft_dir = config.data_dir / RAFT_FOLDER
-    if raft_dir.is_dir() and any(raft_dir.iterdir()):
+    return raft_dir.is_dir() and any(raft_dir.iterdir())
+
+
+def _rejoin(config: NodeConfig, path: Path) -> NodeMeta:
+    raft_dir = config.data_dir / RAFT_FOLDER
+    if _holds_data(config):
         msg = f"{raft_dir} still holds data: start the controller; or, if that data is damaged,"
-        msg += f" move the folder and {META_FILE} away and say this again"
-        raise NodeExit(EXIT_STORAGE, msg)
+        raise NodeExit(EXIT_STORAGE, f"{msg} say: {rejoin_commands(raft_dir, path)}")
     others = {NodeId(i): each.http for i, each in config.controllers.items() if i != config.node_id}
     if not others:
         msg = f"{config.name} is the only controller: nobody holds what its disk held"

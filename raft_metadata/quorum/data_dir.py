@@ -153,7 +153,7 @@ class DataDir:
         self.path = raft_dir
         if not files.exists(raft_dir):
             msg = f"not formatted directory={raft_dir}: if its disk was lost, rejoin"
-            raise StorageError(msg)
+            raise CorruptionError(msg)
         try:
             with storage_errors("lock", raft_dir):
                 self._lock: FileHandle = files.lock(raft_dir)
@@ -172,7 +172,7 @@ class DataDir:
         body = read_checked(self._files, self.path / META_FILE)
         if body is None:
             msg = f"not formatted directory={self.path}: if its disk was lost, rejoin"
-            raise StorageError(msg)
+            raise CorruptionError(msg)
         meta = _decode(body, self.path)
         found = (meta.cluster_id, meta.node_id, meta.directory_id)
         wanted = (identity.cluster_id, identity.node_id, identity.directory_id)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raft_metadata.common.errors import StorageError
+from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import DataDir, Identity
@@ -69,7 +69,7 @@ def open_voter_disk(
             raise StorageError(msg)
         if home.meta.used and not files.exists(config.raft_dir / JOURNAL_FILE):
             msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
-            raise StorageError(msg)
+            raise CorruptionError(msg)
         with storage_errors("open", config.raft_dir):
             drop_leftovers(files, config.raft_dir)  # they may hold the room that it needs
             journal = _open_journal(config, faults, files, flusher)

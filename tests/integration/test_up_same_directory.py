@@ -115,3 +115,38 @@ def test_rule_q4_a_controller_without_its_disk_stays_down_until_told_to_rejoin(
         again = run_quorumlog("controller", "rejoin", "--config", config)
         assert again.returncode == 75, "a running node holds its folder"
         assert up.stop() == 0
+
+
+def test_rule_q4_a_controller_with_a_damaged_vote_says_what_brings_it_back(tmp_path: Path) -> None:
+    """The commands are typed here as they are printed; the damaged folder is kept."""
+    folder = tmp_path / "a folder" / "controller-102"
+    with Up(folder.parent, "--brokers", "1", "--port", "0") as up:
+        up.ready()
+        pid = up.pid(102)
+        assert pid is not None
+        vote = folder / "raft" / "vote.json"
+        content = bytearray(vote.read_bytes())
+        content[3] ^= 1
+        vote.write_bytes(content)
+        os.kill(pid, signal.SIGKILL)
+        wait_for("the remedy", lambda: "controller-102 says: " in up.errors())
+        [said] = [line for line in up.errors().splitlines() if "controller-102 says: " in line]
+        assert f"checksum mismatch file={vote}" in said
+        last = (folder.parent / "logs" / "controller-102.log").read_text().splitlines()[-1]
+        assert last.removeprefix("quorumlog: ") in said
+        assert up.process.poll() is None
+
+        command = said.rpartition(" say: ")[2]
+        binary = f"{sys.executable} -m http_api.cli"
+        shell = command.replace("quorumlog controller", f"{binary} controller")
+        done = subprocess.run(
+            shell, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "controller 102 may join again" in done.stdout
+        wait_for("the controller", lambda: up.pid(102))
+        url = next(node["url"] for node in up.nodes() if node["id"] == 102)
+        wait_for("it to know the leader", lambda: status_of(f"{url}/readyz") == 200)
+        [kept] = folder.glob("raft.damaged-*")
+        assert (kept / "vote.json").read_bytes() == content
+        assert up.stop() == 0

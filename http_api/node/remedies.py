@@ -1,0 +1,36 @@
+"""What to type when a controller can't trust its folder: exact commands, in the error itself."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from http_api.node.config import NodeConfig
+from http_api.node.exits import EXIT_STORAGE, NodeExit
+from http_api.node.formatting import RAFT_FOLDER
+
+
+def rejoin_commands(raft_dir: Path, path: Path) -> str:
+    """The commands that bring a controller back whose raft folder is damaged, or is gone.
+
+    The damaged folder is kept, under a name of its own each time: nobody has looked at it yet.
+    """
+    rejoin = f"quorumlog controller rejoin --config {shlex.quote(str(path.absolute()))}"
+    if not raft_dir.exists():
+        return rejoin
+    quoted = shlex.quote(str(raft_dir))
+    return f"mv {quoted} {quoted}.damaged-$(date +%s) && {rejoin}"
+
+
+def with_remedy(ending: NodeExit, config: NodeConfig, path: Path) -> NodeExit:
+    """The same exit, and what brings this controller back, where that is to be typed."""
+    if ending.code != EXIT_STORAGE or not ending.is_damage:
+        return ending
+    if len(config.controllers) == 1:
+        text = "it is the only controller: nobody else holds what is damaged, restore its folder"
+    else:
+        text = (
+            f"{config.name} is not started from nothing (rule Q4), the other controllers run on. "
+            f"While all of them run, say: {rejoin_commands(config.data_dir / RAFT_FOLDER, path)}"
+        )
+    return NodeExit(ending.code, f"{ending.message}; {text}", is_damage=True)
