@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from broker.record.lines import key_view
 from broker.record.values import partition_for_key
 from broker.server.admin_requests import AdminRequests
+from broker.server.damage import damage_led_here
 from broker.server.direct_requests import DirectRequests
 from broker.server.forwarded_produces import DEPOSED_GRACE_MS, ForwardedProduces, Placed
 from broker.server.group_requests import GroupRequests
@@ -121,7 +122,7 @@ class RoutedBrokerApis:
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
         )
-        self._metadata = MetadataRequests(config, loader, controllers)
+        self._metadata = MetadataRequests(config, loader, controllers, self._admin.own_facts)
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
         self.forwarded = ForwardedProduces(
@@ -210,6 +211,7 @@ class RoutedBrokerApis:
         return OwnFacts(
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
+            damage=damage_led_here(self._local, self._local.damaged()),
         )
 
     # groups

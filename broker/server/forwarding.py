@@ -21,7 +21,13 @@ from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.local_partitions import Append, Read
 from broker.server.progress import local_progress
 from broker.server.reads import parted
-from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
+from broker.server.requests import (
+    Damage,
+    FetchResult,
+    OffsetsResult,
+    OwnFacts,
+    PartitionProgress,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -191,8 +197,16 @@ def encode_own_facts() -> bytes:
 def decode_own_facts(body: bytes) -> OwnFacts:
     """The answer to OWN_FACTS."""
     head = _split(body)[0]
+    damage = head.get("damage")
     return OwnFacts(
-        static_configs=head["static_configs"], shutdown_blocked_by=head["shutdown_blocked_by"]
+        static_configs=head["static_configs"],
+        shutdown_blocked_by=head["shutdown_blocked_by"],
+        damage=None
+        if damage is None
+        else Damage(
+            count=damage["count"],
+            partitions=tuple((_partition(row), row["reason"]) for row in damage["partitions"]),
+        ),
     )
 
 
@@ -379,12 +393,14 @@ class PeerRequests:
 
     def _facts(self) -> bytes:
         facts = self._own_facts()
-        return _join(
-            {
-                "static_configs": dict(facts.static_configs),
-                "shutdown_blocked_by": facts.shutdown_blocked_by,
-            }
-        )
+        head: dict[str, Any] = {
+            "static_configs": dict(facts.static_configs),
+            "shutdown_blocked_by": facts.shutdown_blocked_by,
+        }
+        if facts.damage is not None:
+            rows = [_place(where) | {"reason": why} for where, why in facts.damage.partitions]
+            head["damage"] = {"count": facts.damage.count, "partitions": rows}
+        return _join(head)
 
     def _progress(self, head: dict[str, Any]) -> bytes:
         rows = [

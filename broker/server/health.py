@@ -1,9 +1,9 @@
 """Whether the cluster is well, and if not, why: a verdict over an image and the quorum. Pure.
 
 healthy: an active controller, every broker and voter up, every partition led and fully in sync.
-unhealthy: something that clients feel now: no active controller, partitions that nobody leads, or
-with too few replicas in sync to take acks=all. degraded: anything else that the next failure would
-make worse.
+unhealthy: something that clients feel now: no active controller, partitions that nobody leads, with
+too few replicas in sync to take acks=all, or of which not all can be read. degraded: anything
+else that the next failure would make worse.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from broker.server.damage import TotalDamage
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.quorum_view import ControllerState
 from raft_metadata.records.records import BrokerState, DrainScope
 
 NO_FENCE = "none"
+NO_DAMAGE = TotalDamage()
 EXAMPLES_MAX = 5
 """Partitions that a reason names."""
 
@@ -142,16 +144,19 @@ def judge(
     tallies: PartitionTallies,
     leader: ControllerState | None,
     controllers: Mapping[int, ControllerState | None],
+    damage: TotalDamage = NO_DAMAGE,
 ) -> ClusterHealth:
     """``leader``: what the active controller says, None where none answers as such.
 
-    ``controllers``: what each one answered this broker, None where it did not.
+    ``controllers``: what each one answered this broker, None where it did not. ``damage``: what
+    leaders told of their logs.
     """
     reasons = sorted(
         (
             *_controller_reasons(leader, controllers),
             *_broker_reasons(image),
             *_partition_reasons(tallies),
+            *_damage_reasons(damage),
         ),
         key=lambda reason: _ORDER.index(reason.status),
         reverse=True,
@@ -179,6 +184,7 @@ def judge(
             "at_min_isr_partitions": tallies.at_min_isr.count,
             "reassigning_partitions": tallies.reassigning.count,
             "preferred_leader_imbalance": tallies.not_preferred.count,
+            "damaged_partitions": damage.count,
         },
     )
 
@@ -281,6 +287,30 @@ def _partition_reasons(tallies: PartitionTallies) -> Iterator[HealthReason]:
                 count=tally.count,
                 examples=tuple(tally.examples),
             )
+
+
+def _damage_reasons(damage: TotalDamage) -> Iterator[HealthReason]:
+    """Felt now: reads of what is damaged are answered with 503."""
+    if not damage.count:
+        return
+    text = f"{damage.count} partitions are led by a damaged replica: not all of them can be read"
+    if damage.named:
+        one = damage.named[0]
+        text += (
+            f", as {one.topic}-{one.partition} on broker {one.leader} ({one.reason}); bring its "
+            f"other replicas back, `quorumlog partition describe {one.topic}:{one.partition}` "
+            "names them"
+        )
+    yield HealthReason(
+        code="DAMAGED_PARTITIONS",
+        status=HealthStatus.UNHEALTHY,
+        message=text,
+        count=damage.count,
+        examples=tuple(
+            f"{each.topic}-{each.partition} on broker {each.leader}: {each.reason}"
+            for each in damage.named[:EXAMPLES_MAX]
+        ),
+    )
 
 
 def _shown(examples: list[str], count: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -108,6 +108,10 @@ class LocalPartitions:
         if replica is None or not isinstance(replica.partition.role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica, replica.partition.role
+
+    def damaged(self) -> Mapping[TopicIdPartition, str]:
+        """The replicas here whose logs are damaged, with the reason."""
+        return self._manager.repairs.reasons()
 
     async def append(self, request: Append) -> int:
         """Append and wait as ``acks`` says; the base offset, or -1 for acks=0."""

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from broker.server.damage import ask_for_damage
 from broker.server.health import ClusterHealth, PartitionTallies, judge, tally_partitions
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NodeId
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
+    from broker.server.damage import AskFacts
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.ids import MetadataOffset
     from raft_metadata.image.metadata_image import MetadataImage
@@ -82,8 +84,14 @@ class MetadataRequests:
     """Implements `MetadataApis` on the broker's loop. Owns no state but the newest tallies."""
 
     def __init__(
-        self, config: BrokerConfig, loader: MetadataLoader, controllers: ControllerChannel
+        self,
+        config: BrokerConfig,
+        loader: MetadataLoader,
+        controllers: ControllerChannel,
+        own_facts: AskFacts,
     ) -> None:
+        """``own_facts``: what only a broker itself knows of itself; asks it."""
+        self._own_facts = own_facts
         self._config = config
         self._loader = loader
         self._controllers = controllers
@@ -183,11 +191,14 @@ class MetadataRequests:
 
     async def health(self) -> ClusterHealth:
         """See `MetadataApis`."""
-        states = await self._states()
+        states, damage = await asyncio.gather(
+            self._states(), ask_for_damage(self._loader.image, self._own_facts)
+        )
         image = self._loader.image
         tallies = await self._tallies(image)
         leader = _leader(state for state in states.values() if state is not None)
-        return judge(image, tallies, leader, {int(node): state for node, state in states.items()})
+        controllers = {int(node): state for node, state in states.items()}
+        return judge(image, tallies, leader, controllers, damage)
 
     async def _tallies(self, image: MetadataImage) -> PartitionTallies:
         async with self._tallying:

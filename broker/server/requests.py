@@ -181,6 +181,14 @@ class PartitionProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Partitions led here over a log that is damaged: how many, and some with the reason."""
+
+    count: int
+    partitions: tuple[tuple[TopicIdPartition, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFacts:
     """What only a broker itself knows of itself."""
 
@@ -188,6 +196,8 @@ class OwnFacts:
     """What its config.toml, environment and ``--set`` say, by config name."""
     shutdown_blocked_by: str = ""
     """Why its controlled shutdown is not granted yet, as the active controller last said."""
+    damage: Damage | None = None
+    """None: its version does not tell."""
 
 
 class BrokerApis(Protocol):

@@ -186,6 +186,7 @@ async def test_a_degraded_cluster_says_why_with_a_200(door: Door) -> None:
         "at_min_isr_partitions": 0,
         "reassigning_partitions": 0,
         "preferred_leader_imbalance": 0,
+        "damaged_partitions": 0,
     }
 
 

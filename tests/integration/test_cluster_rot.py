@@ -226,6 +226,15 @@ async def test_invariant_l22_the_last_replica_serves_what_is_left_and_says_what_
     await judged(leader)
     state = await cluster.ask("GET", f"{cluster.url(leader)}/broker/v1/state")
     assert [row["topic"] for row in state.body["damaged"]["partitions"]] == [topic]
+    cluster_id = cluster.read().cluster_id
+    for through in (1, 2, 3):
+        path = f"/v3/clusters/{cluster_id}:health"
+        health = (await cluster.ask("GET", cluster.url(through) + path)).body
+        [reason] = [one for one in health["reasons"] if one["code"] == "DAMAGED_PARTITIONS"]
+        assert (health["status"], reason["count"]) == ("unhealthy", 1)
+        assert f"{topic}-0 on broker {leader} (" in reason["message"]
+        assert str(file) in reason["message"]
+        assert f"`quorumlog partition describe {topic}:0`" in reason["message"]
     assert starts_of(cluster, leader) == starts
     killed = await cluster.kill(f"broker-{leader}")
     await cluster.wait_restarted(f"broker-{leader}", killed)

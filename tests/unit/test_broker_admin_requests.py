@@ -14,8 +14,9 @@ import pytest
 from broker.config import BrokerConfig, BrokerTimeouts
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
+from broker.server.damage import REASON_CHARACTERS_MAX, damage_led_here
 from broker.server.forwarding import PeerRequests
-from broker.server.requests import OwnFacts, PartitionProgress
+from broker.server.requests import Damage, OwnFacts, PartitionProgress
 from broker.server.topic_requests import TopicRequests
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -104,8 +105,9 @@ class World:
         self.requests = AdminRequests(
             config, self.local, loader, world, world, lambda: facts, topics
         )
+        self.facts = facts
         self.services = PeerRequests(
-            self.local, cast("Any", None), loader, cast("Any", None), lambda: facts
+            self.local, cast("Any", None), loader, cast("Any", None), lambda: self.facts
         )
 
     def leading(self, place: TopicIdPartition) -> tuple[Any, Any]:
@@ -271,6 +273,20 @@ async def test_what_a_broker_knows_of_itself_comes_from_itself() -> None:
     assert world.called == []
     assert await world.requests.own_facts(OTHER) == expected
     assert world.called == [(OTHER, forwarding.OWN_FACTS)]
+    place = TopicIdPartition(FLIGHTS_ID, PartitionId(0))
+    damage = Damage(count=7, partitions=((place, "damaged batch file=/x"),))
+    other.facts = replace(expected, damage=damage)
+    body = await other.services.answer(forwarding.OWN_FACTS, forwarding.encode_own_facts(), 100)
+    assert (await world.requests.own_facts(OTHER)).damage == damage
+
+
+async def test_of_damaged_replicas_those_are_told_that_lead() -> None:
+    world = World()
+    place = TopicIdPartition(FLIGHTS_ID, PartitionId(0))
+    damaged = {place._replace(partition=PartitionId(n)): "x" * 999 for n in (0, 1, 2)}
+    told = damage_led_here(world.local, damaged)
+    assert told.count == 1
+    assert told.partitions == ((place, "x" * REASON_CHARACTERS_MAX),)
 
 
 async def test_a_broker_that_can_t_be_asked_is_not_available() -> None:

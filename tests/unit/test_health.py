@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
+from broker.server.damage import ask_for_damage
 from broker.server.health import ClusterHealth, HealthStatus, judge, tally_partitions
+from broker.server.requests import Damage, OwnFacts
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
     BrokerId,
+    PartitionId,
+    TopicIdPartition,
     TopicName,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
@@ -115,3 +120,51 @@ def test_what_controllers_say() -> None:
     nobody = judge(found, tallies, None, {101: None, 102: state})
     assert codes(nobody) == ["NO_ACTIVE_CONTROLLER", "CONTROLLER_DOWN"]
     assert nobody.controller_id is None
+
+
+def facts(*partitions: int, count: int | None = None) -> OwnFacts:
+    """Of a broker that leads these over a damaged log."""
+    told = tuple(
+        (TopicIdPartition(topic_id(1), PartitionId(number)), f"file=/{number}.log")
+        for number in partitions
+    )
+    return OwnFacts(
+        static_configs={},
+        damage=Damage(count=len(told) if count is None else count, partitions=told),
+    )
+
+
+async def damage_in(found: MetadataImage, told: dict[int, OwnFacts | None]) -> ClusterHealth:
+    async def ask(broker_id: BrokerId) -> OwnFacts:
+        answer = told.get(broker_id, OwnFacts(static_configs={}))
+        if answer is None:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE)
+        return answer
+
+    state = controller_state(voters=(voter(101), voter(102)))
+    damage = await ask_for_damage(found, ask)
+    return judge(found, tally_partitions(found, 2), state, {101: state, 102: state}, damage)
+
+
+async def test_invariant_l22_a_leader_of_what_is_left_is_unhealthy_and_says_what_to_do() -> None:
+    found = image(WELL, partition(2, 1, 2, 3), partition(2, 1, 2, 3))
+    said = await damage_in(found, {2: facts(1, 2, count=102), 3: facts()})
+    assert (said.status, codes(said)) == (HealthStatus.UNHEALTHY, ["DAMAGED_PARTITIONS"])
+    [reason] = said.reasons
+    assert reason.message == (
+        "102 partitions are led by a damaged replica: not all of them can be read, as orders-1 on "
+        "broker 2 (file=/1.log); bring its other replicas back, `quorumlog partition describe "
+        "orders:1` names them"
+    )
+    assert reason.examples == (
+        "orders-1 on broker 2: file=/1.log",
+        "orders-2 on broker 2: file=/2.log",
+    )
+    assert said.counts["damaged_partitions"] == 102
+
+
+async def test_who_does_not_tell_of_damage_is_not_blamed_for_it() -> None:
+    """An older version, a broker that does not answer, one that has been replaced as leader."""
+    found = image(WELL)
+    said = await damage_in(found, {1: None, 2: facts(0), 3: OwnFacts(static_configs={})})
+    assert (said.status, said.counts["damaged_partitions"]) == (HealthStatus.HEALTHY, 0)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from broker.server.metadata_requests import MAX_LOG_READERS, MetadataRequests
+from broker.server.requests import OwnFacts
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset, NodeId, TopicName
 from raft_metadata.controller.controller import ControllerConfig
@@ -88,8 +89,13 @@ class World:
         defaults = SimpleNamespace(min_insync_replicas=1)
         config = SimpleNamespace(cluster_id=CLUSTER_ID, broker_id=1, defaults=defaults)
         self.requests = MetadataRequests(
-            cast("Any", config), cast("Any", self.loader), cast("Any", self.controllers)
-        )
+            cast("Any", config), cast("Any", self.loader), cast("Any", self.controllers),
+            self.own_facts,
+        )  # fmt: skip
+
+    async def own_facts(self, _broker_id: object) -> OwnFacts:
+        """No broker is registered here."""
+        raise AssertionError
 
     def grow(self, batches: int) -> None:
         """Two topics a batch."""
