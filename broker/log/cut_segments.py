@@ -204,13 +204,16 @@ class CutSegments:
         return cut.next_offset
 
     def _remove_behind(self, cut: _Cut, names: int) -> None:
-        """From the end backwards: a crash leaves a longer log, never one with a hole."""
+        """From the end backwards: a crash leaves a longer log, never one with a hole.
+
+        What goes as a whole loses its name here and now (ADR 0003); its bytes go off the loop.
+        """
         disk, last = self.disk, self.segments[cut.keep]
         disk.unlink(last.index_path)
         for segment in reversed(self.segments[cut.keep + 1 :]):
             self._shared.files.forget(segment)
             disk.unlink(segment.index_path)
-            disk.unlink(segment.log_path)
+            self._shared.put_away(segment.log_path)
             disk.sync_names(names)
             self.segments.pop()
         disk.truncate(cut.fd, cut.position)
@@ -277,7 +280,7 @@ class CutSegments:
                 self._ask_nothing_of_aside()
         for segment in reversed(self._aside or ()):
             disk.unlink(segment.index_path)
-            disk.unlink(segment.log_path)
+            self._shared.put_away(segment.log_path)
             disk.sync_names(names)
         self._aside = None
         with refusing():

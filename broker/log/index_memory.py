@@ -49,6 +49,11 @@ class IndexMemory:
             self.held_bytes -= freed
             oldest.drop_index()
 
+    def touch(self, segment: Indexed) -> None:
+        """This segment's index was needed, and is as large as it was."""
+        if segment in self._held:
+            self._held.move_to_end(segment)
+
     def forget(self, segment: Indexed) -> None:
         """It goes, or holds on to its index from now on."""
         self.held_bytes -= self._held.pop(segment, 0)

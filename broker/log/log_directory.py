@@ -71,6 +71,8 @@ class LogDirectory:
     """Logs with unsynced appends that nobody asked to sync: the background flush takes them."""
     on_log_start: Callable[[Flushable], None]
     """A log's start has moved and is durable."""
+    put_away: Callable[[str], None]
+    """Unlinks a file, but for the work of it: `SegmentRemovals.put_away`."""
     producers: ProducerLimits = ProducerLimits()
     in_turns: Callable[[Callable[[], bool]], None] | None = None
     """Calls something once a turn of the loop, until it says True; None where no loop runs yet."""

@@ -120,6 +120,7 @@ class LogManager(DamagedLogs):
             self._on_log_failed,
             set(),
             self._on_log_start,
+            self.removals.put_away,
             self._producers,
         )
         self.unclean = self._small.read_damaged()

@@ -452,13 +452,8 @@ def _cut(scan: _Scan, bad: _Point) -> int:
     if tail:
         scan.disk.truncate(fd, segment.size)
         scan.disk.sync_file(fd)
-        _log.warning(
-            "torn tail cut file=%s bytes=%d offset=%d reason=%s",
-            segment.log_path,
-            tail,
-            segment.next_offset,
-            bad.why,
-        )
+        text = "torn tail cut file=%s bytes=%d offset=%d reason=%s"
+        _log.warning(text, segment.log_path, tail, segment.next_offset, bad.why)
     return removed + tail
 
 
@@ -497,4 +492,6 @@ def _rewrite_identity(scan: _Scan) -> None:
         finally:
             scan.disk.close(fd)
         if is_bare:
+            for segment in scan.segments:  # emptied by a cut, perhaps, that was killed
+                scan.disk.sync_file(scan.files.use(segment))
             scan.disk.sync_directory(scan.directory)

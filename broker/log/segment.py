@@ -148,8 +148,10 @@ class Segment:
             CorruptionError: the index had to be rebuilt, and the walk met bytes that are no batch.
         """
         index, relative = self._index, offset - self.base_offset
-        if index is None or self.is_index_written:
+        if index is None:
             return self._look(files, lambda index: index.position_for(relative))
+        if self.is_index_written:
+            files.indexes.touch(self)
         return index.position_for(relative)
 
     def position_for_time(self, files: OpenFiles, timestamp_ms: int) -> int:
@@ -299,7 +301,7 @@ class Segment:
         if index is None:
             index = self._index = self._rebuild_index(files.disk, files.use(self))
         elif self.is_index_written:
-            files.indexes.used(self, index.held_bytes)
+            files.indexes.touch(self)
         return look(index)
 
     def _open_index(self, disk: Disk) -> StoredIndex | OffsetIndex:

@@ -1,7 +1,9 @@
-"""Segments below a log's start: out of use at once, unlinked a while later and off the loop.
+"""Segments out of use: renamed at once, unlinked later and off the loop (0.27 s for one of 1 GB).
 
-The delay is Kafka's ``file.delete.delay.ms``: whoever still reads from an open file finishes first.
-A crash in between costs nothing: what the next start finds below a durable log start, it removes.
+Those below a log's start wait for Kafka's ``file.delete.delay.ms``: whoever still reads from an
+open file finishes first. A crash in between costs nothing: what the next start finds below a
+durable log start, it removes. Those that a cut removes go with the next step: a full disk waits for
+their room. Whatever is renamed, a start unlinks before it looks at a log.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ import asyncio
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
+
+from broker.log.disk import PASSING
+from broker.log.recovery import REMOVED_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +26,8 @@ SEGMENTS_AT_ONCE = 64
 """Taken out of use in one step: two renames each, about 3 ms of the loop."""
 FILES_AT_ONCE = 256
 """Unlinked in one step off the loop."""
+CUT_FILES_AT_ONCE = 16
+"""Of these, that a cut removed."""
 _log = logging.getLogger("broker.log")
 
 
@@ -34,6 +41,30 @@ class SegmentRemovals:
         self._waiting: dict[PartitionLog, None] = {}
         self._renamed: deque[tuple[int, str]] = deque()
         """(when it may go, path), the next one first."""
+        self._cut: deque[str] = deque()
+        self._names_given = 0
+
+    def put_away(self, path: str) -> None:
+        """What `Disk.unlink` does; the work of it comes later, off the loop.
+
+        As durable once the directory is synced: no start takes the new name for a segment. None is
+        given twice in one life, so nothing that stands there since is unlinked instead.
+
+        Raises:
+            OSError: as `Disk.unlink`.
+        """
+        if not self._disk.exists(path):
+            return
+        self._names_given += 1
+        renamed = f"{path}.{self._names_given}{REMOVED_SUFFIX}"
+        try:
+            self._disk.rename(path, renamed)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            self._disk.unlink(path)  # which needs no room for a longer name
+        else:
+            self._cut.append(renamed)
 
     def note(self, log: PartitionLog) -> None:
         """This log's start has moved, or is known: segments may lie below it."""
@@ -75,7 +106,7 @@ class SegmentRemovals:
             await asyncio.to_thread(self._unlink, due)
 
     def _due(self) -> list[str]:
-        due: list[str] = []
+        due = [self._cut.popleft() for _ in range(min(len(self._cut), CUT_FILES_AT_ONCE))]
         while self._renamed and self._renamed[0][0] <= self._now_ms and len(due) < FILES_AT_ONCE:
             due.append(self._renamed.popleft()[1])
         return due
