@@ -4,8 +4,9 @@ rotten bytes, pauses, fences, moves, reassignments, departures, `flush` switched
 are deleted, numbered batches that are sent again, unclean elections. Some topics are compacted, or
 keep their records for a time or up to a size: cleaner and retention are actors of their own, by
 clocks that go wrong (rules R7, R10). Bits rot under running brokers, which have it mended as they
-run, by controllers that take turns (decision 0009). What brokers serve is read through the
-product's own doors.
+run, by controllers that take turns (decision 0009): in records, in each field of a batch's header,
+in the small files that nothing else can stand for; and, outside of any budget, in those that can be
+made again (`replica_rot`). What brokers serve is read through the product's own doors.
 
 In most seeds the log is the product's own, over a simulated disk. Every invariant of the table in
 docs/claims.md is judged after each event or at the end of a seed; one that was never judged is red.
@@ -19,6 +20,8 @@ from hashlib import blake2b
 
 import pytest
 
+from broker.log.swap import STATE_FILE
+from tests.support.replica_rot import KINDS_OF_ROT
 from tests.support.replication_judge import JUDGED, JUDGED_OF_SOME
 from tests.support.replication_world import World, run
 from tests.support.seeds import Seeds, printed_by_another_process, too_rare
@@ -31,6 +34,7 @@ MUST_HAPPEN = (
     *("eio", "full", "cut_at", "flush", "reassigned", "cancel", "unclean elections", "departures"),
     *("ended by OSError", "ended by PowerCut", "ended by CorruptionError", "found rotten"),
     *("rotted live", "found while running", "set aside", "takeover"),
+    *(f"rotted: {kind}" for kind in KINDS_OF_ROT if kind != STATE_FILE),
     *("trims", "repeats found", "reassignments finished"),
     *("cleanings", "segments replaced", "compacted away", "tombstones dropped", "retained"),
     *("read from the leader", "read from a follower", "clock", "policy"),

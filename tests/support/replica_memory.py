@@ -101,13 +101,13 @@ class MemoryStore:
     def lose_disk(self) -> None:
         self.renew()
 
-    def rot(self) -> bool:
+    def rot(self, *, everywhere: bool = False) -> str:
         """Durable bytes are gone under the same directory id; recovery notices (rules Q5, R6)."""
         kept = self.log.entries[: self.host.rng.randint(0, len(self.log.entries))]
         self.log.recover(kept, keep_cache=False)
         self.log.synced = list(self.log.entries)
         self.damaged = True
-        return True
+        return "record"
 
     def recorded(self) -> None:
         """The controller knows of the damage, and has taken the replica out."""

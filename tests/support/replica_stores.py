@@ -36,7 +36,6 @@ from tests.support.replica_bytes import (
     ZERO,
     batches_of,
     entries_of,
-    flip,
     place,
 )
 from tests.support.replica_files import ReplicaFiles
@@ -148,12 +147,15 @@ class DiskStore(ReplicaFiles):
             self.aside = before  # the next start finds what this one might have found
             self.stop(power=self.power_gone)
             return False
+        except Exception as error:
+            raise Violation("rule Q5", f"broker {self.id} can't start: {error!r}") from error
         self.keeper = LogKeeper(self.config, IncarnationId(incarnation), self.manager)
         self.thread = FlusherThread(self.manager._opened().flusher)
         self.log = None
         opened = self.recovered = self.manager.get(TOPIC, ZERO)
         if opened is None:
-            if not self.manager.offline and durable and not self.damaged:
+            begins_anew = durable and not (self.damaged and self.rotted and self.rotted.last >= 0)
+            if not self.manager.offline and begins_anew:
                 raise Violation("L23", f"broker {self.id} has lost its log, {len(durable)} durable")
             # A mark whose log was moved away stays until it is recorded, and refuses the next one.
             if self.manager.offline and not (self.damaged or is_noted):
@@ -163,6 +165,8 @@ class DiskStore(ReplicaFiles):
             return True
         if self.marked:
             raise Violation("rule R6", f"broker {self.id} opens what was marked as damaged")
+        if self.damaged:
+            self.check_not_believed(opened)
         found_by_readers = self.damaged and opened.segments
         self.mirror = self.content(opened) if found_by_readers else self.read_all(opened)
         if not self.damaged:
@@ -252,12 +256,12 @@ class DiskStore(ReplicaFiles):
 
     def _heal_rot(self) -> None:
         """Where nothing is left that proves the damaged bytes, the fault is taken back."""
-        if not self.damaged or self.rotted is None:
+        rot = self.rotted
+        if not self.damaged or rot is None or rot.last < 0:
             return
-        inode, position, last = self.rotted
-        if self.log is None or self.log.log_end_offset <= last + 1 or self._proof() <= last:
-            if self._is_rotten():
-                flip(inode, position)
+        if self.log is None or self.log.log_end_offset <= rot.last + 1 or self._proof() <= rot.last:
+            if rot.stands:
+                rot.flip()
             self.rotted = None
             if self.log is not None:
                 self.mirror = self.content(self.log)  # of a log that is used as far as it is sound

@@ -119,24 +119,41 @@ class Faults:
         if self.is_safe(broker):
             if broker.up:
                 broker.stop(power=self.may_lose_power(broker, safe=False))
-            self.counts["rotted"] += broker.store.rot()
+            self._note_rot(broker.store.rot(everywhere=self.features.rots), "rotted")
+
+    def _note_rot(self, kind: str, where: str) -> None:
+        if kind:
+            self.counts[where] += 1
+            self.counts[f"rotted: {kind}"] += 1
 
     def _fault_rot_live(self, broker: Broker) -> None:
         """A running broker finds it when somebody reads there; now and then that is at once."""
         if not (broker.up and self.is_safe(broker)) or broker.store.damaged:
             return
-        if broker.store.rot():
-            self.counts["rotted live"] += 1
-            assert isinstance(broker.store, DiskStore)
-            assert broker.store.rotted is not None
-            if self.rng.random() < 0.6 and not broker.paused:
-                self.act(broker, broker.consume, broker.store.rotted[2])
+        kind = broker.store.rot(everywhere=True)
+        if not kind:
+            return
+        self._note_rot(kind, "rotted live")
+        assert isinstance(broker.store, DiskStore)
+        rot = broker.store.rotted
+        assert rot is not None
+        if self.rng.random() < 0.6:
+            if rot.last < 0:
+                broker.stop(power=False)  # it is read by a start alone
+            elif not broker.paused:
+                self.act(broker, broker.consume, rot.last)
+
+    def _fault_rot_helper(self, broker: Broker) -> None:
+        """Of files that can be made again: the budget of what may be lost is not touched."""
+        if isinstance(broker.store, DiskStore):
+            self._note_rot(broker.store.rot_helper(), "rotted helpers")
 
     def rot_now_and_then(self) -> None:
         """One replica after the other, each with some time to be mended."""
         chance = self.rng.random()
         if chance < OFTEN_ROTS:
             self._fault_rot_live(self.rng.choice(self.brokers))
+            self._fault_rot_helper(self.rng.choice(self.brokers))
         elif chance < OFTEN_ROTS + OFTEN_CALM:
             self.calm_round(self.rng.randrange(8), fair=False)
 

@@ -162,6 +162,19 @@ class Judge:
         self.start = min(self.start, kept)
         self.latest_heard = (self.latest_heard[0], min(self.latest_heard[1], kept))
         self.unclean_pending = False
+        self._see_again(broker)
+
+    def _see_again(self, leader: Broker) -> None:
+        """Damaged, it could not follow meanwhile: what was seen of its log is read at once."""
+        assert leader.partition is not None
+        epoch, end = leader.partition.role.epoch, leader.partition.high_watermark
+        for entry in leader.store.mirror[len(self.exposed) : end]:
+            if entry is not None:
+                self.where[entry[1]] = len(self.exposed)
+                if self.world.topic is not None:
+                    self.keys.exposed(entry[1], len(self.exposed))
+            self.exposed.append(entry)
+            self.exposed_in.append(epoch)
 
     def of_a_lost_history(self, epoch: int) -> bool:
         """Of a reign that an unclean election has ended, whether it has heard so or not."""

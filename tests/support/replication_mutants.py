@@ -11,6 +11,7 @@ from tests.support import (
     mutants_of_logs,
     mutants_of_repairs,
     mutants_of_replication,
+    mutants_of_rot,
     mutants_of_upkeep,
 )
 from tests.support.mutant_registry import MUTANTS, Mutant
@@ -34,5 +35,6 @@ __all__ = [
     "mutants_of_logs",
     "mutants_of_repairs",
     "mutants_of_replication",
+    "mutants_of_rot",
     "mutants_of_upkeep",
 ]

@@ -11,6 +11,7 @@ What is judged stands in ``replication_judge``.
 from __future__ import annotations
 
 import random
+import struct
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -142,6 +143,8 @@ class World(Faults, Endings):
             self.counts["ended by OSError"] += 1
             broker.stop(power=False)
             return
+        except struct.error as error:
+            raise Violation("L22", f"broker {broker.id} met damage and fell: {error}") from error
         except KafkaError as error:
             if broker.store.failed is None:
                 raise Violation("L26", f"broker {broker.id} raised {error}") from error
