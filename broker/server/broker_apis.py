@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
+    from broker.server.damage import Damage
     from broker.server.follower_reads import FollowerReads
     from broker.server.lifecycle import Lifecycle
     from broker.server.metadata_loader import MetadataLoader
@@ -122,7 +123,7 @@ class RoutedBrokerApis:
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
         )
-        self._metadata = MetadataRequests(config, loader, controllers, self._admin.own_facts)
+        self._metadata = MetadataRequests(config, loader, controllers, self._damage_of)
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
         self.forwarded = ForwardedProduces(
@@ -211,8 +212,11 @@ class RoutedBrokerApis:
         return OwnFacts(
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
-            damage=damage_led_here(self._local, self._local.damaged()),
+            damage=damage_led_here(self._local.damaged(), self._local.leads),
         )
+
+    async def _damage_of(self, broker_id: BrokerId) -> Damage | None:
+        return (await self.own_facts(broker_id)).damage
 
     # groups
 

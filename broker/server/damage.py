@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.server.requests import Damage, OwnFacts
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
-    from broker.server.local_partitions import LocalPartitions
     from raft_metadata.common.ids import BrokerId, TopicIdPartition
     from raft_metadata.image.metadata_image import MetadataImage
 
@@ -25,7 +23,17 @@ REASON_CHARACTERS_MAX: Final = 300
 ASK_TIMEOUT_MS: Final = 1_000
 """A broker that is slower has told nothing; a page must not wait for it."""
 
-AskFacts = Callable[["BrokerId"], Awaitable[OwnFacts]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Partitions led by a broker over a log that is damaged: how many, and some with the reason."""
+
+    count: int
+    partitions: tuple[tuple[TopicIdPartition, str], ...]
+
+
+AskDamage = Callable[["BrokerId"], Awaitable[Damage | None]]
+"""What a broker tells of itself; None: its version does not."""
 
 
 class DamagedLeader(NamedTuple):
@@ -45,19 +53,15 @@ class TotalDamage:
     named: tuple[DamagedLeader, ...] = ()
 
 
-def damage_led_here(local: LocalPartitions, damaged: Mapping[TopicIdPartition, str]) -> Damage:
+def damage_led_here(
+    damaged: Mapping[TopicIdPartition, str], leads: Callable[[TopicIdPartition], bool]
+) -> Damage:
     """Of these replicas, which are damaged: those that lead."""
-    led = []
-    for where, reason in damaged.items():
-        try:
-            local.leading(where)
-        except KafkaError:
-            continue
-        led.append((where, reason[:REASON_CHARACTERS_MAX]))
+    led = [(where, why[:REASON_CHARACTERS_MAX]) for where, why in damaged.items() if leads(where)]
     return Damage(count=len(led), partitions=tuple(led[:NAMED_MAX]))
 
 
-async def ask_for_damage(image: MetadataImage, ask: AskFacts) -> TotalDamage:
+async def ask_for_damage(image: MetadataImage, ask: AskDamage) -> TotalDamage:
     """What the live brokers tell of themselves, all asked at once."""
     living = {BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN}
     live = [broker.broker_id for broker in image.brokers.values() if broker.state in living]
@@ -65,10 +69,10 @@ async def ask_for_damage(image: MetadataImage, ask: AskFacts) -> TotalDamage:
     return _total(image, zip(live, answers, strict=True))
 
 
-async def _ask(broker: BrokerId, ask: AskFacts) -> Damage | None:
+async def _ask(broker: BrokerId, ask: AskDamage) -> Damage | None:
     try:
         async with asyncio.timeout(ASK_TIMEOUT_MS / 1000):
-            return (await ask(broker)).damage
+            return await ask(broker)
     except (KafkaError, TimeoutError):
         return None  # the image says of it whatever else is to be said
 

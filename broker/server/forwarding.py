@@ -18,11 +18,11 @@ from broker.coordinator import group_wire
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
+from broker.server.damage import Damage
 from broker.server.local_partitions import Append, Read
 from broker.server.progress import local_progress
 from broker.server.reads import parted
 from broker.server.requests import (
-    Damage,
     FetchResult,
     OffsetsResult,
     OwnFacts,

@@ -109,6 +109,11 @@ class LocalPartitions:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica, replica.partition.role
 
+    def leads(self, partition: TopicIdPartition) -> bool:
+        """Whether it is led here."""
+        replica = self._manager.replica(partition)
+        return replica is not None and isinstance(replica.partition.role, LeaderState)
+
     def damaged(self) -> Mapping[TopicIdPartition, str]:
         """The replicas here whose logs are damaged, with the reason."""
         return self._manager.repairs.reasons()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
-    from broker.server.damage import AskFacts
+    from broker.server.damage import AskDamage
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.ids import MetadataOffset
     from raft_metadata.image.metadata_image import MetadataImage
@@ -88,10 +88,10 @@ class MetadataRequests:
         config: BrokerConfig,
         loader: MetadataLoader,
         controllers: ControllerChannel,
-        own_facts: AskFacts,
+        ask_damage: AskDamage,
     ) -> None:
-        """``own_facts``: what only a broker itself knows of itself; asks it."""
-        self._own_facts = own_facts
+        """``ask_damage``: asks a broker which partitions it leads over damaged logs."""
+        self._ask_damage = ask_damage
         self._config = config
         self._loader = loader
         self._controllers = controllers
@@ -192,7 +192,7 @@ class MetadataRequests:
     async def health(self) -> ClusterHealth:
         """See `MetadataApis`."""
         states, damage = await asyncio.gather(
-            self._states(), ask_for_damage(self._loader.image, self._own_facts)
+            self._states(), ask_for_damage(self._loader.image, self._ask_damage)
         )
         image = self._loader.image
         tallies = await self._tallies(image)

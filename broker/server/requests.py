@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
+    from broker.server.damage import Damage
     from broker.server.metadata_requests import MetadataApis
     from raft_metadata.common.producer_claims import Claim
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
@@ -178,14 +179,6 @@ class PartitionProgress:
     high_watermark: int
     follower_ends: Mapping[BrokerId, int]
     """Log end of each follower that fetched from this leader in its present epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """Partitions led here over a log that is damaged: how many, and some with the reason."""
-
-    count: int
-    partitions: tuple[tuple[TopicIdPartition, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import pytest
 from broker.config import BrokerConfig, BrokerTimeouts
 from broker.server import forwarding
 from broker.server.admin_requests import AdminRequests
-from broker.server.damage import REASON_CHARACTERS_MAX, damage_led_here
+from broker.server.damage import REASON_CHARACTERS_MAX, Damage, damage_led_here
 from broker.server.forwarding import PeerRequests
-from broker.server.requests import Damage, OwnFacts, PartitionProgress
+from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topic_requests import TopicRequests
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -280,11 +280,10 @@ async def test_what_a_broker_knows_of_itself_comes_from_itself() -> None:
     assert (await world.requests.own_facts(OTHER)).damage == damage
 
 
-async def test_of_damaged_replicas_those_are_told_that_lead() -> None:
-    world = World()
+def test_of_damaged_replicas_those_are_told_that_lead() -> None:
     place = TopicIdPartition(FLIGHTS_ID, PartitionId(0))
     damaged = {place._replace(partition=PartitionId(n)): "x" * 999 for n in (0, 1, 2)}
-    told = damage_led_here(world.local, damaged)
+    told = damage_led_here(damaged, place.__eq__)
     assert told.count == 1
     assert told.partitions == ((place, "x" * REASON_CHARACTERS_MAX),)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from broker.server.damage import ask_for_damage
+from broker.server.damage import Damage, ask_for_damage
 from broker.server.health import ClusterHealth, HealthStatus, judge, tally_partitions
-from broker.server.requests import Damage, OwnFacts
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -122,23 +121,22 @@ def test_what_controllers_say() -> None:
     assert nobody.controller_id is None
 
 
-def facts(*partitions: int, count: int | None = None) -> OwnFacts:
-    """Of a broker that leads these over a damaged log."""
-    told = tuple(
+def told(*partitions: int, count: int | None = None) -> Damage:
+    """By a broker that leads these over a damaged log."""
+    named = tuple(
         (TopicIdPartition(topic_id(1), PartitionId(number)), f"file=/{number}.log")
         for number in partitions
     )
-    return OwnFacts(
-        static_configs={},
-        damage=Damage(count=len(told) if count is None else count, partitions=told),
-    )
+    return Damage(count=len(named) if count is None else count, partitions=named)
 
 
-async def damage_in(found: MetadataImage, told: dict[int, OwnFacts | None]) -> ClusterHealth:
-    async def ask(broker_id: BrokerId) -> OwnFacts:
-        answer = told.get(broker_id, OwnFacts(static_configs={}))
-        if answer is None:
-            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE)
+async def damage_in(
+    found: MetadataImage, said: dict[int, Damage | KafkaError | None]
+) -> ClusterHealth:
+    async def ask(broker_id: BrokerId) -> Damage | None:
+        answer = said.get(broker_id)
+        if isinstance(answer, KafkaError):
+            raise answer
         return answer
 
     state = controller_state(voters=(voter(101), voter(102)))
@@ -148,7 +146,7 @@ async def damage_in(found: MetadataImage, told: dict[int, OwnFacts | None]) -> C
 
 async def test_invariant_l22_a_leader_of_what_is_left_is_unhealthy_and_says_what_to_do() -> None:
     found = image(WELL, partition(2, 1, 2, 3), partition(2, 1, 2, 3))
-    said = await damage_in(found, {2: facts(1, 2, count=102), 3: facts()})
+    said = await damage_in(found, {2: told(1, 2, count=102), 3: told()})
     assert (said.status, codes(said)) == (HealthStatus.UNHEALTHY, ["DAMAGED_PARTITIONS"])
     [reason] = said.reasons
     assert reason.message == (
@@ -165,6 +163,6 @@ async def test_invariant_l22_a_leader_of_what_is_left_is_unhealthy_and_says_what
 
 async def test_who_does_not_tell_of_damage_is_not_blamed_for_it() -> None:
     """An older version, a broker that does not answer, one that has been replaced as leader."""
-    found = image(WELL)
-    said = await damage_in(found, {1: None, 2: facts(0), 3: OwnFacts(static_configs={})})
+    found, silent = image(WELL), KafkaError(ErrorCode.BROKER_NOT_AVAILABLE)
+    said = await damage_in(found, {1: silent, 2: told(0), 3: None})
     assert (said.status, said.counts["damaged_partitions"]) == (HealthStatus.HEALTHY, 0)

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from broker.server.damage import Damage
 from broker.server.metadata_requests import MAX_LOG_READERS, MetadataRequests
-from broker.server.requests import OwnFacts
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset, NodeId, TopicName
 from raft_metadata.controller.controller import ControllerConfig
@@ -90,10 +90,10 @@ class World:
         config = SimpleNamespace(cluster_id=CLUSTER_ID, broker_id=1, defaults=defaults)
         self.requests = MetadataRequests(
             cast("Any", config), cast("Any", self.loader), cast("Any", self.controllers),
-            self.own_facts,
+            self.damage_of,
         )  # fmt: skip
 
-    async def own_facts(self, _broker_id: object) -> OwnFacts:
+    async def damage_of(self, _broker_id: object) -> Damage:
         """No broker is registered here."""
         raise AssertionError
 
