@@ -121,9 +121,15 @@ def unsupported_media_type(content_type: str | None, send: str) -> RestError:
     )
 
 
+def accept_of(request: web.BaseRequest) -> str | None:
+    """What the client takes: lines of one name are one list (RFC 9110, 5.3)."""
+    lines = request.headers.getall(hdrs.ACCEPT, ())
+    return ", ".join(lines) if lines else None
+
+
 def not_acceptable(request: web.BaseRequest, *taken: str) -> RestError:
     """406, naming what could be asked for."""
-    accept = shown(request.headers.get(hdrs.ACCEPT, ""))
+    accept = shown(accept_of(request) or "")
     return RestError(
         406,
         RestCode.NOT_ACCEPTABLE,

@@ -178,6 +178,27 @@ async def test_bytes_that_are_no_text_are_the_clients_error(request_bytes: bytes
     assert len(answer.body) < 1000
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET /topics",
+        b"GET /v3/clusters",
+        b"GET /topics/flights/partitions/0/records?offset=0&timeout=0",
+        b"POST /topics/flights",
+    ],
+)
+async def test_several_accept_lines_are_one_list(line: bytes) -> None:
+    """RFC 9110, 5.3: only the first counted, and a client that takes everything got a 406."""
+    body = b'{"records":[{"value":1}]}' if line.startswith(b"POST") else b""
+    head = line + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\nAccept: text/html\r\n" % len(body)
+    async with open_door() as door:
+        taken = await door.raw(head + b"Accept: */*;q=0.1\r\n\r\n" + body)
+        refused = await door.raw(head + b"Accept: image/png\r\n\r\n" + body)
+    assert (taken.status, refused.status) == (200, 406)
+    assert "text/html, image/png" in refused.json["message"]
+
+
 async def test_a_gzipped_body_is_taken_and_its_limit_counts_what_it_unpacks_to() -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     fine = gzip.compress(b'{"records":[{"value":1}]}')

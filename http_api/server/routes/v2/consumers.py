@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import orjson
-from aiohttp import hdrs
 
 from broker.coordinator.requests import (
     Assign,
@@ -37,7 +36,7 @@ from http_api.contract.media_types import (
     embedded_type,
 )
 from http_api.contract.v2 import check_name
-from http_api.server.bodies import not_acceptable
+from http_api.server.bodies import accept_of, not_acceptable
 from http_api.server.context import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
 from http_api.server.parameters import bad_parameter, integer
 from http_api.server.routes.v2 import consumers_bodies as bodies
@@ -164,7 +163,7 @@ class ConsumerRoutes:
                 "HTTP 405 Method Not Allowed: got HEAD, expected GET",
                 headers={"Allow": "GET"},
             )
-        accept = request.headers.get(hdrs.ACCEPT)
+        accept = accept_of(request)
         accepted = accepted_formats(accept)
         if not accepted:
             raise not_acceptable(request, *_RECORD_TYPES)
@@ -294,7 +293,7 @@ def _enter(request: web.Request, group: str, instance: str) -> tuple[GroupId, In
 
 
 def _check_accept(request: web.Request) -> None:
-    if choose_reply(request.headers.get(hdrs.ACCEPT), CONSUMER_REPLIES) is None:
+    if choose_reply(accept_of(request), CONSUMER_REPLIES) is None:
         raise not_acceptable(request, V2)
 
 

@@ -37,7 +37,7 @@ from http_api.contract.media_types import (
     choose_reply,
     takes_zstd,
 )
-from http_api.server.bodies import not_acceptable
+from http_api.server.bodies import accept_of, not_acceptable
 from http_api.server.context import ERROR_TYPE, reply
 from http_api.server.parameters import bad_parameter, partition_id, query_integer, topic_name
 from http_api.server.topics import find_topic, partition_not_found, topic_not_found
@@ -78,7 +78,7 @@ class FetchRoutes:
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
         """Records from an offset or a timestamp on; waits for the first one up to ``timeout``."""
-        content_type = choose_reply(request.headers.get(hdrs.ACCEPT), FETCH_REPLIES)
+        content_type = choose_reply(accept_of(request), FETCH_REPLIES)
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
         request[ERROR_TYPE] = content_type

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from http_api.contract import v2
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_REPLIES, choose_reply
-from http_api.server.bodies import not_acceptable
+from http_api.server.bodies import accept_of, not_acceptable
 from http_api.server.context import json_reply
 from http_api.server.parameters import partition_id, topic_name
 from http_api.server.topics import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
@@ -84,6 +84,6 @@ def _partitions(topic: TopicImage) -> list[v2.JsonObject]:
 
 
 def _reply(request: web.Request, value: Any) -> web.Response:
-    if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
+    if choose_reply(accept_of(request), V2_REPLIES) is None:
         raise not_acceptable(request, V2)
     return json_reply(value, V2)

@@ -33,6 +33,7 @@ from http_api.contract.media_types import (
     produce_format,
 )
 from http_api.server.bodies import (
+    accept_of,
     not_acceptable,
     read_body,
     unsupported_media_type,
@@ -96,7 +97,7 @@ class ProduceRoutes:
         embedded = produce_format(content_type)
         if embedded is None:
             raise unsupported_media_type(content_type, V2_JSON)
-        if choose_reply(request.headers.get(hdrs.ACCEPT), V2_REPLIES) is None:
+        if choose_reply(accept_of(request), V2_REPLIES) is None:
             raise not_acceptable(request, V2)
         acks, timeout_ms = self._acks_and_timeout(request)
         claim = claim_of(request.headers)

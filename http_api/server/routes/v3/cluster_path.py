@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiohttp import hdrs
-
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import V3_REPLIES, choose_reply
 from http_api.contract.v3 import Links
-from http_api.server.bodies import not_acceptable
+from http_api.server.bodies import accept_of, not_acceptable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +30,6 @@ class ClusterPath:
         """The links of this cluster, or 404 for another one, 406 for another Accept."""
         if cluster != self._apis.cluster_id:
             raise RestError(404, RestCode.NOT_FOUND, f"Cluster {shown(cluster)} cannot be found.")
-        if choose_reply(request.headers.get(hdrs.ACCEPT), replies) is None:
+        if choose_reply(accept_of(request), replies) is None:
             raise not_acceptable(request, *replies)
         return self._links
