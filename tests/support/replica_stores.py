@@ -137,6 +137,7 @@ class DiskStore(ReplicaFiles):
             max_open_segments=self.host.rng.choice((1, 2, 64)),
             default_config=LogConfig(segment_bytes=self.segment_bytes),
         )
+        self.manager._files.indexes.limit_bytes = 0  # none but the last used one is kept
         is_noted = bool(self.manager._small.read_damaged())
         if self.marked and self.has_directory() and not is_noted:
             raise Violation("rule R6", f"broker {self.id}: the mark of damage is gone, its log not")

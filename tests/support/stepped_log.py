@@ -67,6 +67,7 @@ class SteppedLog(RuleBasedStateMachine):
     def open(self) -> None:
         """A new process: nothing it holds is broken."""
         self.life = Life(self.disk, self.config)
+        self.life.manager._files.indexes.limit_bytes = 0  # none but the last used one is kept
         self.flusher = step_by_step(self.life, self.disk)
         self.flusher.sync_files_max = self.files_max
         assert self.life.manager.offline == {}
