@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 CATCH_UP_MS = 1_000
 """How long an unknown topic is looked for at the active controller before it counts as unknown."""
+LOOK_AGAIN_S = 0.1
+"""How soon an active controller is looked for again, while there is none."""
+AUTO_CREATE_MS_MIN = 1_000
+"""A first produce waits at least this long for its topic, whatever its own timeout: it takes some
+100 ms, and one that was given up has to be found out about by the next produce."""
 CREATE_TIMEOUT_MS = 5_000
 """How long an active controller is looked for to create or delete."""
 
@@ -62,13 +67,21 @@ class TopicRequests:
         found = self._loader.image.topic(topic)
         if found is not None and found.is_created and partition < found.partitions_count:
             return
-        with contextlib.suppress(TimeoutError, KafkaError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_MS / 1000):
-                await self._loader.wait_for(await self._loader.newest_offset())
+                await self._loader.wait_for(await self._newest_offset())
         if not self._loader.loaded.is_set():
             # It has just started and no controller answers: what it never heard of may well exist.
             text = f"no controller has told this broker yet whether topic {topic} exists"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
+
+    async def _newest_offset(self) -> MetadataOffset:
+        """The committed end, once there is an active controller: one may just be elected."""
+        while True:
+            try:
+                return await self._loader.newest_offset()
+            except KafkaError:
+                await asyncio.sleep(LOOK_AGAIN_S)
 
     async def create(self, command: CreateTopic) -> TopicCreated:
         """See `BrokerApis.create_topic`."""
@@ -144,7 +157,7 @@ class TopicRequests:
         if topic is None:
             if not self._configs.auto_create(self._loader.image):
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
-            await self._auto_create(name)
+            await self._auto_create(name, deadline_ms)
             topic = self._loader.image.topic(name)
         while topic is not None and not topic.is_created:
             await self._until_changed(deadline_ms)
@@ -153,33 +166,48 @@ class TopicRequests:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
         return topic
 
-    async def _auto_create(self, name: TopicName) -> None:
+    async def _auto_create(self, name: TopicName, deadline_ms: int) -> None:
         """Create by the defaults, once for all requests that wait for the same name.
 
         What ends it ends all of them: who only waited would else be told that there is no such
-        topic, which a client does not try again.
+        topic, which a client does not try again. But for the first one's deadline: whoever may
+        wait longer goes on.
         """
-        under_way = self._creating.get(name)
-        if under_way is not None:
-            await asyncio.wait([under_way])  # one that is cancelled leaves the others their future
-            failure = under_way.result()
-        else:
-            failure = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "its creation was given up")
-            done = self._creating[name] = asyncio.get_running_loop().create_future()
-            try:
-                topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
-                await self.create(CreateTopic(name=name, topic_id=topic_id))
-                failure = None
-            except KafkaError as error:
-                failure = error
-            finally:
-                del self._creating[name]
-                done.set_result(failure)
+        deadline_ms = max(deadline_ms, self._clock.monotonic_ms() + AUTO_CREATE_MS_MIN)
+        failure: KafkaError | None = _GIVEN_UP
+        while failure is _GIVEN_UP:
+            remaining_ms = deadline_ms - self._clock.monotonic_ms()
+            if remaining_ms <= 0:
+                raise _not_written(name, _GIVEN_UP)
+            under_way = self._creating.get(name)
+            if under_way is None:
+                failure = await self._create_for_all(name, remaining_ms)
+            else:  # one that is cancelled leaves the others their future
+                done, _ = await asyncio.wait([under_way], timeout=remaining_ms / 1000)
+                failure = under_way.result() if done else _GIVEN_UP
         if failure is None:
             return
         if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
             raise _not_written(name, failure)
         await self.catch_up_with(name)
+
+    async def _create_for_all(self, name: TopicName, at_most_ms: int) -> KafkaError | None:
+        """What it ended with, for those too who wait for it meanwhile."""
+        failure: KafkaError | None = _GIVEN_UP
+        done = self._creating[name] = asyncio.get_running_loop().create_future()
+        try:
+            topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
+            async with asyncio.timeout(at_most_ms / 1000):
+                await self.create(CreateTopic(name=name, topic_id=topic_id))
+            failure = None
+        except TimeoutError:
+            pass
+        except KafkaError as error:
+            failure = error
+        finally:
+            del self._creating[name]
+            done.set_result(failure)
+        return failure
 
     async def _until_changed(self, deadline_ms: int) -> None:
         remaining_ms = deadline_ms - self._clock.monotonic_ms()
@@ -189,6 +217,12 @@ class TopicRequests:
         except TimeoutError:
             text = "the topic's creation is not complete"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text) from None
+
+
+_GIVEN_UP = KafkaError(
+    ErrorCode.LEADER_NOT_AVAILABLE, "it was not created in time", outcome=Outcome.NOT_WRITTEN
+)
+"""By whoever asked for the creation; compared by identity, never raised."""
 
 
 def _not_written(name: TopicName, failure: KafkaError) -> KafkaError:

@@ -115,3 +115,53 @@ async def test_all_who_wait_for_a_creation_that_fails_hear_that_nothing_was_writ
         assert (answer.code, answer.outcome) == (told, Outcome.NOT_WRITTEN)
         assert failure.message in answer.message
     assert controllers.asked == 1
+
+
+async def test_a_first_produce_waits_for_its_topic_no_longer_than_it_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for a controller (5 s) and for leaders (15 s), whatever its timeout was."""
+    monkeypatch.setattr(topic_requests, "AUTO_CREATE_MS_MIN", 50)
+    failure = KafkaError(ErrorCode.NOT_CONTROLLER, "nobody")
+    made, controllers = creating(failure, monkeypatch)
+    now_ms = SystemClock().monotonic_ms()
+    async with asyncio.timeout(10):
+        first = asyncio.ensure_future(made.for_produce(NAME, now_ms + 50))
+        await controllers.asked_once.wait()
+        patient = asyncio.ensure_future(made.for_produce(NAME, now_ms + 60_000))
+        short = asyncio.ensure_future(made.for_produce(NAME, now_ms + 50))
+        for hasty in (first, short):
+            with pytest.raises(KafkaError) as refused:
+                await hasty
+            assert refused.value.code is ErrorCode.LEADER_NOT_AVAILABLE
+            assert refused.value.outcome is Outcome.NOT_WRITTEN
+            assert "in time" in refused.value.message
+        assert not patient.done()  # it asks itself, now that the first one gave up
+        controllers.go.set()
+        with pytest.raises(KafkaError, match="nobody"):
+            await patient
+    assert controllers.asked == 2
+
+
+async def test_a_topic_is_unknown_only_once_an_active_controller_had_time_to_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a controller was elected what another broker had just created was a 404 at once."""
+    monkeypatch.setattr(topic_requests, "LOOK_AGAIN_S", 0.001)
+    made = topics(loaded=True)
+    asked: list[object] = []
+
+    async def elected_at_the_third() -> int:
+        asked.append(None)
+        if len(asked) < 3:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "nobody is active")
+        return 7
+
+    async def wait_for(offset: object) -> None:
+        asked.append(offset)
+
+    made._loader.newest_offset = elected_at_the_third  # type: ignore[assignment,method-assign]
+    made._loader.wait_for = wait_for  # type: ignore[assignment,method-assign]
+    async with asyncio.timeout(10):
+        await made.catch_up_with(NAME)
+    assert asked[-1] == 7
