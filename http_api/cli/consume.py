@@ -112,7 +112,12 @@ def _ranges(client: Client, wanted: Wanted, partition: int | None) -> list[Range
         return [_range(client, wanted, partition, alone=True)]
     partitions = client.run(admin.partition_ids(wanted.topic))
     alone = len(partitions) == 1
-    return [_range(client, wanted, each, alone=alone) for each in partitions]
+    ranges = [_range(client, wanted, each, alone=alone) for each in partitions]
+    longest = max(each.end for each in ranges)
+    if wanted.offset.isdigit() and int(wanted.offset) > longest:
+        msg = f"-o {wanted.offset}: no partition of {wanted.topic} goes beyond offset {longest}"
+        raise click.ClickException(msg)
+    return ranges
 
 
 def _range(client: Client, wanted: Wanted, partition: int, *, alone: bool) -> Range:

@@ -338,6 +338,9 @@ def chain(path: Path, start: int | None, end: int | None, form: str) -> int:
     if end > report.end:
         msg = f"--to {end}: the log ends at {report.end}"
         raise click.UsageError(msg)
+    if start is not None and start > end:
+        msg = f"--from {start}: expected at most {end}, where the chain is to end"
+        raise click.UsageError(msg)
     try:
         found = HashChain().value(report.good, start, end)
     except ChainRangeError as error:

@@ -8,7 +8,9 @@ imported only when that command runs, and its one-line help stands in this table
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from itertools import pairwise
 from typing import NoReturn
 
 import click
@@ -86,6 +88,14 @@ def cli() -> None:
     """
 
 
+def _ending(error: NodeExit, arguments: list[str]) -> str:
+    """A line, or the JSON object that any other error of a command with --format json is."""
+    says_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+    if not says_json:
+        return f"quorumlog: {error.message}"
+    return json.dumps({"error_code": None, "message": error.message, "exit": error.code})
+
+
 def main() -> NoReturn:
     """The console script."""
     sys.exit(run(sys.argv[1:]))
@@ -101,6 +111,6 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_KILLED
     except NodeExit as error:
-        click.echo(f"quorumlog: {error.message}", err=True)
+        click.echo(_ending(error, arguments), err=True)
         return error.code
     return result if isinstance(result, int) else 0

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
+from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, EXIT_USAGE, NodeExit
 from http_api.node.formatting import RAFT_FOLDER
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.image.facts import Fact, FactTeller
 from raft_metadata.quorum.offline import InUseError, OfflineLog, read_offline_log
 from raft_metadata.records.serde import UnreadableRecordError
 
+LOG_FOLDER = "log"
+"""Of a broker."""
+
 
 def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
     """Exit 74 for what can't be read, 75 while a controller uses it."""
     raft_dir = directory / RAFT_FOLDER
+    if not raft_dir.exists() and (directory / LOG_FOLDER).is_dir():
+        text = f"--dir {directory}: expected a controller's folder, this is a broker's"
+        raise NodeExit(EXIT_USAGE, f"{text}: `quorumlog log dump` reads those")
     try:
         return read_offline_log(
             raft_dir if raft_dir.exists() else directory, even_if_locked=even_if_locked

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import click
 
 from http_api.client.calls import ApiError, ClientError
 from http_api.client.transport import DEFAULT_URL, Client
+from http_api.contract.errors import RestCode
 from raft_metadata.common.errors import Outcome
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -93,10 +95,17 @@ def says_errors(command: Command) -> Command:
 def error_text(error: ClientError, form: str) -> str:
     """What went wrong and, for a write, what is certain about it."""
     code = error.code if isinstance(error, ApiError) else None
+    message = str(error)
+    if isinstance(error, ApiError) and code == RestCode.UNKNOWN_TOPIC_OR_PARTITION:
+        # Confluent's words do not say which; a command may have named several.
+        _, found, place = error.path.partition("?")[0].partition("/topics/")
+        topic, *more = place.split("/")
+        named = unquote("-".join([topic, *more[1:2]]) if more[:1] == ["partitions"] else topic)
+        message = f"{message.rstrip('.')}: {named}" if found else message
     if form == "json":
-        content = {"error_code": code, "message": str(error), "outcome": error.outcome.value}
+        content = {"error_code": code, "message": message, "outcome": error.outcome.value}
         return json.dumps(content)
-    text = f"quorumlog: {error}"
+    text = f"quorumlog: {message}"
     if code is not None:
         text += f" (error {code})"
     if error.outcome is Outcome.UNKNOWN:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import click
@@ -13,6 +14,7 @@ import orjson
 
 from http_api.cli.options import client_of, format_option, print_json, says_errors, url_option
 from http_api.client import admin
+from http_api.client.calls import ClientError
 from http_api.client.producer import NewRecord, RecordOutcome, send
 from http_api.client.transport import Client
 from raft_metadata.common.errors import Outcome
@@ -82,15 +84,38 @@ def produce(
         msg = "-k: expected at least one character"
         raise click.UsageError(msg)
     tally = Tally(topic)
-    with client_of(url) as client:
-        _learn_brokers(client)
-        for lines in _read_batches():
-            records = [_record(line, separator, is_json=is_json, null=null) for line in lines]
-            tally.add(send(client, topic, records, partition=partition, acks=acks))
-            if tally.failed:
-                break
+    make = functools.partial(_record, separator=separator, is_json=is_json, null=null)
+    try:
+        with client_of(url) as client:
+            _learn_brokers(client)
+            for lines in _read_batches():
+                records, wrong = _records(lines, make, tally.written)
+                if records:
+                    tally.add(send(client, topic, records, partition=partition, acks=acks))
+                if tally.failed:
+                    break
+                if wrong is not None:
+                    raise wrong
+    except (ClientError, click.ClickException):
+        if tally.written:
+            _print(tally, form)
+        raise
     _print(tally, form)
     return 1 if tally.failed else 0
+
+
+def _records(
+    lines: list[bytes], make: Callable[[bytes], NewRecord], before: int
+) -> tuple[list[NewRecord], click.ClickException | None]:
+    """The records of lines, up to the first that is none; ``before``: lines that were written."""
+    records: list[NewRecord] = []
+    for line in lines:
+        try:
+            records.append(make(line))
+        except click.ClickException as error:
+            text = f"line {before + len(records) + 1}: {error.message}; nothing from there on"
+            return records, click.ClickException(f"{text} was written")
+    return records, None
 
 
 def _learn_brokers(client: Client) -> None:
@@ -131,7 +156,7 @@ def _read_lines() -> Iterator[bytes | None]:
         yield rest
 
 
-def _record(line: bytes, separator: str | None, *, is_json: bool, null: bool) -> NewRecord:
+def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) -> NewRecord:
     try:
         text = line.removesuffix(b"\r").decode()
     except UnicodeDecodeError as error:

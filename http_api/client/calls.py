@@ -38,6 +38,8 @@ class ApiError(ClientError):
         self.status = status
         self.code = code
         self.message = message
+        self.path = ""
+        """What was asked for, where that is known."""
         self.retriable = bool(envelope.get("retriable", status == 503))
         said = envelope.get("outcome")
         if said is not None:

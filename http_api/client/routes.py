@@ -106,6 +106,7 @@ class Exchange:
         if answer.status < 400 or answer.status in self._request.also_parsed:
             return None
         error = error_of(answer)
+        error.path = self._request.path
         surely_not_done = error.outcome is Outcome.NOT_WRITTEN or self._request.may_repeat
         if answer.status < 500 or not error.retriable or not surely_not_done:
             raise error

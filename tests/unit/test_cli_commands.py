@@ -106,6 +106,7 @@ async def test_a_refusal_is_one_line_and_exit_1(shell: Shell) -> None:
     missing = await shell("topic", "describe", "nothing", "--format", "json")
     assert missing.code == 1
     assert json.loads(missing.err)["error_code"] == 40403
+    assert json.loads(missing.err)["message"].endswith("topic-partition: nothing"), "which one"
 
 
 async def test_wrong_usage_is_exit_2(shell: Shell) -> None:
@@ -174,6 +175,11 @@ async def test_json_values_are_stored_byte_for_byte(shell: Shell) -> None:
     assert (await shell("consume", "flights")).out == value + "\n"
 
     refused = await shell("produce", "flights", "--json", stdin="{oops\n")
+    assert "line 1: a value is not JSON" in refused.err
+    part = await shell("produce", "flights", "--json", stdin="1\n2\n{oops\n3\n")
+    assert (part.code, part.lines[0]) == (1, "written 2 records to flights")
+    assert "line 3: a value is not JSON: '{oops'" in part.err
+    assert "nothing from there on was written" in part.err
     assert refused.code == 1
     assert "not JSON" in refused.err
 
@@ -221,6 +227,9 @@ async def test_an_offset_outside_the_log_names_both_ends(shell: Shell) -> None:
     read = await shell("consume", "flights", "-p", "0", "-o", "7")
     assert read.code == 1
     assert "flights-0 holds offsets 0 to 0" in read.err
+    of_all = await shell("consume", "flights", "-o", "7")
+    assert of_all.code == 1
+    assert "no partition of flights goes beyond offset 0" in of_all.err
 
 
 @pytest.mark.parametrize("partition", [(), ("-p", "0")])

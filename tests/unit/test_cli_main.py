@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import click
 import pytest
@@ -70,3 +72,19 @@ def test_commands_of_other_packages_come_in_by_entry_point(
 def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["prodduce"]) == 2
     assert "prodduce" in capsys.readouterr().err
+
+
+def test_a_brokers_folder_is_no_controllers_and_json_errors_are_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").mkdir()
+    dump = ["metadata", "dump", "--dir", str(tmp_path)]
+    assert main.run(dump) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("quorumlog: --dir ")
+    assert "this is a broker's: `quorumlog log dump` reads those" in said
+    for form in (["--format", "json"], ["--format=json"]):
+        assert main.run([*dump, *form]) == 2
+        told = json.loads(capsys.readouterr().err)
+        assert (told["exit"], told["error_code"]) == (2, None)
+        assert f"quorumlog: {told['message']}\n" == said
