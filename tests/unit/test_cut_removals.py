@@ -47,7 +47,8 @@ def put_away(disk: SimulatedDisk) -> list[str]:
 
 def unlink_due(life: Life) -> None:
     removals = life.manager.removals
-    removals._unlink(removals._due())
+    while due := removals._due():
+        removals._unlink(due)
 
 
 def begun(batches: int = 18) -> tuple[SimulatedDisk, Life, list[object]]:
