@@ -242,7 +242,7 @@ def test_chains_of_two_disks_are_equal_where_the_logs_are(tmp_path: Path) -> Non
         "from 300 to 900, first 0\n"
     )
     beyond = run("chain", one, "--from", 1_300)
-    assert (beyond.exit_code, "--from 1300: expected at most 1200" in beyond.output) == (2, True)
+    assert "--from 1300: expected at most 1200" in str(beyond.exception)
 
 
 def test_a_compacted_log_is_sound_and_its_chain_starts_behind_its_holes(tmp_path: Path) -> None:
