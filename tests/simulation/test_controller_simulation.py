@@ -29,7 +29,8 @@ from raft_metadata.records.commands import (
     IsrMember,
 )
 from raft_metadata.records.records import BrokerState
-from tests.support.metadata_world import CLUSTER, Invariants, config, registration, topic_id
+from tests.support.controller_invariants import Invariants
+from tests.support.metadata_world import CLUSTER, config, registration, topic_id
 from tests.support.unkind_quorum import ManualClock, UnkindRaft, Voter, turn
 
 SEEDS = range(40)

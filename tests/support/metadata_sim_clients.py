@@ -45,7 +45,8 @@ from tests.support.metadata_world import CLUSTER, registration
 from tests.support.quorum_sim import CLOCK
 
 if TYPE_CHECKING:
-    from tests.support.metadata_sim import ControllerLife, MetadataSim
+    from tests.support.metadata_sim import MetadataSim
+    from tests.support.metadata_sim_lives import ControllerLife
 
 STEP_S = 0.075
 HEARTBEAT_S = 0.15

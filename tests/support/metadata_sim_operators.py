@@ -33,7 +33,8 @@ from tests.support import metadata_invariants as invariant
 from tests.support.metadata_world import topic_id
 
 if TYPE_CHECKING:
-    from tests.support.metadata_sim import ControllerLife, MetadataSim
+    from tests.support.metadata_sim import MetadataSim
+    from tests.support.metadata_sim_lives import ControllerLife
 
 SAYS_NOTHING = frozenset(
     {ErrorCode.NOT_CONTROLLER, ErrorCode.QUEUE_FULL, ErrorCode.OUTCOME_UNKNOWN}

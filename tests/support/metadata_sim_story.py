@@ -11,8 +11,9 @@ from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.records import BrokerState
 from tests.support import metadata_invariants as invariant
-from tests.support.metadata_sim import SESSION_S, MetadataSim
+from tests.support.metadata_sim import MetadataSim
 from tests.support.metadata_sim_clients import RACKS, Broker
+from tests.support.metadata_sim_lives import SESSION_S
 from tests.support.metadata_sim_operators import Operator
 from tests.support.metadata_witness import Witness
 from tests.support.power_loss_disk import Died, Killed
