@@ -37,7 +37,9 @@ def _open_without_sync(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "restore", restore)
 
 
-@mutant("rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=56)
+@mutant(
+    "rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=130
+)
 def _sync_errors_are_swallowed(patch: Patch) -> None:
     real = flusher.Flusher._work
 
@@ -143,7 +145,7 @@ def _start_shows_at_once(patch: Patch) -> None:
     "rule R10: a follower behind the log start keeps its high watermark",
     "L8",
     trims=True,
-    first=956,
+    first=1268,
 )
 def _high_watermark_stays(patch: Patch) -> None:
     def start_over(self: Any, offset: int) -> None:

@@ -60,7 +60,12 @@ def _no_new_epoch(patch: Patch) -> None:
     patch.setattr(partition_change, "took_part", lambda *_: False)
 
 
-@mutant("0009: an ISR that was proposed before a log was emptied is believed", *EMPTIED, rots=True)
+@mutant(
+    "0009: an ISR that was proposed before a log was emptied is believed",
+    *EMPTIED,
+    rots=True,
+    first=107,
+)
 def _old_proposals(patch: Patch) -> None:
     def check(_command: Any, _before: Any) -> None:
         """Whatever has changed since."""
@@ -93,7 +98,7 @@ def _out_unawares(patch: Patch) -> None:
         patch.setattr(where, "believed", lambda damaged, _partition: damaged)
 
 
-@mutant("0009: a copy is overwritten by the next one", "rule Q5", rots=True)
+@mutant("0009: a copy is overwritten by the next one", "rule Q5", rots=True, first=67)
 def _overwritten(patch: Patch) -> None:
     def place(_self: Quarantine, key: TopicIdPartition) -> str:
         return text_of(key)
@@ -101,7 +106,7 @@ def _overwritten(patch: Patch) -> None:
     patch.setattr(Quarantine, "place_for_damaged", place)
 
 
-@mutant("0009: the mark goes before the move is durable", "rule R6", rots=True, first=40)
+@mutant("0009: the mark goes before the move is durable", "rule R6", rots=True, first=130)
 def _mark_goes_first(patch: Patch) -> None:
     real = damaged_logs.DamagedLogs.reset_damaged
 

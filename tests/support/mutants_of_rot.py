@@ -48,7 +48,7 @@ def _start_is_rebuilt(patch: Patch) -> None:
     "rule R7",
     rots=True,
     compacts=True,
-    first=89,
+    first=97,
 )
 def _nothing_was_dropped(patch: Patch) -> None:
     real = swap.read_checkpoint
@@ -119,7 +119,9 @@ def _unchecked_files(patch: Patch) -> None:
         patch.setattr(module, "decode_checkpoint", decode)
 
 
-@mutant("L23: the head of an index is believed without its checksum", "L22", "L23", rots=True)
+@mutant(
+    "L23: the head of an index is believed without its checksum", "L22", "L23", rots=True, first=24
+)
 def _unchecked_index(patch: Patch) -> None:
     size = index_file._HEAD.size
 
