@@ -26,8 +26,9 @@ from broker.log.flusher import Flushable, Flusher
 from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import ProducerLimits
-from broker.log.recovery import holds_proof, recover_log
+from broker.log.recovery import recover_log
 from broker.log.segment import OpenFiles
+from broker.log.sound_batches import holds_proof
 from raft_metadata.common.errors import (
     CorruptionError,
     ErrorCode,

@@ -13,7 +13,6 @@ written again, unchanged, and synced by the caller before anybody relies on them
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +29,7 @@ from broker.log.producer_snapshot import (
     snapshot_offsets,
 )
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
+from broker.log.sound_batches import SEGMENT_NAME, sound_batches
 from broker.log.swap import finish_swaps, read_state
 from broker.record.batch import (
     HEADER_SIZE,
@@ -43,8 +43,6 @@ from broker.record.batch import (
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from broker.log.disk import Disk
     from broker.log.producer_state import ProducerStates
 
@@ -52,7 +50,6 @@ LEADER_EPOCH_FILE = "leader-epoch"
 RECOVERY_POINT_FILE = "recovery-point"
 REMOVED_SUFFIX = ".deleted"
 """Of a segment's files that are out of use and wait for being unlinked."""
-_SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _log = logging.getLogger("broker.log")
 
 
@@ -154,6 +151,8 @@ def recover_log(
     scan.epochs.truncate_from_start(scan.log_start)
     scan.proven_end = max(scan.proven_end, scan.log_start)
     _rewrite_unproven(scan)
+    if clean_end is None:
+        _sync_cut(scan)
     _rewrite_identity(scan)
     return RecoveredLog(
         log_start_offset=scan.log_start,
@@ -189,25 +188,11 @@ def start_file(recovery_point: int, log_start_offset: int) -> tuple[str, bytes]:
     return RECOVERY_POINT_FILE, encode_checkpoint(point)
 
 
-def holds_proof(disk: Disk, directory: str) -> bool:
-    """Whether any batch in the directory proves that something in it was durable once."""
-    for name in disk.names(directory):
-        if _SEGMENT_NAME.fullmatch(name):
-            fd = disk.open(f"{directory}/{name}")
-            try:
-                for header in _valid_batches(disk, fd, 0):
-                    if header.durable_end > 0:
-                        return True
-            finally:
-                disk.close(fd)
-    return False
-
-
 def _open_scan(files: OpenFiles, directory: str, *, cuts: bool) -> _Scan:
     disk = files.disk
     segments = []
     for name in disk.names(directory):
-        match = _SEGMENT_NAME.fullmatch(name)
+        match = SEGMENT_NAME.fullmatch(name)
         if match:
             segments.append(Segment(directory, int(match[1])))
         elif name.endswith((".tmp", REMOVED_SUFFIX)):
@@ -383,7 +368,7 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
     for number in range(max(bad.segment, 0), len(scan.segments)):
         fd = scan.files.use(scan.segments[number])
         position = bad.position if number == bad.segment else 0
-        for header in _valid_batches(scan.disk, fd, position):
+        for header in sound_batches(scan.disk, fd, position):
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
                 if header.next_offset > scan.log_start and number == bad.segment:
@@ -396,38 +381,6 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
             f"it was durable up to {proof}"
         )
         raise CorruptionError(msg)
-
-
-def _valid_batches(disk: Disk, fd: int, position: int) -> Iterator[BatchHeader]:
-    """Every whole and stamped batch from this position on, wherever it starts."""
-    size = disk.size(fd)
-    while position < size:
-        chunk = disk.read(fd, SCAN_BYTES, position)
-        at = chunk.find(MAGIC)
-        if at < 0:
-            if position + len(chunk) >= size:
-                return
-            position += len(chunk) - len(MAGIC) + 1
-            continue
-        position += at
-        header = _valid_batch(disk, fd, position, size)
-        if header is None:
-            position += 1
-            continue
-        yield header
-        position += header.size
-
-
-def _valid_batch(disk: Disk, fd: int, position: int, file_size: int) -> BatchHeader | None:
-    head = disk.read(fd, HEADER_SIZE, position)
-    try:
-        header = parse_header(head)
-        if position + header.size > file_size:
-            return None
-        verify(disk.read(fd, header.size, position))
-    except BatchError:
-        return None
-    return header if is_stamped(header) else None
 
 
 def _cut(scan: _Scan, bad: _Point) -> int:
@@ -473,6 +426,16 @@ def _rewrite_unproven(scan: _Scan) -> None:
             position += len(data)
 
 
+def _sync_cut(scan: _Scan) -> None:
+    """A cut that was killed may be in the cache only: its tail would come back amid what follows.
+
+    Where all that is left is proven nothing else is synced before more is written (ADR 0003).
+    """
+    if scan.segments and not scan.segments[-1].dirty:
+        scan.disk.sync_file(scan.files.use(scan.segments[-1]))
+        scan.disk.sync_directory(scan.directory)
+
+
 def _rewrite_identity(scan: _Scan) -> None:
     """Whose log it is was to be synced with its first bytes: it may be in the cache only, too.
 
@@ -492,6 +455,4 @@ def _rewrite_identity(scan: _Scan) -> None:
         finally:
             scan.disk.close(fd)
         if is_bare:
-            for segment in scan.segments:  # emptied by a cut, perhaps, that was killed
-                scan.disk.sync_file(scan.files.use(segment))
             scan.disk.sync_directory(scan.directory)
