@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -319,7 +319,7 @@ class LocalPartitions:
         offset = request.offset
         if offset is None:
             offset = await self._lookups.offset_of(request.timestamp_ms or 0, standing)
-        return await self._reads.read(
+        found = await self._reads.read(
             offset,
             request.max_bytes,
             deadline_ms,
@@ -327,6 +327,10 @@ class LocalPartitions:
             self._check_range,
             packed=request.packed,
         )
+        if request.offset is None and found.next_offset > found.high_watermark:
+            # Rule R8: what was found is not committed, and another leader may put records before.
+            return replace(found, next_offset=found.high_watermark)
+        return found
 
     def _check_range(self, replica: Replica, offset: int) -> None:
         log = replica.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -149,3 +150,28 @@ async def test_rule_r8_a_look_up_by_time_is_withheld_up_to_the_epoch_start(here:
     assert committed.slices[0].first_offset == 0  # what is below it is as it was
     here.manager.on_metadata_update(image(3, (ME,)))
     assert (await here.local.fetch(read(None, timestamp_ms=future))).next_offset == 4
+
+
+def at_times(*times: int) -> Append:
+    body = b",".join(b'{"value":1,"timestamp":%d}' % time for time in times)
+    decoded = decode_records(b'{"records":[' + body + b"]}")
+    return dataclasses.replace(records(1, ACKS_LEADER), records=decoded)
+
+
+async def test_rule_r8_a_look_up_by_time_gives_no_end_that_another_leader_may_fill(
+    here: Here,
+) -> None:
+    """Found beyond the high watermark, it was told as where to read on: who did so behind a new
+    leader, in whose log other records stand there, never saw those before it."""
+    here.manager.on_metadata_update(image(1, (ME,)))
+    await here.local.append(at_times(100, 100))
+    here.manager.on_metadata_update(image(2, (ME, OTHER)))
+    await here.local.append(at_times(100, 100, 900))
+    assert here.local.offsets(HERE).end_offset == 2
+    found = await here.local.fetch(read(None, timestamp_ms=900))
+    assert not found.slices
+    assert found.next_offset == 2
+    waiting = asyncio.ensure_future(here.local.fetch(read(None, 5_000, timestamp_ms=900)))
+    await asyncio.sleep(0)
+    here.manager.on_metadata_update(image(2, (ME,)))  # the other member left: all is committed
+    assert (await waiting).slices[0].first_offset == 4, "nothing older, where it can be told"
