@@ -127,7 +127,8 @@ class Endings:
             broker.paused = False
             broker.skew_ms = 0
             leaves = self.controller.image.brokers[broker.id].state
-            if broker.up and leaves is BrokerState.CONTROLLED_SHUTDOWN:
+            has_registered = broker.broker_epoch is not None  # else another life of it was leaving
+            if broker.up and has_registered and leaves is BrokerState.CONTROLLED_SHUTDOWN:
                 broker.stop(power=False)
             if isinstance(broker.store, DiskStore):
                 broker.store.disk.before = None
@@ -183,6 +184,10 @@ class Endings:
             self.judge.check_leader(leader)
             self.judge.drained(leader)
         self._read_everywhere()
+        for number in range(8):
+            if all(broker.broker_epoch is not None for broker in self.brokers):
+                break  # who holds no replica is not waited for elsewhere
+            self.calm_round(number)
         self.after_all()
 
     def _tries(self) -> Iterator[None]:

@@ -62,6 +62,8 @@ class Judge:
         self.exposed_in: list[int] = []
         """The reign in which each was exposed first."""
         self.where: dict[int, int] = {}
+        self.deleted_from: dict[int, int] = {}
+        """The first place of what was deleted and sent again: who remembers it may say so."""
         self.answers: dict[int, Fate] = {}
         self.start = 0
         """Up to where records were deleted, as decided by a leader."""
@@ -280,7 +282,7 @@ class Judge:
             if self.where.get(entry[1], self.start) < self.start:
                 # Deleted, and its producer with it: a log remembers those whose batches it holds.
                 self.tally["sent again after its deletion"] += 1
-                del self.where[entry[1]]
+                self.deleted_from[entry[1]] = self.where.pop(entry[1])
             check.t1_once(self.tally, self.where, entry[1], len(self.exposed))
             self.where[entry[1]] = len(self.exposed)
             if self.world.topic is not None:
@@ -300,7 +302,7 @@ class Judge:
             if fate is Fate.OK and acks == "leader":
                 continue  # what one broker holds may be lost with it: docs say so
             self.answers[value] = fate
-            if fate is Fate.OK:
+            if fate is Fate.OK and self.deleted_from.get(value) != at:
                 check.l10_acknowledged_is_read(self.tally, self.where, value, at, "when answered")
             elif fate is Fate.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, self.where.keys(), value)
