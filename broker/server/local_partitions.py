@@ -150,7 +150,7 @@ class LocalPartitions:
                 self._answer_again(replica, found, request, done)
                 return
             if request.refused is not None:
-                raise request.refused
+                raise self._sure_refusal(request.refused)
         role = self._check_may_append(replica, request.acks, 1)
         info = replica.log.append_as_leader(
             request.records,
@@ -230,6 +230,13 @@ class LocalPartitions:
         """Asked before whether there are enough replicas: what is written needs no second copy."""
         count, now_ms = len(request.records), self._clock.wall_ms()
         return replica.log.repeated(claim, count, now_ms, may_begin=request.may_begin)
+
+    def _sure_refusal(self, refused: KafkaError) -> KafkaError:
+        """Invariant T2: who was deposed and has not heard of it may lack what is repeated here."""
+        if self._is_proven():
+            return refused
+        text = f"not known to lead, so whether this is a repeat is not certain: {refused.message}"
+        return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.UNKNOWN)
 
     def _answer_again(
         self,

@@ -146,6 +146,27 @@ async def test_invariant_t2_what_may_have_been_written_is_not_called_refused(
         )
 
 
+async def test_invariant_t2_who_may_have_been_replaced_does_not_say_that_nothing_was_written(
+    brokers: Brokers,
+) -> None:
+    """A newer leader may hold the first one: only who is sure to lead refuses for good."""
+    brokers.learn(BEFORE)
+    brokers.now_ms += 10_000
+    brokers.here.proven[0] = False
+    for apis in (brokers.leader, brokers.other):
+        for result in await apis.produce(dataclasses.replace(request(2), timeout_ms=1)):
+            assert result.error is not None
+            assert (result.error.code, result.error.outcome) == (
+                ErrorCode.LEADER_NOT_AVAILABLE,
+                Outcome.UNKNOWN,
+            )
+    brokers.here.proven[0] = True
+    with pytest.raises(KafkaError) as refused:
+        await brokers.other.produce(request(2))
+    assert refused.value.outcome is Outcome.NOT_WRITTEN
+    assert brokers.log_end == 0
+
+
 async def test_a_leader_of_an_older_version_is_not_asked_to_append_what_is_refused(
     brokers: Brokers,
 ) -> None:
