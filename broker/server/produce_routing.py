@@ -146,14 +146,16 @@ def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicIma
             f"{image.feature_level}: `quorumlog cluster upgrade`"
         )
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
-    if request.partition is not None or topic.routed_count == 1:
+    if request.partition is not None or topic.partitions_count == 1:
         return
     named = {record.partition for record in request.records}
+    if topic.routed_count == 1 and None in named:  # it grows: those that name none go to the first
+        named = named - {None} | {0}
     if len(named) != 1 or None in named:
         text = (
-            f"a sequence belongs to one partition, topic {topic.name} has {topic.routed_count}: "
-            f"expected POST /topics/{topic.name}/partitions/P, or the same explicit partition in "
-            "every record"
+            f"a sequence belongs to one partition, topic {topic.name} has "
+            f"{topic.partitions_count}: expected POST /topics/{topic.name}/partitions/P, or the "
+            "same explicit partition in every record"
         )
         raise KafkaError(ErrorCode.INVALID_REQUEST, text)
 

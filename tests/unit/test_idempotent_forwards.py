@@ -298,6 +298,12 @@ def test_a_sequence_is_of_one_partition_and_known_to_every_broker() -> None:
         with pytest.raises(KafkaError, match="POST /topics/t/partitions/P") as refused:
             check_claimed(bad, known, two)
         assert refused.value.code is ErrorCode.INVALID_REQUEST
+    growing = dataclasses.replace(two, grown_from=1)  # keyless and keyed ones still go to 0
+    for good in (request(None, None), request(None, 0), request(1, 1)):
+        check_claimed(good, known, growing)
+    for bad in (request(0, 1), request(1, None)):
+        with pytest.raises(KafkaError, match="a sequence belongs to one partition"):
+            check_claimed(bad, known, growing)
     older = dataclasses.replace(known, feature_level=2)
     with pytest.raises(KafkaError, match="quorumlog cluster upgrade") as old:
         check_claimed(request(None), older, one)
