@@ -61,6 +61,10 @@ class TopicRequests:
         self._random_bytes = random_bytes
         self._creating: dict[TopicName, asyncio.Future[KafkaError | None]] = {}
         """Topics that a produce is creating; their result is what it ended with."""
+        self._looking = asyncio.Lock()
+        self._looks = 0
+        self._found = (0, MetadataOffset(0))
+        """The last look for an active controller that found one: its number, and what it said."""
 
     async def catch_up_with(self, topic: TopicName, partition: int = 0) -> None:
         """See `BrokerApis.catch_up_with_topic`."""
@@ -76,12 +80,24 @@ class TopicRequests:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
 
     async def _newest_offset(self) -> MetadataOffset:
-        """The committed end, once there is an active controller: one may just be elected."""
+        """The committed end, once there is an active controller: one may just be elected.
+
+        Each asks once for itself, then one for all: an election is no time to be asked much. What
+        was asked for before a request came is no answer to it.
+        """
+        came = self._looks
+        with contextlib.suppress(KafkaError):
+            return await self._loader.newest_offset()
         while True:
-            try:
-                return await self._loader.newest_offset()
-            except KafkaError:
+            async with self._looking:
+                look, offset = self._found
+                if look > came:
+                    return offset
                 await asyncio.sleep(LOOK_AGAIN_S)
+                self._looks += 1
+                look = self._looks
+                with contextlib.suppress(KafkaError):
+                    self._found = look, await self._loader.newest_offset()
 
     async def create(self, command: CreateTopic) -> TopicCreated:
         """See `BrokerApis.create_topic`."""

@@ -165,3 +165,36 @@ async def test_a_topic_is_unknown_only_once_an_active_controller_had_time_to_say
     async with asyncio.timeout(10):
         await made.catch_up_with(NAME)
     assert asked[-1] == 7
+
+
+async def test_while_a_controller_is_elected_one_asks_again_for_all_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them asked all controllers ten times a second, which had to elect one meanwhile."""
+    monkeypatch.setattr(topic_requests, "LOOK_AGAIN_S", 0.001)
+    made = topics(loaded=True)
+    asked = 0
+    elected = asyncio.Event()
+
+    async def newest_offset() -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 100 + 10:
+            elected.set()
+        if not elected.is_set():
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "nobody is active")
+        return 7
+
+    heard: list[object] = []
+
+    async def wait_for(offset: object) -> None:
+        heard.append(offset)
+
+    made._loader.newest_offset = newest_offset  # type: ignore[assignment,method-assign]
+    made._loader.wait_for = wait_for  # type: ignore[assignment,method-assign]
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(made.catch_up_with(NAME) for _ in range(100)))
+        assert heard == [7] * 100
+        assert asked == 100 + 10
+        await made.catch_up_with(NAME)  # what they heard is no answer to who comes later
+    assert asked == 100 + 10 + 1
