@@ -422,7 +422,7 @@ class LogManager(DamagedLogs):
             )
 
     def _close_cleanly(self, flusher: Flusher, broker_epoch: BrokerEpoch) -> None:
-        for log in self._logs.values():
+        for log in list(self._logs.values()):
             log.request_flush()
         flusher.flush_all()
         ends = {}

@@ -17,7 +17,7 @@ from broker.log.log_directory import PARTITION_FILE, make_partition_directory
 from broker.log.producer_snapshot import snapshots_below
 from broker.log.recovery import REMOVED_SUFFIX, checkpoint_files, start_file
 from broker.log.segment import Segment
-from raft_metadata.common.errors import Outcome
+from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,7 +189,8 @@ class LogSegments(CutSegments):
     def _seal(self, token: FlushToken, active_base: int) -> bool:
         """Segments were closed by a roll: once synced, they need no scan at the next start.
 
-        False where they could not be opened just now: a later flush seals them.
+        False where they could not be opened just now: a later flush seals them. Or where what is
+        left to make an index of is damaged: then none does, and that log alone has failed.
         """
         files, sealed = self._shared.files, list[Segment]()
         try:
@@ -207,6 +208,10 @@ class LogSegments(CutSegments):
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:
                 raise
+            return False
+        except CorruptionError as error:
+            self._sealed_to = active_base
+            self._shared.on_failed(self.directory.rpartition("/")[2], error)
             return False
         # From now on it may be on the disk, whatever becomes of the token: see `truncate`.
         self.recovery_point = active_base

@@ -220,3 +220,38 @@ def test_invariant_t4_producers_are_read_from_whole_batches_alone(
     while not replay.step(log.segments, 10):
         turns += 1
     assert turns >= 8, "18 batches of 100 bytes and more"
+
+
+def test_rule_q5_an_index_that_can_t_be_made_again_takes_one_log_offline_not_the_disk() -> None:
+    """Its file rotted, and so did a header behind it: the flush that seals the segment meets both.
+
+    What went wrong there counted as a failed sync, and no log of the broker was served any more.
+    """
+    disk = SimulatedDisk()
+    for rots in (False, True):
+        life = Life(disk)
+        log, other = life.log(), life.log(1)
+        for each in (log, other):
+            each.append_as_leader(
+                records(["x" * 90] * 3),
+                key_format=RecordFormat.JSON,
+                value_format=RecordFormat.JSON,
+                leader_epoch=1,
+                now_ms=1000,
+            )
+        if not rots:
+            life.close()
+            disk.kill()
+            index = disk.live[f"{FOLDER}/{0:020d}.index"]
+            assert index is not None
+            index.cache[-1] ^= 1  # of a block: what a start looks at is sound
+            continue
+        first = disk.live[f"{FOLDER}/{0:020d}.log"]
+        assert first is not None
+        first.cache[0] ^= 1
+        log.roll()
+        life.flush()
+        assert isinstance(log.failed, CorruptionError)
+        assert (other.failed, life.manager.failed, life.failures) == (None, None, [])
+        assert list(life.manager.offline) == [KEY]
+        assert other.durable_end == other.log_end_offset == 6
