@@ -22,6 +22,7 @@ from raft_metadata.common.errors import CorruptionError, Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from broker.log.disk import Disk
     from broker.log.flusher import FlushToken
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogConfig, LogDirectory
@@ -256,27 +257,41 @@ class LogSegments(CutSegments):
         """Take whole segments below a durable log start out of use; the files to be unlinked.
 
         They are renamed, so that nothing that is made later under their names is unlinked instead.
+        What could not be renamed stays in use, to be tried again: were it forgotten, a log that
+        starts over below it would write its new segments into the old files.
+
+        Raises:
+            OSError: none could be renamed.
         """
         if self.pending is not None:
             return []
-        files, disk = self._shared.files, self._shared.files.disk
+        disk, segments = self._shared.files.disk, self.segments
         gone = list(self._aside or ())[:most]
-        self._aside = (self._aside or [])[most:] or None
-        while len(gone) < most and len(self.segments) > 1:
-            first = self.segments[0]
-            if self.segments[1].base_offset > log_start_offset or first.dirty or first.flushing:
+        kept = 0
+        while len(gone) < most and len(segments) > kept + 1:
+            first = segments[kept]
+            if segments[kept + 1].base_offset > log_start_offset or first.dirty or first.flushing:
                 break
-            files.forget(first)
-            self.segments = self.segments[1:]
             gone.append(first)
-        paths = [path for segment in gone for path in (segment.index_path, segment.log_path)]
-        if gone and self.segments:
-            paths += snapshots_below(disk, self.directory, self.segments[0].base_offset)
-        renamed = []
-        for path in paths:
-            if disk.exists(path):
-                disk.rename(path, path + REMOVED_SUFFIX)
-                renamed.append(path + REMOVED_SUFFIX)
+            kept += 1
+        snapshots = list[str]()
+        if gone and segments:
+            snapshots = snapshots_below(disk, self.directory, segments[kept].base_offset)
+        renamed = list[str]()
+        try:
+            for segment in gone:
+                self._shared.files.forget(segment)
+                for path in (segment.index_path, segment.log_path):
+                    _rename_away(disk, path, renamed)
+                if self._aside:
+                    self._aside = self._aside[1:] or None
+                else:
+                    self.segments = self.segments[1:]
+            for path in snapshots:
+                _rename_away(disk, path, renamed)
+        except OSError:
+            if not renamed:
+                raise
         return renamed
 
     def holds_below(self, log_start_offset: int) -> bool:
@@ -325,3 +340,9 @@ class LogSegments(CutSegments):
             self.settle()
         for segment in self.segments:
             self._shared.files.forget(segment)
+
+
+def _rename_away(disk: Disk, path: str, renamed: list[str]) -> None:
+    if disk.exists(path):
+        disk.rename(path, path + REMOVED_SUFFIX)
+        renamed.append(path + REMOVED_SUFFIX)

@@ -88,7 +88,7 @@ class SegmentRemovals:
             try:
                 paths = stored.remove_below(log.log_start_offset, left)
             except OSError as error:
-                _log.warning("segments stay until the next start log=%s error=%s", log.name, error)
+                _log.warning("segments stay for now log=%s error=%s", log.name, error)
                 paths = []
             self._renamed.extend((self._now_ms + self._delay_ms, path) for path in paths)
             left -= max(len(paths) // 2, 1)

@@ -1,13 +1,15 @@
-"""Cuts that a kill ended: what the next life writes must not meet what they took away."""
+"""What went away and what is written next never meet: cuts that were killed, names that stayed."""
 
 from __future__ import annotations
 
+import errno
+import os
 from random import Random
 
 import pytest
 
 from broker.log.log_directory import LogConfig
-from tests.support.logs import Life, append, flush_each
+from tests.support.logs import Life, append, flush_each, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = LogConfig(segment_bytes=1_000_000)
@@ -59,3 +61,55 @@ def test_rule_q5_the_tail_of_a_killed_cut_is_no_proof_amid_what_was_written_next
             append(life.log(), [f"c{number}" * 50])
         disk.cut_power(Random(seed))
         assert Life(disk, CONFIG).manager.offline == {}
+
+
+@pytest.mark.parametrize("operation", ["names", "rename"])
+@pytest.mark.parametrize("renames", [0, 3])
+def test_rule_r10_segments_that_could_not_be_removed_are_gone_before_others_have_their_names(
+    operation: str, renames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a free descriptor they were forgotten and stayed on the disk. A log that started over
+    below them wrote into their files, and its own new records were refused by the next start."""
+    disk = SimulatedDisk()
+    life = Life(disk, LogConfig(segment_bytes=1_500))
+    log, removals = life.log(), life.manager.removals
+    flush_each(life, log, (f"{number:02d}" + "x" * 100 for number in range(40)))
+    log.advance_log_start(30)
+    life.flush()
+    real, left = getattr(disk, operation), [renames]
+
+    def refused(*arguments: str) -> object:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(*arguments)
+
+    monkeypatch.setattr(disk, operation, refused)
+    removals.rename_some()
+    monkeypatch.undo()
+    log.start_over(0)
+    for value in "abc":
+        append(log, [value + "y" * 101], epoch=2)
+        life.flush()
+    disk.kill()
+    life = Life(disk, CONFIG)
+    assert life.manager.offline == {}
+    assert [str(value)[0] for value in values_of(life.log())] == ["a", "b", "c"]
+
+
+def test_segments_that_could_not_be_removed_are_removed_by_a_later_step() -> None:
+    disk = SimulatedDisk()
+    life = Life(disk, LogConfig(segment_bytes=1_500))
+    log, removals = life.log(), life.manager.removals
+    flush_each(life, log, (f"{number:02d}" + "x" * 100 for number in range(40)))
+    log.advance_log_start(30)
+    life.flush()
+    segments = len(log.segments)
+    disk.fail_once("rename", errno.ENOSPC, "0006.log")
+    removals.rename_some()
+    assert len(log.segments) == segments - 1
+    removals.rename_some()
+    assert [segment.base_offset for segment in log.segments] == [30, 36]
+    assert not [
+        name for name in disk.live if name.endswith(("0.log", "6.log")) and "03" not in name
+    ]
