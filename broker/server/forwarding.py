@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
 PROGRESS, OWN_FACTS = 7, 8
 FETCH_NEAR = 11
-DELETE_RECORDS = 13
 """As FETCH, of a replica that follows (KIP-392)."""
+DELETE_RECORDS = 13
 APPEND_CLAIMED = 10
 REPEAT_CLAIMED = 14
 """As APPEND_CLAIMED, of records that are refused unless they are here already: then INVALID_RECORD.
