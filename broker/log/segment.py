@@ -163,14 +163,16 @@ class Segment:
         return self._look(files, lambda index: index.position_for_time(timestamp_ms))
 
     def find(self, files: OpenFiles, offset: int) -> tuple[int, BatchHeader]:
-        """(position, header) of the batch that holds the offset, or of the next one behind a hole.
+        """(position, header) of the batch that holds the offset.
 
         Raises:
-            CorruptionError: the walk met bytes that are no batch.
+            CorruptionError: the walk met bytes that are no batch, or began behind the offset.
         """
         fd = files.use(self)
         for position, header in self.headers(files.disk, fd, self.position_for(files, offset)):
             if header.next_offset > offset:
+                if header.base_offset > offset:
+                    break  # a cut here would leave what is to go
                 return position, header
         msg = f"no batch holds the offset file={self.log_path} offset={offset}"
         raise CorruptionError(msg)

@@ -16,10 +16,11 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import Replay
+from broker.log.segment import Segment
 from broker.record.batch import HEADER_SIZE, RecordFormat, walk
 from raft_metadata.common.errors import CorruptionError, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
-from tests.support.logs import TOPIC_ID, Life, offset_for_timestamp, records, values_of
+from tests.support.logs import TOPIC_ID, Life, append, offset_for_timestamp, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = LogConfig(segment_bytes=900)
@@ -255,3 +256,20 @@ def test_rule_q5_an_index_that_can_t_be_made_again_takes_one_log_offline_not_the
         assert (other.failed, life.manager.failed, life.failures) == (None, None, [])
         assert list(life.manager.offline) == [KEY]
         assert other.durable_end == other.log_end_offset == 6
+
+
+def test_rule_q3_a_cut_that_an_index_sends_too_far_is_no_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would leave records that were to go, and say that they are gone."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    log = life.log()
+    for _ in range(3):
+        append(log, ["x" * 90] * 3)
+        life.flush()
+    second = log.segments[0].size // 3
+    monkeypatch.setattr(Segment, "position_for", lambda *_: second)
+    with pytest.raises(KafkaError, match="no batch holds the offset"):
+        log.truncate_to(1)
+    assert log.log_end_offset == 9
