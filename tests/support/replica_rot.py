@@ -173,7 +173,7 @@ class Rotting:
 
     def _forget_rot(self) -> None:
         """If the damaged bytes are in use no more."""
-        if self.rotted is not None:
+        if self.rotted is not None and self.rotted.last >= 0:
             inode, position = self.rotted.inode, self.rotted.position
             if position >= len(inode.cache) or all(inode is not each for _, each in self._files()):
                 self.rotted = None
