@@ -21,6 +21,7 @@ from broker.log.leader_epoch_cache import NO_EPOCH, LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
 from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
 from broker.log.segment import SCAN_BYTES
+from broker.log.sound_batches import SEGMENT_NAME
 from broker.log.swap import STATE_FILE, SWAP_SUFFIX, whole_batches
 from broker.record.batch import (
     HEADER_SIZE,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4_096
 """What a disk gives back, or does not."""
-_SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 
 
@@ -233,7 +233,7 @@ def _point(
 def _sources(disk: Disk, directory: str, notes: list[str]) -> list[tuple[int, str]]:
     """(base offset, file), in order. A replacement under way counts as a start would count it."""
     names = disk.names(directory)
-    found = {int(match[1]): name for name in names if (match := _SEGMENT_NAME.fullmatch(name))}
+    found = {int(match[1]): name for name in names if (match := SEGMENT_NAME.fullmatch(name))}
     for name in names:
         match = _SWAP_NAME.fullmatch(name)
         if match is None:

@@ -22,12 +22,7 @@ from broker.server.damage import Damage
 from broker.server.local_partitions import Append, Read
 from broker.server.progress import local_progress
 from broker.server.reads import parted
-from broker.server.requests import (
-    FetchResult,
-    OffsetsResult,
-    OwnFacts,
-    PartitionProgress,
-)
+from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,

@@ -111,8 +111,7 @@ class LocalPartitions:
 
     def leads(self, partition: TopicIdPartition) -> bool:
         """Whether it is led here."""
-        replica = self._manager.replica(partition)
-        return replica is not None and isinstance(replica.partition.role, LeaderState)
+        return self._manager.led_epoch(partition) is not None
 
     def damaged(self) -> Mapping[TopicIdPartition, str]:
         """The replicas here whose logs are damaged, with the reason."""

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from http_api.node.config import NodeConfig
-from http_api.node.exits import EXIT_STORAGE, NodeExit
+from http_api.node.exits import NodeExit
 from http_api.node.formatting import RAFT_FOLDER
 
 
@@ -23,9 +23,7 @@ def rejoin_commands(raft_dir: Path, path: Path) -> str:
 
 
 def with_remedy(ending: NodeExit, config: NodeConfig, path: Path) -> NodeExit:
-    """The same exit, and what brings this controller back, where that is to be typed."""
-    if ending.code != EXIT_STORAGE or not ending.is_damage:
-        return ending
+    """An exit for damage (`NodeExit.is_damage`), with what brings this controller back."""
     if len(config.controllers) == 1:
         text = "it is the only controller: nobody else holds what is damaged, restore its folder"
     else:
