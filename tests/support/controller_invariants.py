@@ -44,10 +44,18 @@ class Invariants:
             if before.topics.get(topic.topic_id) != topic:
                 self._check_topic(before, after, topic, joins=joins)
 
-    def check_settled(self, image: MetadataImage, behind: Collection[BrokerId] = ()) -> None:
-        """Nothing more is wished for: no debts of fenced or newly registered brokers are left.
+    def check_settled(
+        self,
+        image: MetadataImage,
+        behind: Collection[BrokerId] = (),
+        unreported: Collection[BrokerId] = (),
+    ) -> None:
+        """Check an image that the controller leaves as it is: every consequence is recorded.
 
-        ``behind``: brokers that read no metadata; who is to go may have to be waited for.
+        ``behind``: brokers that apply no metadata; a reassignment may wait for a replica there that
+        is to be removed. ``unreported``: brokers without a session at the active controller, or
+        that have not reported all their damaged logs to it; their replicas may lack records, so a
+        reassignment waits for those that are to stay.
         """
         self.checked += 1
         for broker in image.brokers.values():
@@ -59,9 +67,11 @@ class Invariants:
             for index, partition in enumerate(topic.partitions):
                 where = TopicIdPartition(topic.topic_id, PartitionId(index))
                 damaged = self.damaged.get(where, set())
-                self._check_at_rest(
-                    image, f"{topic.name}-{index}", partition, rules, {*behind}, damaged
-                )
+                self._check_leadership_at_rest(image, f"{topic.name}-{index}", partition)
+                if not {*partition.replicas} & damaged:
+                    self._check_reassignment_at_rest(
+                        image, f"{topic.name}-{index}", partition, rules, {*behind}, {*unreported}
+                    )
 
     def _check_broker(
         self, image: MetadataImage, before: BrokerRegistration | None, after: BrokerRegistration
@@ -217,24 +227,18 @@ class Invariants:
         if where in self._full:
             assert len(members) >= min_isr, f"P3 {partition}"
 
-    def _check_at_rest(
-        self,
-        image: MetadataImage,
-        where: str,
-        partition: PartitionRegistration,
-        rules: TopicRules,
-        behind: Collection[BrokerId],
-        damaged: Collection[BrokerId],
+    def _check_leadership_at_rest(
+        self, image: MetadataImage, where: str, partition: PartitionRegistration
     ) -> None:
         for member in partition.isr:
             assert image.brokers[member].state is not BrokerState.FENCED, f"C3 {where}"
-        live = [m for m in partition.isr if image.brokers[m].state is BrokerState.UNFENCED]
         if partition.has_leader:
             leader = image.brokers[partition.leader]
             allowed = (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
             assert leader.state in allowed, f"C3 {where} led by {leader}"
             assert partition.leader_epoch_offset > leader.broker_epoch, f"R3 {where}"
             if leader.drain is not DrainScope.NONE and leader.state is BrokerState.UNFENCED:
+                live = [m for m in partition.isr if image.brokers[m].state is BrokerState.UNFENCED]
                 others = [m for m in live if image.brokers[m].drain is DrainScope.NONE]
                 others = [m for m in others if m not in partition.removing]
                 assert not others, f"{where}: led by {leader}, which is drained"
@@ -242,11 +246,26 @@ class Invariants:
             for member in partition.isr + partition.elr:
                 state = image.brokers[member].state
                 assert state is not BrokerState.UNFENCED, f"{where}: {member} could lead"
-        unheard = {*partition.removing} & {*behind} or {*partition.replicas} & {*damaged}
-        coming = set(partition.adding) - set(partition.removing)
-        if partition.is_reassigning and not unheard and coming <= set(partition.isr):
-            stay = [m for m in partition.isr if m not in partition.removing]
-            enough = len(stay) >= rules.min_isr(len(partition.target))
-            assert not (enough and set(stay) & set(live)), f"P12 {where} is through"
         for replica, directory in zip(partition.replicas, partition.directories, strict=True):
             assert image.brokers[replica].directory_id == directory, f"R6 {where}"
+
+    def _check_reassignment_at_rest(
+        self,
+        image: MetadataImage,
+        where: str,
+        partition: PartitionRegistration,
+        rules: TopicRules,
+        behind: Collection[BrokerId],
+        unreported: Collection[BrokerId],
+    ) -> None:
+        """P12: a reassignment that could be completed now is not left under way."""
+        in_sync = {*partition.isr} - {*unreported}
+        coming = {*partition.adding} - {*partition.removing}
+        if not partition.is_reassigning or {*partition.removing} & {*behind}:
+            return
+        if not coming <= in_sync:
+            return
+        stay = in_sync - {*partition.removing}
+        enough = len(stay) >= rules.min_isr(len(partition.target))
+        live = {m for m in stay if image.brokers[m].state is BrokerState.UNFENCED}
+        assert not (enough and live), f"P12 {where} is through"

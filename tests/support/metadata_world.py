@@ -188,9 +188,23 @@ class World:
             if self.decide_one() or (self._tell_leavers() and self.decide_one()):
                 continue
             silent = self.image.brokers.keys() - self.alive.keys()
-            self.invariants.check_settled(self.image, silent.union(self.behind))
+            self.invariants.check_settled(
+                self.image, silent.union(self.behind), self._without_report()
+            )
             return
         raise AssertionError("the controller never comes to rest")
+
+    def _without_report(self) -> set[BrokerId]:
+        """Return the brokers that have no session, or have not reported all their damaged logs."""
+        sessions = {
+            broker_id: self.core.sessions.session(broker_id, broker.broker_epoch)
+            for broker_id, broker in self.image.brokers.items()
+        }
+        return {
+            broker_id
+            for broker_id, session in sessions.items()
+            if session is None or not session.damage.is_told
+        }
 
     def _tell_leavers(self) -> bool:
         """Who is to be taken out hears who leads, and says so with a heartbeat."""

@@ -10,8 +10,8 @@ from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, mer
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.admin import AlterReassignments, Election, Reassignment
 from raft_metadata.records.commands import CreateTopic
-from raft_metadata.records.records import DrainScope, FeatureLevelRecord
-from tests.support.metadata_world import World, config, registration, topic_id
+from raft_metadata.records.records import BrokerState, DrainScope, FeatureLevelRecord
+from tests.support.metadata_world import TICK_MS, World, config, registration, topic_id
 
 B1, B2, B3, B4, B5 = map(BrokerId, (1, 2, 3, 4, 5))
 
@@ -248,6 +248,37 @@ def test_rule_g3_a_new_controller_waits_too() -> None:
     world.behind.clear()
     world.pass_time(50)
     assert not world.partition().is_reassigning
+
+
+def test_a_new_controller_does_not_shrink_to_a_replica_whose_session_is_over() -> None:
+    """A replica that has not reported its damaged logs to this controller may lack records.
+
+    It still counts as unfenced: a new controller fences no broker before the grace of a lost
+    connection has passed. Until it is fenced, or reports, the reassignment waits.
+    """
+    world = running((2, 1, 3), min_isr=1)
+    del world.alive[B1]
+    for _ in range(world.config.broker_session_timeout_ms // TICK_MS + 2):
+        world.now_ms += TICK_MS
+        for broker in world.alive:
+            world.beat(broker)
+        world.judge()
+    world.core.activate(world.image)
+    world.reassign((1,))
+    world.pass_time(world.config.broker_disconnect_grace_ms - TICK_MS)
+    assert world.state(B1) is BrokerState.UNFENCED
+    assert world.partition().is_reassigning
+    assert set(world.partition().isr) == {1, 2, 3}
+
+    world.pass_time(4 * TICK_MS)
+    assert world.state(B1) is BrokerState.FENCED
+    assert world.partition().is_reassigning, "the replica that stays left the ISR"
+    epoch = world.image.brokers[B1].broker_epoch
+    world.register(registration(B1, life="b", disk="disk-1", last=epoch))
+    world.pass_time(300)
+    world.catch_up(B1)
+    world.pass_time(300)
+    assert (world.partition().replicas, world.partition().leader) == ((1,), B1)
 
 
 def test_invariant_p8_a_leader_that_died_is_replaced_by_who_stays_while_another_is_waited_for() -> (
