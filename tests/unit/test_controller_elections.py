@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NO_LEADER, BrokerId, PartitionId, TopicIdPartition, TopicName
+from raft_metadata.controller.controller import Controller
 from raft_metadata.controller.election_control import election_steps
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.admin import (
@@ -454,3 +457,23 @@ def test_a_leader_shrinks_its_isr_below_min_isr_only_once_it_knows_it() -> None:
     world.beat(B1)
     world.alter((B1,))
     assert world.partition().elr == (2,), "and not 3, which left before"
+
+
+def test_a_new_controller_does_not_know_what_min_isr_a_leader_has_seen() -> None:
+    """It has no history: the change may be anywhere in the image that it takes over."""
+    world = running(configs={"min.insync.replicas": "1"})
+    record = ConfigRecord(
+        resource_type=ResourceType.TOPIC,
+        resource_name=topic_id(1),
+        name="min.insync.replicas",
+        value="2",
+    )
+    world.append((record,))
+    world.core = Controller(world.config, Random(1).randbytes, world.now_ms)
+    world.core.activate(world.image)
+    with pytest.raises(KafkaError) as error:
+        world.alter((B1,))
+    assert error.value.code is ErrorCode.INVALID_UPDATE_VERSION
+    world.beat(B1)
+    world.alter((B1,))
+    assert world.partition().isr == (1,)

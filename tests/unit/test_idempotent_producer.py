@@ -198,6 +198,39 @@ def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
     assert broker.logs[0] == [1, 2]
 
 
+async def test_a_send_that_waits_for_another_producer_id_is_written_once_there_is_one() -> None:
+    broker = AsyncBroker(1, 0.0)
+    usual = broker.answer
+    ids_are_out = refuses = True
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
+        if path.endswith("/producer-ids"):
+            if ids_are_out:
+                raise UnreachableError("no controller")
+            return Answer(status=200, body=b'{"producer_id":8}')
+        if method == "POST" and path.startswith("/topics") and refuses:
+            raise ApiError(413, 413, "a record is larger than 5 bytes", {})
+        return usual(method, path, headers, body)
+
+    async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
+        sequencer = producer._sequencer
+        assert sequencer is not None
+        await producer.send([NewRecord(b"1", partition=0)])
+        sequencer._channels[0]._epoch = EPOCH_MAX
+        sequencer._channels[0]._sequence = 0
+        broker.answer = answer  # type: ignore[method-assign]
+        [refused] = await producer.send([NewRecord(b"2", partition=0)])
+        assert refused.outcome is Outcome.NOT_WRITTEN
+        waiting = asyncio.ensure_future(producer.send([NewRecord(b"3", partition=0)], retry_s=5.0))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done(), "the last epoch of this id is used up"
+        ids_are_out = refuses = False
+        [written] = await waiting
+    assert written.is_written
+    assert broker.logs[0] == [1, 3]
+
+
 def test_a_channel_whose_epochs_are_used_up_goes_on_under_another_id() -> None:
     channel = WriteChannel(7)
     channel._epoch = EPOCH_MAX - 1

@@ -358,6 +358,26 @@ async def test_on_a_running_loop_the_cut_is_made_when_it_is_asked_for_again(
     assert not life.failures
 
 
+async def test_the_loop_reads_on_between_two_attempts_at_a_truncation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt reads a piece itself, so many attempts would hide a loop that reads nothing."""
+    monkeypatch.setattr(log_producers, "HEADERS_PER_TURN", 2)
+    life = Life(Disk(), LogConfig(), str(tmp_path))
+    log = life.log()
+    fill(log)
+    life.flush()
+    life.manager.start(asyncio.get_running_loop())
+    with pytest.raises(KafkaError, match="producers are read"):
+        log.truncate_to(30)
+    for _ in range(BATCHES):
+        await asyncio.sleep(0)
+    log.truncate_to(30)
+    assert log.log_end_offset == 30
+    life.close()
+    assert not life.failures
+
+
 class PowerCutError(Exception):
     """The power goes here."""
 

@@ -21,7 +21,7 @@ from raft_metadata.quorum.data_dir import (
 from raft_metadata.quorum.files import DiskFiles
 from raft_metadata.quorum.introductions import Introductions, RefusedPeerError
 from raft_metadata.quorum.wire import hello
-from tests.support.power_loss_disk import PowerLossDisk, RaisingFaults
+from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import CLUSTER, Sim, quorum_world
 
 __all__ = ["quorum_world"]
@@ -49,6 +49,31 @@ def test_rule_q4_the_lock_is_the_kernels(tmp_path: Path) -> None:
         DataDir(DiskFiles(), tmp_path / "raft", identity, RaisingFaults())
     first.close()
     DataDir(DiskFiles(), tmp_path / "raft", identity, RaisingFaults()).close()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename"])
+def test_rule_q4_an_identity_that_cannot_be_written_ends_the_process(operation: str) -> None:
+    """Others rely on each change from then on: a voter without it would vote again."""
+    disk = PowerLossDisk()
+    raft_dir = Path("/node/raft")
+    disk.make_directory(raft_dir.parent)
+    identity = Identity(cluster_id=CLUSTER, node_id=NodeId(1), directory_id=DirectoryId("new"))
+    others = {NodeId(2): DirectoryId("b"), NodeId(3): DirectoryId("c")}
+    format_rejoining_raft_dir(raft_dir, identity, others, files=disk)
+    faults = RaisingFaults()
+    directory = DataDir(disk, raft_dir, identity, faults)
+    before = directory.meta
+
+    def broken(step: str, path: Path) -> None:
+        if step == operation:
+            raise OSError(errno.EIO, "input/output error", str(path))
+
+    disk.hook = broken
+    with pytest.raises(Died, match="meta"):
+        directory.lift_fence()
+    assert len(faults.seen) == 1
+    assert directory.meta == before
+    assert directory.fenced
 
 
 def test_rule_q4_unformatted_foreign_and_emptied_directories_are_refused() -> None:
