@@ -1,1 +1,1 @@
-"""Faults made outside the product, and pure checkers that read what clients saw."""
+"""Faults made from outside the product, and pure checkers of what its clients saw."""

@@ -1,4 +1,8 @@
-"""``quorumlog chaos list`` and ``quorumlog chaos run SCENARIO``."""
+"""The commands ``quorumlog chaos list`` and ``quorumlog chaos run SCENARIO``.
+
+Reads the catalogue of scenarios, plays one on a new cluster in a new directory, and prints a
+report. Imports inside functions keep the start of other commands fast.
+"""
 
 from __future__ import annotations
 

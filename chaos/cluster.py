@@ -1,8 +1,9 @@
-"""A cluster of the demo's own: `quorumlog up` as a child, its files read, its processes killed.
+"""A private cluster for the demo and the scenarios: `quorumlog up` as a child process.
 
-Everything is known from the outside: the ready line, ``cluster.json``, ``/proc``. A process is
-signalled only if its command line names this run's directory, so a pid that was used again by the
-system is left alone.
+Runs call `LocalCluster` to start it, read ``cluster.json``, signal its nodes, and stop or kill it.
+All knowledge comes from outside: the ready line, ``cluster.json``, ``/proc``. A process is
+signalled only if its command line names this run's directory, so a pid that the system has reused
+is left alone.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 READY_DEADLINE_S = 75.0
-"""`up` gives up after 60 s and says why; this is only for an `up` that hangs."""
+"""Limit for an `up` that hangs; `up` itself gives up after 60 s with a reason."""
 STOP_DEADLINE_S = 20.0
-"""`up` promises a clean stop in 15 s."""
+"""Limit for a clean stop, which `up` promises within 15 s."""
 GONE_DEADLINE_S = 10.0
 POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -38,12 +39,12 @@ _LIBC = ctypes.CDLL(None)
 
 
 class ClusterError(Exception):
-    """The cluster did not do what it promises; the message names the log to read."""
+    """The cluster broke a promise; the message names the log to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One entry of cluster.json; `pid` is None while the node is down."""
+    """An entry of cluster.json; `pid` is None while the node is down."""
 
     id: int
     kind: Literal["broker", "controller"]
@@ -54,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """What cluster.json says."""
+    """The content of cluster.json."""
 
     cluster_id: str
     state: str
@@ -63,12 +64,12 @@ class ClusterFile:
     brokers: tuple[Node, ...]
 
     def node(self, node_id: int) -> Node:
-        """The node with this id: ids are unique over both kinds."""
+        """Return the node with this id; ids are unique over both kinds."""
         return next(node for node in (*self.controllers, *self.brokers) if node.id == node_id)
 
 
 def parse_cluster_file(text: bytes) -> ClusterFile:
-    """Read cluster.json (interfaces §2); keys we don't know are left alone."""
+    """Parse cluster.json (interfaces §2); unknown keys are ignored."""
     content: dict[str, Any] = orjson.loads(text)
     return ClusterFile(
         cluster_id=content["cluster_id"],
@@ -90,10 +91,10 @@ def _node(kind: Literal["broker", "controller"], entry: dict[str, Any]) -> Node:
 
 
 def quorumlog_command() -> list[str]:
-    """The console script beside this Python, or the one on PATH.
+    """Return the console script beside this Python, or the one on PATH.
 
     Raises:
-        ClusterError: neither is there.
+        ClusterError: neither exists.
     """
     beside = Path(sys.executable).with_name("quorumlog")
     found = str(beside) if beside.is_file() else shutil.which("quorumlog")
@@ -104,7 +105,7 @@ def quorumlog_command() -> list[str]:
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Pids of living processes whose command line names a path in the directory."""
+    """Return the pids of living processes whose command line names a path in the directory."""
     needle = os.fsencode(directory)
     found = []
     for entry in Path("/proc").iterdir():
@@ -123,10 +124,10 @@ def processes_of(directory: Path) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether any thread of the process is left.
+    """Return whether any thread of the process is left.
 
-    Until the last one has ended, its sockets, ports and locks are held, although its memory and
-    so its command line may be gone already, and its first thread may be a zombie.
+    Until the last thread has ended, the process holds its sockets, ports and locks, although its
+    memory and so its command line may be freed already, and its first thread may be a zombie.
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -147,14 +148,14 @@ class LocalCluster:
         self._directory = directory.resolve()
         self.data_dir = self._directory / "cluster"
         self.environment: dict[str, str] = {}
-        """Beside our own, for every process of the cluster."""
+        """Environment variables added for every process of the cluster."""
         self._options = list(options)
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
     @property
     def output(self) -> Path:
-        """What the newest `up` printed."""
+        """Path of the newest `up` process's output."""
         return self._directory / f"up-{self._starts}.out"
 
     async def start(self) -> float:
@@ -192,25 +193,28 @@ class LocalCluster:
         raise ClusterError(msg)
 
     def read(self) -> ClusterFile:
-        """cluster.json as it is now."""
+        """Return the present content of cluster.json."""
         return parse_cluster_file((self.data_dir / "cluster.json").read_bytes())
 
     def signal_node(self, node: Node, number: signal.Signals) -> None:
-        """Send a signal to a node's process, if it is this cluster's."""
+        """Send a signal to a node's process; raise ClusterError if it is not this cluster's."""
         if node.pid is None or node.pid not in processes_of(self._directory):
             msg = f"{node.kind} {node.id} has no process to signal (pid {node.pid})"
             raise ClusterError(msg)
         os.kill(node.pid, number)
 
     def signal_process(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to a process of this cluster; one that is gone has what it needs."""
+        """Send a signal to a process.
+
+        Raise ClusterError unless it is a living process of this cluster.
+        """
         if pid not in processes_of(self._directory):
             msg = f"pid {pid} is no process of this cluster"
             raise ClusterError(msg)
         os.kill(pid, number)
 
     async def wait_restarted(self, node: Node, deadline_s: float) -> Node:
-        """Until the supervisor has started the node again under another pid."""
+        """Return the node once the supervisor has restarted it under another pid."""
         async with within(deadline_s, f"{node.kind} {node.id} is started again"):
             while True:
                 now = self.read().node(node.id)
@@ -219,7 +223,7 @@ class LocalCluster:
                 await asyncio.sleep(POLL_S)
 
     async def stop(self) -> int:
-        """SIGTERM to the supervisor; its exit status.
+        """Send SIGTERM to the supervisor and return its exit status.
 
         Raises:
             ClusterError: it did not end in time, or left processes behind.
@@ -241,10 +245,10 @@ class LocalCluster:
         return code
 
     def kill_everything(self) -> int:
-        """SIGKILL to every process at once, the supervisor first so that it restarts nothing.
+        """Send SIGKILL to every process, the supervisor first so that it restarts nothing.
 
         Returns:
-            How many processes there were. Returns when none is left.
+            The number of killed processes, once none is left.
 
         Raises:
             ClusterError: one survived.
@@ -273,7 +277,7 @@ class LocalCluster:
 
 
 def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it ended by itself, which is what was wanted
+    with suppress(ProcessLookupError):  # it has already ended
         os.kill(pid, signal.SIGKILL)
 
 

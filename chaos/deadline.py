@@ -1,4 +1,4 @@
-"""A deadline that says what did not happen."""
+"""Deadlines whose error names the event that did not happen."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class TooLateError(Exception):
-    """Something that was waited for did not happen in time."""
+    """An expected event did not happen in time."""
 
 
 @asynccontextmanager
 async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """Run the block for at most so long.
+    """Run the block for at most `seconds`.
 
     Raises:
         TooLateError: `what` did not happen.

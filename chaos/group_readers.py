@@ -1,9 +1,10 @@
-"""A consumer group over plain v2 HTTP that commits what it received and trusts no lost answer.
+"""A consumer group over plain v2 HTTP that commits each batch it received.
 
-A read whose answer did not come has moved the position of its instance all the same (G5: plain v2
-is at most once for a lost reply), so a member that is in doubt gives its instance up and begins
-anew at the last commit. What it is given twice that way is its own doing; what nobody is given is
-the system's.
+A read whose answer is lost has nevertheless moved its instance's position (plain v2 is at most once
+for a lost reply, G5). After any failure a member therefore deletes its instance and begins anew at
+the last commit. Records that it reads twice that way are its own doing; records that no member
+receives are lost by the system. The coordinator scenario runs the members; reads and commits go
+into the history.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ class GroupReaders:
         self._members = members
         self._stopped = asyncio.Event()
         self.committed: dict[int, int] = {}
-        """Partition → the highest acknowledged commit: the next offset to read."""
+        """Partition → the highest acknowledged commit, which is the next offset to read."""
         self.instances = 0
-        """How many were created: more than there are members where one was given up."""
+        """Number of instances created; exceeds the number of members if one was replaced."""
 
     def stop(self) -> None:
         """Let every member leave."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """Read and commit until told to stop."""
+        """Read and commit until `stop`."""
         async with asyncio.TaskGroup() as tasks:
             for member in range(self._members):
                 tasks.create_task(self._read_on(member))
@@ -147,7 +148,7 @@ class GroupReaders:
 async def committed_offsets(
     http: Http, now: ClusterFile, url: str, group: str, topic: str
 ) -> dict[int, int]:
-    """What the group has committed, as v3 tells it."""
+    """Return the group's committed offsets by partition, as v3 reports them."""
     path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
     listed = await http.get_json(url + path, 3.0)
     return {
@@ -156,7 +157,7 @@ async def committed_offsets(
 
 
 async def coordinator_of(http: Http, now: ClusterFile, url: str, group: str) -> int:
-    """The broker that serves the group, as v3 tells it."""
+    """Return the broker that coordinates the group, as v3 reports it."""
     path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}"
     described = await http.get_json(url + path, 2.0)
     return int(str(described["coordinator"]["related"]).rsplit("/", 1)[1])

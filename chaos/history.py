@@ -1,8 +1,8 @@
-"""What the client of a run knows: sent, acknowledged, refused, unknown; faults; metadata writes.
+"""History of a run: records sent, acknowledged, refused or unknown; faults; metadata writes.
 
-Pure data. A run's task appends to one `History`; when the run is over the checkers read it. Times
-are milliseconds of one monotonic clock. `to_line` renders an event for the history file that stays
-with a failed run; a row number there is the line of the input, counted from 0.
+Pure data. A run's tasks append to one `History`; after the run the checkers read it. Times are
+milliseconds of one monotonic clock. `to_line` renders an event for the history file that stays with
+a failed run; a row number there is the line of the input, counted from 0.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """What a producer hands over: the JSON texts of key and value, byte for byte."""
+    """A record to send: the JSON texts of key and value, byte for byte."""
 
     key: bytes
     value: bytes
 
 
 class Position(NamedTuple):
-    """Where the cluster said it put an input row."""
+    """Partition and offset that the cluster acknowledged for an input row."""
 
     row: int
     partition: int
@@ -33,7 +33,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledgement:
-    """One answer's acknowledged records.
+    """The acknowledged records of one answer.
 
     `due_ms` is when the client first tried to send them, `sent_ms` when it sent the attempt that
     succeeded.
@@ -48,10 +48,10 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unacknowledged:
-    """One answer, or none, that left rows without acknowledgement.
+    """Rows that one answer, or a missing answer, left without acknowledgement.
 
-    `unknown` is false only where surely nothing was written: the answer said
-    ``outcome: not_written``, or no connection was made.
+    `unknown` is false only if surely nothing was written: the answer contained ``outcome:
+    not_written``, or no connection was made.
     """
 
     broker: int
@@ -64,7 +64,10 @@ class Unacknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something a fault did that can be counted from outside. It was felt if it grew."""
+    """A countable effect of a fault, measured from outside.
+
+    The fault was felt if the count grew.
+    """
 
     what: str
     before: int
@@ -73,10 +76,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing a run broke. `evidence` shows that it was felt (a new epoch, a new term).
+    """A fault that a run made. `evidence` shows that it was felt (a new epoch, a new term).
 
-    `effects` is the same for the checkers, `healed_ms` when the network was whole again (None: it
-    had not been cut).
+    `effects` is the same for the checkers, `healed_ms` the time when the network was whole again
+    (None if it was not cut).
     """
 
     name: str
@@ -89,7 +92,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """Who leads a partition in an epoch, with which ISR, as a broker told it."""
+    """Leader and ISR of a partition in an epoch, as one broker reported them."""
 
     partition: int
     leader: int | None
@@ -101,7 +104,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reign:
-    """A controller says that it is active in a term."""
+    """A controller's report that it is active in a term."""
 
     controller: int
     term: int
@@ -110,7 +113,7 @@ class Reign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something a person reading the history wants to know."""
+    """A remark for the reader of the history."""
 
     at_ms: int
     text: str
@@ -118,7 +121,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataWrite:
-    """A topic created or deleted; `ok` false where the answer was an error or none came."""
+    """A topic creation or deletion; `ok` is false after an error or without an answer."""
 
     due_ms: int
     answered_ms: int
@@ -127,7 +130,7 @@ class MetadataWrite:
 
 
 class Line(NamedTuple):
-    """A record as a reader got it: the JSON texts of key and value, byte for byte."""
+    """A record as a reader received it: the JSON texts of key and value, byte for byte."""
 
     offset: int
     key: bytes
@@ -136,9 +139,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one fetch of a tail got: lines from `offset` on, or, in `refusal`, a 4xx and its text.
+    """Result of one fetch of the log's tail: lines from `offset` on, or the text of a 4xx.
 
-    A fetch without an answer, or one answered 503, tells nothing and is not written down.
+    The text is in `refusal`. A fetch without an answer, or answered with 503, proves nothing and is
+    not recorded.
     """
 
     broker: int
@@ -152,7 +156,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRead:
-    """The offsets a member of a group was given of one partition by one answer."""
+    """Offsets of one partition that a group member received in one answer."""
 
     member: str
     partition: int
@@ -163,7 +167,7 @@ class GroupRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCommit:
-    """A commit that was acknowledged: `next_offset` is where the group goes on."""
+    """An acknowledged commit; the group continues at `next_offset`."""
 
     member: str
     partition: int
@@ -187,7 +191,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Everything one broker served: partition → records in the order served."""
+    """All records that one broker served: partition → records in the order served."""
 
     broker: int
     partitions: dict[int, list[Line]]
@@ -199,7 +203,7 @@ def _discard(_: bytes) -> None:
 
 @dataclass(slots=True)
 class History:
-    """Owned by one run; appended to by its tasks on one loop.
+    """Events of one run. Owned by it; appended to by its tasks on one loop.
 
     `write` gets one line per event as it happens, so that a run that dies leaves its history.
     """
@@ -217,7 +221,7 @@ class History:
     group_commits: list[GroupCommit] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Remember an event and write its line."""
+        """Append an event and write its line."""
         match event:
             case Acknowledgement():
                 self.acknowledgements.append(event)
@@ -242,15 +246,15 @@ class History:
         self.write(to_line(event, self.records))
 
     def acknowledged_rows(self) -> int:
-        """How many records were acknowledged so far."""
+        """Return the number of records acknowledged so far."""
         return sum(len(ack.positions) for ack in self.acknowledgements)
 
 
 def to_line(event: Event, records: Sequence[Record]) -> bytes:
-    """One newline-terminated JSON object.
+    """Return an event as one newline-terminated JSON object.
 
-    An acknowledgement's records are ``[row, partition, offset, value text]``, what an observation
-    got is ``[offset, key text, value text]``.
+    An acknowledgement's records are ``[row, partition, offset, value text]``, the lines of an
+    observation are ``[offset, key text, value text]``.
     """
     if isinstance(event, Acknowledgement):
         positions = [

@@ -1,7 +1,7 @@
-"""Plain HTTP as any user of the cluster would speak it: aiohttp, JSON, no retries of its own.
+"""Plain HTTP client of a run, as any user would write it: aiohttp, JSON, no retries.
 
-What an answer means for the data is decided by two fields of the documented error body,
-``retriable`` and ``outcome`` (interfaces §4), and by nothing else.
+Loads, readers and the runner share one `Http`. Two fields of the documented error body decide what
+an answer means for the data, ``retriable`` and ``outcome`` (interfaces §4), and nothing else does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
 V2 = "application/vnd.kafka.v2+json"
 NDJSON = "application/x-ndjson"
 CONNECTION_LIMIT = 0
-"""None: a request that waited here for a connection would look like a slow server."""
+"""No limit: a request that waited for a connection here would look like a slow server."""
 HTTP_OK = 200
 HTTP_FIRST_ERROR = 400
 HTTP_FIRST_SERVER_ERROR = 500
@@ -35,7 +35,7 @@ HTTP_FIRST_SERVER_ERROR = 500
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The record is acknowledged at this place."""
+    """Acknowledgement of a record, with its place in the log."""
 
     partition: int
     offset: int
@@ -43,9 +43,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The record is not acknowledged.
+    """Failure of a record, which is not acknowledged.
 
-    `unknown` false: surely not written. `retriable` false: the same request can't succeed.
+    `unknown` false: surely not written. `retriable` false: the same request cannot succeed.
     """
 
     unknown: bool
@@ -72,15 +72,15 @@ _decode_array = msgspec.json.Decoder(list[_FetchedLine]).decode
 
 
 def produce_body(records: Iterable[Record]) -> bytes:
-    """A v2 produce request whose keys and values are the given JSON texts."""
+    """Return a v2 produce request whose keys and values are the given JSON texts."""
     parts = [b'{"key":%b,"value":%b}' % (record.key, record.value) for record in records]
     return b'{"records":[' + b",".join(parts) + b"]}"
 
 
 def classify_produce(status: int, body: bytes, count: int) -> list[Stored | Failed]:
-    """What a produce answer says of each of its `count` records, in request order.
+    """Return the result of each of `count` records in a produce answer, in request order.
 
-    An answer that can't be read is unknown, except a 4xx: that was refused before the append.
+    An unreadable answer is unknown, except a 4xx, which was refused before the append.
     """
     try:
         answer = orjson.loads(body)
@@ -111,12 +111,12 @@ def _failure(status: int, entry: dict[str, Any], answer: dict[str, Any]) -> Fail
 
 
 def lines_of_ndjson(body: bytes) -> list[Line]:
-    """The stored lines of a direct fetch, key and value text untouched."""
+    """Return the stored lines of a direct fetch, key and value text untouched."""
     return [_line(fetched) for fetched in _decode_lines(body)]
 
 
 def lines_of_array(body: bytes) -> list[Line]:
-    """The records of a v2 json fetch, key and value text untouched."""
+    """Return the records of a v2 json fetch, key and value text untouched."""
     return [_line(fetched) for fetched in _decode_array(body)]
 
 
@@ -125,7 +125,7 @@ def _line(fetched: _FetchedLine) -> Line:
 
 
 class Http:
-    """One client session. Owned by the run; `async with`."""
+    """An HTTP client session. Owned by the run; `async with`."""
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=CONNECTION_LIMIT)
@@ -145,9 +145,9 @@ class Http:
     async def produce(
         self, url: str, topic: str, records: list[Record], timeout_ms: int
     ) -> list[Stored | Failed]:
-        """Send once; never raises for what a network or a broker can do."""
+        """Send records once; failures of network or broker are returned, never raised."""
         target = f"{url}/topics/{topic}?timeout={timeout_ms}"
-        # The server's own deadline comes first; ours is for a server that is gone.
+        # The server's deadline expires first; the client's is for a server that does not answer.
         ours = aiohttp.ClientTimeout(total=timeout_ms / 1000 + 2)
         body = produce_body(records)
         try:
@@ -162,23 +162,23 @@ class Http:
         return [failure] * len(records)
 
     async def get_json(self, url: str, timeout_s: float = 5.0) -> Any:
-        """The body of a 200; `CallError` otherwise."""
+        """Return the decoded body of a successful GET; raise `CallError` otherwise."""
         return orjson.loads(await self._call("GET", url, None, timeout_s))
 
     async def post_json(self, url: str, body: object, timeout_s: float = 15.0) -> Any:
-        """The body of a 2xx; `CallError` otherwise."""
+        """Return the decoded body of a successful POST; raise `CallError` otherwise."""
         return orjson.loads(await self._call("POST", url, orjson.dumps(body), timeout_s))
 
     async def post_v2(self, url: str, body: object, timeout_s: float = 15.0) -> bytes:
-        """As `post_json` with the REST Proxy's media type; the body, which may be empty."""
+        """POST with the REST Proxy's media type; return the body, which may be empty."""
         return await self._call("POST", url, orjson.dumps(body), timeout_s, {"Content-Type": V2})
 
     async def get_accepting(self, url: str, accept: str, timeout_s: float = 5.0) -> bytes:
-        """The body of a 2xx in this media type; `CallError` otherwise."""
+        """Return the body of a successful GET in this media type; raise `CallError` otherwise."""
         return await self._call("GET", url, None, timeout_s, {"Accept": accept})
 
     async def delete(self, url: str, timeout_s: float = 15.0) -> None:
-        """A 2xx; `CallError` otherwise."""
+        """Send a DELETE; raise `CallError` unless it succeeds."""
         await self._call("DELETE", url, None, timeout_s)
 
     async def _call(
@@ -211,7 +211,7 @@ class Http:
     async def read_partition(
         self, url: str, topic: str, partition: int, *, accept: str, max_bytes: int
     ) -> list[Line]:
-        """Everything below the high watermark, by direct fetch from offset 0."""
+        """Return all records below the high watermark, by direct fetches from offset 0."""
         lines: list[Line] = []
         offset, high_watermark = 0, None
         while high_watermark is None or offset < high_watermark:
@@ -239,7 +239,10 @@ class Http:
         timeout_ms: int = 1000,
         deadline_s: float = 30.0,
     ) -> tuple[list[Line], int]:
-        """One direct fetch: the lines, and the high watermark. `CallError` for all but a 200."""
+        """Return the lines of one direct fetch and the high watermark.
+
+        Raise `CallError` unless it is 200.
+        """
         target = (
             f"{url}/topics/{topic}/partitions/{partition}/records"
             f"?offset={offset}&max_bytes={max_bytes}&timeout={timeout_ms}"
@@ -262,7 +265,7 @@ class Http:
         return page, high_watermark
 
     async def wait_ready(self, url: str, deadline_s: float) -> None:
-        """Until the broker's ``/readyz`` answers 200."""
+        """Wait until the broker's ``/readyz`` answers 200."""
         async with within(deadline_s, f"{url}/readyz answers 200"):
             while True:
                 try:

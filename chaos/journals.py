@@ -1,4 +1,7 @@
-"""The brokers' event journals and what `quorumlog log` says of their disks, by documented means."""
+"""The brokers' event journals, hash chains and disk verification, read by documented means.
+
+The runner passes the results to the pure checks in `checkers/events.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
     from chaos.http import Http
 
 EVENT_FILES = ("events.1.ndjson", "events.ndjson")
-"""In a broker's folder, the older one first."""
+"""Names of the journal files in a broker's folder, oldest first."""
 VERIFY_DEADLINE_S = 60.0
 
 
 def read_journals(data_dir: Path, brokers: Sequence[int]) -> Journals:
-    """All events of these brokers, as they lie on their disks.
+    """Return all events of these brokers from their journal files.
 
-    A line that a kill has torn is left out: the number that is missing then would show.
+    A line that a kill has torn is left out; the check of sequence numbers then reports the gap.
     """
     return {broker: _events(data_dir / f"broker-{broker}", broker) for broker in brokers}
 
@@ -45,10 +48,11 @@ def _events(folder: Path, broker: int) -> list[Event]:
 async def read_chains(
     http: Http, brokers: Sequence[Node], topic: str, partitions: int
 ) -> dict[int, dict[int, Chain]]:
-    """Partition → broker → its hash chain, over what all replicas can say one for.
+    """Return partition → broker → hash chain, over the offsets that all replicas cover.
 
-    Two questions to each: where it could begin, then the chain between offsets that all have. Who
-    has no replica of a partition, or does not answer, is left out: then there are too few.
+    Sends two requests to each broker: one for the first offset that its chain can begin at, one for
+    the chain between offsets that all have. A broker without a replica of the partition, or without
+    an answer, is left out; the check then reports too few chains.
     """
     found: dict[int, dict[int, Chain]] = {}
     for partition in range(partitions):
@@ -73,7 +77,7 @@ def _chain(said: dict[str, Any]) -> Chain:
 
 
 async def verify_disks(data_dir: Path, brokers: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
-    """Broker → what `quorumlog log dump --verify` says of each of its partitions."""
+    """Return broker → the reports of `quorumlog log dump --verify` on each of its partitions."""
     reports = await asyncio.gather(*(_verify(data_dir / f"broker-{one}") for one in brokers))
     return dict(zip(brokers, reports, strict=True))
 

@@ -1,8 +1,8 @@
-"""The producer of a run: input rows at a steady pace, each key's rows strictly one after another.
+"""The producer of the demo: input rows at a steady pace, each key's rows one after another.
 
-One lane per key, one request in flight per lane, so "in order per key" has a meaning that survives
-retries. A row goes to its lane when its time has come; a lane sends what has gathered, at most
-`MAX_BATCH_ROWS` at once.
+Each key has a lane with one request in flight, so that order per key is well defined across
+retries. A row enters its lane when it is due; a lane sends all rows that wait, at most
+`MAX_BATCH_ROWS` at once. Results go into the history.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
 
 MAX_BATCH_ROWS = 500
-"""About 170 KB of flights: inside the 64 to 256 KB that cost least per byte."""
+"""Most rows in a request: about 170 KB of flights, within the 64 to 256 KB that cost least per
+byte."""
 PRODUCE_TIMEOUT_MS = 5000
 RETRY_AFTER_S = 0.05
-"""Sooner than the server's `Retry-After: 1`: the gap that is measured should be the server's."""
+"""Pause before a retry; shorter than the server's `Retry-After: 1`, so that a measured gap is the
+server's."""
 PACE_TICK_S = 0.02
 
 
 class LoadError(Exception):
-    """A record can't be written at all: the server says that a retry won't help."""
+    """A record can never be written: the server's error is not retriable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A broker's public address."""
+    """The public address of a broker."""
 
     id: int
     url: str
@@ -44,7 +46,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Lane:
-    """The rows of one key that wait, and the broker its requests go through now."""
+    """The waiting rows of one key, and the broker that its requests go through now."""
 
     endpoint: int
     waiting: deque[int] = field(default_factory=deque)
@@ -52,11 +54,11 @@ class Lane:
 
 
 class Load:
-    """Sends rows of the history's records to one topic. Owned by the run, runs as its task.
+    """A sender of rows of the history's records to one topic. Owned by the run, runs as its task.
 
-    A failed attempt is repeated until it is acknowledged, through the next broker: after an answer
-    that says `not_written` without consequence, after an unknown one at the risk of a repeat, which
-    the history notes.
+    A failed attempt is repeated through the next broker until it is acknowledged: after a
+    `not_written` answer without consequence, after an unknown one at the risk of a duplicate, which
+    the history records.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Load:
         self.per_partition: dict[int, int] = {}
 
     async def run(self) -> None:
-        """Until every row is acknowledged.
+        """Send until every row is acknowledged.
 
         Raises:
             LoadError: inside an ExceptionGroup, when a record was refused for good.
@@ -146,7 +148,7 @@ class Load:
         rows: list[int],
         results: list[Stored | Failed],
     ) -> list[int]:
-        """Write down an answer; the rows that have to be sent again."""
+        """Record an answer in the history; return the rows that must be sent again."""
         now = self._clock.monotonic_ms()
         positions: list[Position] = []
         failed: dict[Failed, list[int]] = {}

@@ -1,7 +1,7 @@
-"""A metadata write every 200 ms: what the absence of an active controller feels like.
+"""A metadata write every 200 ms, which shows when no active controller is available.
 
-Topics are created and deleted in turn, through each broker in turn. An attempt that fails is not
-repeated but followed by another one under a new name, so an unknown outcome needs no thought.
+Topics are created and deleted in turn, through each broker in turn. A failed attempt is not
+repeated but followed by another one under a new name, so an unknown outcome has no effect.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.2
 ANSWER_DEADLINE_S = 1.5
-"""Then the next attempt goes elsewhere: one stuck request must not hide a recovery."""
+"""Deadline of one attempt; the next uses another broker, so that one stuck request does not hide a
+recovery."""
 RETRY_AFTER_S = 0.05
 
 
 class MetadataProbe:
-    """Writes metadata until `stop`. Owned by the run, runs as its task.
+    """A writer of metadata until `stop`. Owned by the run, runs as its task.
 
-    `keeps_every`: each so-manieth topic is left in place, for a checker to find (0: none is).
+    Every `keeps_every`-th topic is left in place for a checker to find (0: none).
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class MetadataProbe:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Let `run` end after the write it is in."""
+        """Let `run` end after the present write."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """One write after the other, `interval_s` apart while they succeed."""
+        """Write metadata, `interval_s` apart while the writes succeed."""
         number = creations = 0
         created: str | None = None
         while not self._stopped.is_set():
@@ -87,7 +88,7 @@ class MetadataProbe:
             await self._pause(pause)
 
     async def _create(self, url: str, name: str) -> None:
-        # One replica: the write must not wait for a broker that another fault took away.
+        # One replica, so that the write does not wait for a broker that another fault stopped.
         body = {"topic_name": name, "partitions_count": 1, "replication_factor": 1}
         await self._http.post_json(url, body, ANSWER_DEADLINE_S)
 

@@ -1,4 +1,8 @@
-"""A cluster of our own whose nodes reach each other through proxies, and no other way."""
+"""A private cluster whose nodes reach each other only through proxies.
+
+Runs use `ProxiedCluster` instead of `LocalCluster` for scenarios: it formats the cluster, puts a
+Toxiproxy on every link, and optionally a fault library under the nodes' disks.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,10 @@ FORMAT_DEADLINE_S = 15.0
 
 
 class ProxiedCluster:
-    """Formats, wires, starts. `async with`; nothing of it is left afterwards, whatever happens.
+    """A formatted and wired cluster, ready to be started. `async with`.
 
-    `leave_nothing` does the same without a loop, for an owner that is interrupted.
+    Its exit leaves no process behind, whatever happens. `leave_nothing` does the same without a
+    loop, for an owner that is interrupted.
     """
 
     def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
@@ -38,7 +43,9 @@ class ProxiedCluster:
         self._owned = AsyncExitStack()
 
     def lay_disks(self, *, power: bool) -> None:
-        """Before the start: nodes' disks can be told to fail; with `power`, to lose theirs.
+        """Put the fault library under the nodes' disks, before the start.
+
+        `power` records for power loss.
 
         Raises:
             ShimError: no C compiler.

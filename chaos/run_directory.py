@@ -1,7 +1,7 @@
-"""A run's directory and its end: removed when all is well, kept and named when not.
+"""Directory and end of a run: the directory is removed after a success, kept and named otherwise.
 
-What holds for every entry (`make demo`, `quorumlog chaos run`): an interrupt ends the run and
-leaves no process; what a run is hit by becomes a FAIL line; a bug of ours is not hidden.
+Both entries (`make demo`, `quorumlog chaos run`) call `play`: an interrupt ends the run and leaves
+no process; a failure of the system under test becomes a FAIL line; a bug in this package is raised.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 HISTORY_FILE = "history.ndjson"
 FAILURES = (ClusterError, CallError, LoadError, NetworkError, TooLateError, OSError, KeyError)
-"""How a run can end early because of what it runs; anything else is a bug of ours."""
+"""Errors by which the system under test can end a run; any other is a bug in this package."""
 PASSED, FAILED = 0, 1
 
 
 def catch_signals() -> None:
-    """SIGINT and SIGTERM become KeyboardInterrupt.
+    """Turn SIGINT and SIGTERM into KeyboardInterrupt.
 
-    Said aloud: a shell starts background jobs with SIGINT ignored, and that is inherited.
+    Set explicitly, because a shell starts background jobs with SIGINT ignored, which is inherited.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -51,7 +51,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 @dataclass(slots=True)
 class Run:
-    """One run in one directory. `verdicts` are what its story found so far."""
+    """A run in one directory. `verdicts` are the results of its checks so far."""
 
     directory: Path
     history: History
@@ -59,18 +59,18 @@ class Run:
     verdicts: list[Verdict] = field(default_factory=list)
 
     def judge(self, one: Verdict) -> None:
-        """Remember a verdict and show it."""
+        """Append a verdict and show it."""
         self.verdicts.append(one)
         self.screen.verdict(one)
 
     @property
     def passed(self) -> bool:
-        """Whether something was judged and all of it held."""
+        """True if there is at least one verdict and all of them passed."""
         return bool(self.verdicts) and all(one.passed for one in self.verdicts)
 
 
 def make_directory(home: Path) -> Path:
-    """A new directory of this run's own below `home`."""
+    """Create a new directory for this run below `home`."""
     home.mkdir(exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="run-", dir=home))
 
@@ -82,7 +82,7 @@ def play(
     story: Callable[[Run], Awaitable[object]],
     clean_up: Callable[[], object],
 ) -> tuple[int, Run]:
-    """Run a story in its directory; the exit status. `clean_up` has run when this returns."""
+    """Play a story in its directory; return exit status and run. `clean_up` has run on return."""
     with (directory / HISTORY_FILE).open("wb") as file:
         run = Run(directory, History(records, file.write), screen)
         try:
@@ -106,14 +106,14 @@ async def _as_coroutine(story: Callable[[Run], Awaitable[object]], run: Run) -> 
 
 
 def reasons(error: BaseException) -> list[str]:
-    """The leaves of an exception group, or the error itself, as lines for a person."""
+    """Return the leaves of an exception group, or the error itself, as printable lines."""
     if isinstance(error, BaseExceptionGroup):
         return [line for inner in error.exceptions for line in reasons(inner)]
     return [f"{type(error).__name__}: {error}"]
 
 
 def remove(directory: Path) -> None:
-    """Remove a green run's directory, and its home if no other run's is there."""
+    """Remove the directory of a successful run, and its parent if that is empty then."""
     shutil.rmtree(directory)
     with suppress(OSError):
         directory.parent.rmdir()

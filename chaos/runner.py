@@ -1,8 +1,9 @@
-"""One scenario from an empty directory to its verdicts.
+"""The run of one scenario, from an empty directory to its verdicts.
 
-Top to bottom: a cluster behind proxies, writers that never send a value twice and readers of the
-tail; steady load, what the scenario breaks, load until everything is whole again; then everything
-is read back through every broker and from every disk, and judged.
+`cli.py` calls `ScenarioRun.play`. In order: start a cluster behind proxies; start writers that
+never send a value twice and readers of the tail; run a steady load, the scenario's faults, and the
+load until everything is healthy again; then read everything back through every broker and from
+every disk, and check it.
 """
 
 from __future__ import annotations
@@ -67,17 +68,18 @@ WRITERS_PER_PARTITION = 4
 STEADY_S = 2.0
 AFTER_S = 2.0
 GAP_LIMIT_MS = 5000
-"""Silent broker: worst of 30 is promised within 3 s (docs/claims.md); a writer's own time-out of
-1 s and a machine that also runs six nodes, a proxy and the clients come on top."""
+"""Longest allowed gap in acknowledged writes. For a silent broker the worst of 30 is promised
+within 3 s (docs/claims.md); added to it are a writer's own timeout of 1 s and the load of a machine
+that also runs six nodes, a proxy and the clients."""
 WHOLE_LIMIT_MS = 20_000
 READY_DEADLINE_S = 20.0
 SAME_DEADLINE_S = 10.0
 FLOOR = 5
-"""Acknowledged writes per partition and window. The writers make about 60 a second; behind a broker
-that is cut off each of their requests takes its whole time-out."""
+"""Fewest acknowledged writes per partition and window. The writers make about 60 a second; behind a
+broker that is cut off each request takes its whole timeout."""
 PROBE_KEEPS_EVERY = 3
 APPLIED = ("applied_index", "next_offset", "topics", "partitions")
-"""What a controller's status says of its state; equal logs make these equal."""
+"""Fields of a controller's status that equal logs make equal."""
 READ_MAX_BYTES = 4 << 20
 RUN_MARGIN_S = 150.0
 _LOOK_S = 0.1
@@ -85,14 +87,14 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the command line said."""
+    """Options of a run, from the command line."""
 
     seed: int
     duration_s: float
 
 
 class ScenarioRun:
-    """Plays one scenario on one cluster. Used once."""
+    """The run of one scenario on one cluster. Used once."""
 
     def __init__(
         self, scenario: Scenario, cluster: ProxiedCluster, run: Run, options: RunOptions
@@ -106,7 +108,7 @@ class ScenarioRun:
         self._whole_ms: int | None = None
 
     async def play(self) -> None:
-        """Everything; the verdicts are the run's."""
+        """Play the scenario; the verdicts are added to the run."""
         deadline_s = RUN_MARGIN_S + 4 * self._options.duration_s
         async with within(deadline_s, "the scenario ends"), self._cluster, Http() as http:
             ready_s = await self._cluster.local.start()
@@ -137,7 +139,7 @@ class ScenarioRun:
             )
 
     async def _proxied_bytes(self) -> dict[str, int]:
-        """Per plane, now that every connection has ended: only then Toxiproxy counts it."""
+        """Return proxied bytes per plane. Toxiproxy counts a connection only once it has ended."""
         deadline = self._clock.monotonic_ms() + COUNTED_DEADLINE_S * 1000
         while True:
             found = {plane.value: 0 for plane in Plane}
@@ -155,7 +157,7 @@ class ScenarioRun:
         }
         await http.post_json(f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics", body)
 
-    # -- the load and what is broken under it
+    # -- load and faults
 
     async def _load_and_break(self, http: Http, now: ClusterFile) -> Stage:
         endpoints = [Endpoint(node.id, node.url) for node in now.brokers]
@@ -207,7 +209,7 @@ class ScenarioRun:
         return stage
 
     async def _until_whole(self, stage: Stage) -> None:
-        """Every replica in sync again, and every partition acknowledged something since."""
+        """Wait until every replica is in sync and every partition has acknowledged a new write."""
         written = dict(stage.writers.told.per_partition)
 
         def whole() -> bool:
@@ -269,12 +271,12 @@ class ScenarioRun:
             judge(one)
 
     async def _move_leaders(self, http: Http, stage: Stage) -> None:
-        """Drain a leader: whatever was broken, somebody then begins to lead what is committed."""
+        """Drain a leader, so that another broker begins to lead records of the whole run."""
         base = f"{stage.now.brokers[0].url}/v3/clusters/{stage.now.cluster_id}"
         path = f"{base}/topics/{TOPIC}/partitions/0"
         before = await http.get_json(path)
         if before["leader"] is None:
-            return  # judged already, by what could not be read
+            return  # already reported by the failed read
         leader = str(before["leader"]["related"]).rpartition("/")[2]
         await http.post_json(f"{base}/brokers/{leader}:drain", {"scope": "leaders"})
         async with within(READY_DEADLINE_S, "a drained broker leads nothing"):
@@ -285,7 +287,7 @@ class ScenarioRun:
                 await asyncio.sleep(_LOOK_S)
 
     async def _judge_files(self, stage: Stage) -> None:
-        """What stopped brokers leave behind: their journals, read together, and their logs."""
+        """Check the files of the stopped brokers: their journals, read together, and their logs."""
         data_dir, judge = self._cluster.local.data_dir, self._run.judge
         journals = read_journals(data_dir, stage.brokers)
         may_lose = self._scenario.disks != "sound"
@@ -309,7 +311,7 @@ class ScenarioRun:
         return Reading(broker.id, partitions)
 
     async def _disks_once_equal(self, served: Reading, stage: Stage) -> list[Reading]:
-        """What the replicas hold, once they are equal or the time is over."""
+        """Return the content of the replicas' disks, once all are equal or the deadline passed."""
         deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
         while True:
             disks = [await asyncio.to_thread(self._disk, broker) for broker in stage.brokers]
@@ -332,7 +334,7 @@ class ScenarioRun:
         return Reading(broker, found)
 
     async def _applied_once_equal(self, http: Http, stage: Stage) -> dict[int, dict[str, object]]:
-        """What each controller has applied, once they say the same or the time is over."""
+        """Return each controller's applied state, once all are equal or the deadline has passed."""
         deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
         while True:
             facts: dict[int, dict[str, object]] = {}
@@ -349,7 +351,7 @@ class ScenarioRun:
             await asyncio.sleep(_LOOK_S)
 
     async def _hashes(self, http: Http, controller: Node) -> dict[str, object]:
-        """Of its whole history and of its image (invariant R12)."""
+        """Return hashes of a controller's whole history and of its image (invariant R12)."""
         state = await http.get_json(f"{controller.url}/controller/v1/state?image_hash=true", 5.0)
         return {
             "state hash": (state["state_hash"] or {}).get("value"),

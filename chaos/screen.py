@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal, plain lines everywhere else."""
+"""Display of a run: a progress bar on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ INTERRUPTED = 130
 
 
 class Screen:
-    """The run's only way to print."""
+    """The output of a run; nothing else in a run prints."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._console.print(text, markup=False)
 
     def verdict(self, verdict: Verdict) -> None:
-        """One PASS / FAIL line with figures; the examples of a failure below it."""
+        """Print a PASS or FAIL line with figures, and below a FAIL its examples."""
         style, word = ("green", "PASS") if verdict.passed else ("bold red", "FAIL")
         self._console.print(f"[{style}]{word}[/]", end="  ")
         self.say(f"{verdict.name}: {verdict.figures}")
@@ -35,7 +35,7 @@ class Screen:
             self.say(f"      {example}")
 
     def bar(self, total: int) -> Bar:
-        """Progress of a known number of records."""
+        """Return a progress bar for a known number of records."""
         return Bar(self._console, total)
 
 
@@ -73,7 +73,10 @@ class Bar:
             self._progress.stop()
 
     def show(self, done: int, now_ms: int) -> None:
-        """The state at `now_ms`; plain lines come every few seconds and at the end."""
+        """Show the progress at `now_ms`.
+
+        Plain lines are printed every few seconds and at the end.
+        """
         if self._progress is not None:
             self._progress.update(self._task, completed=done)
             return

@@ -1,7 +1,8 @@
-"""Writers that never send a value twice, through brokers that don't lead, and readers of the tail.
+"""Writers that never send a value twice, and readers of the log's tail.
 
-What a writer is told is written down and never retried: the next request carries the next value.
-So a value that is in the log twice was repeated by the system, whatever the network did.
+Scenarios run both beside their faults. A writer records each answer in the history and never
+retries: the next request carries the next value. A value that is in the log twice was therefore
+duplicated by the system, whatever the network did.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
 
 PRODUCE_TIMEOUT_MS = 1000
-"""Short: a writer that hangs in a fault is one that does not look at it."""
+"""Timeout of a produce request; short, because a hanging writer does not observe the fault."""
 PACE_S = 0.03
-"""Between two requests of one writer; a dozen writers then take a fifth of one core."""
+"""Pause between two requests of one writer; a dozen writers then take a fifth of one core."""
 PAUSE_AFTER_FAILURE_S = 0.05
 FETCH_WAIT_MS = 500
 FETCH_DEADLINE_S = 2.0
@@ -39,7 +40,7 @@ READ_PAUSE_S = 0.02
 
 @dataclass(slots=True)
 class Told:
-    """How the attempts of a run were answered so far."""
+    """Counts of answers to the writers' attempts so far."""
 
     acknowledged: int = 0
     unknown: int = 0
@@ -48,7 +49,7 @@ class Told:
 
 
 def key_of(partition: int, partitions: int, writer: int) -> bytes:
-    """A key of this writer's own that the documented partitioner puts into the partition."""
+    """Return a key of this writer that the documented partitioner assigns to the partition."""
     for number in count():
         key = orjson.dumps(f"writer-{writer}-{number}")
         if zlib.crc32(key) % partitions == partition:
@@ -59,8 +60,8 @@ def key_of(partition: int, partitions: int, writer: int) -> bytes:
 class UniqueWriters:
     """Several writers per partition. Owned by the run; `run` until `stop`.
 
-    The last one of each partition goes through every broker in turn, its leader too, so that a
-    leader nobody can reach still has something to keep to itself; the others never ask the leader.
+    The last writer of each partition uses every broker in turn, the leader included, so that a
+    leader that no other node can reach also receives writes; the others never use the leader.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class UniqueWriters:
         self.told = Told()
 
     def stop(self) -> None:
-        """Let every writer end after the answer it waits for."""
+        """Let every writer end after its pending answer."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """Write until told to stop."""
+        """Write until `stop`."""
         async with asyncio.TaskGroup() as tasks:
             for writer in range(self._writers):
                 tasks.create_task(self._write(writer, writer % self._partitions))
@@ -157,7 +158,7 @@ class UniqueWriters:
 
 
 class TailReaders:
-    """One reader per partition that follows the log's end through every broker in turn."""
+    """A reader per partition that follows the log's end through every broker in turn."""
 
     def __init__(
         self,
@@ -179,11 +180,11 @@ class TailReaders:
         self.unanswered = 0
 
     def stop(self) -> None:
-        """Let every reader end after the answer it waits for."""
+        """Let every reader end after its pending answer."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """Read until told to stop."""
+        """Read until `stop`."""
         async with asyncio.TaskGroup() as tasks:
             for partition in range(self._partitions):
                 tasks.create_task(self._follow(partition))

@@ -1,7 +1,7 @@
-"""What the cluster says of itself while a run goes on: leaders, epochs, ISRs, terms.
+"""Observer of the cluster's own reports during a run: leaders, epochs, ISRs, terms.
 
-Asked over HTTP of every node in turn, straight, as an operator would: never through the proxies.
-The highest epoch or term anybody told is what holds.
+Sends HTTP requests to every node in turn, directly as an operator would, never through the proxies.
+The highest epoch or term reported by any node is taken as current.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ LOOK_AGAIN_S = 0.03
 
 
 class Watch:
-    """Owned by the run, runs as its task until `stop`; others read what it knows."""
+    """The observed state of a cluster.
+
+    Owned by the run, runs as its task until `stop`; others read it.
+    """
 
     def __init__(
         self,
@@ -53,26 +56,26 @@ class Watch:
         self._told: set[Leadership] = set()
         self._told_reigns: set[tuple[int, int]] = set()
         self.active: int | None = None
-        """The controller that last said it is active in the highest term."""
+        """The controller that last reported to be active in the highest term; None if none."""
         self.term = -1
         self.believers: dict[int, int] = {}
-        """Controllers that said, when last asked, that they are active → in which term."""
+        """Controllers whose last report was that they are active → their term."""
 
     def stop(self) -> None:
         """Let `run` end."""
         self._stopped.set()
 
     def of(self, partition: int) -> Leadership:
-        """What is known of a partition."""
+        """Return the known leadership of a partition."""
         return self._leaderships[partition]
 
     def leader_of(self, partition: int) -> int | None:
-        """Its leader; None if there is none or nothing is known."""
+        """Return the leader of a partition; None if it has none or nothing is known."""
         known = self._leaderships.get(partition)
         return None if known is None else known.leader
 
     async def run(self) -> None:
-        """Ask every node, each at its own pace: one that hangs must not blind us."""
+        """Poll every node in its own task, so that a hanging node does not delay the others."""
         async with asyncio.TaskGroup() as tasks:
             for broker in self._now.brokers:
                 tasks.create_task(self._ask_often(lambda b=broker: self.look_at_partitions(b)))  # type: ignore[misc] # a default binds the loop's variable
@@ -87,7 +90,7 @@ class Watch:
                     await self._stopped.wait()
 
     async def look_at_partitions(self, broker: Node) -> None:
-        """Ask one broker for every partition."""
+        """Request the state of every partition from one broker."""
         path = f"/v3/clusters/{self._now.cluster_id}/topics/{self._topic}/partitions"
         try:
             listed = await self._http.get_json(broker.url + path, ANSWER_DEADLINE_S)
@@ -106,7 +109,7 @@ class Watch:
             told_by=told_by,
             seen_ms=0,
         )
-        if learned not in self._told:  # every telling once: two tellers may disagree
+        if learned not in self._told:  # record each report once; two brokers may disagree
             self._told.add(learned)
             self._history.add(replace(learned, seen_ms=self._clock.monotonic_ms()))
         known = self._leaderships.get(learned.partition)
@@ -141,19 +144,19 @@ class Watch:
             self.active, self.term = controller.id, term
 
     async def until(self, holds: Callable[[], bool], what: str, deadline_s: float) -> int:
-        """Wait until it holds; the milliseconds that took.
+        """Wait until `holds` returns True; return the milliseconds that took.
 
         Raises:
             TooLateError: naming `what`.
         """
         began = self._clock.monotonic_ms()
         async with within(deadline_s, what):
-            while not holds():  # noqa: ASYNC110 what is waited for is said over HTTP
+            while not holds():  # noqa: ASYNC110 the state is polled over HTTP
                 await asyncio.sleep(LOOK_AGAIN_S)
         return self._clock.monotonic_ms() - began
 
     def all_in_sync(self, replicas: int) -> bool:
-        """Whether every partition has a leader and so many replicas in sync."""
+        """Return whether every partition has a leader and `replicas` in-sync replicas."""
         known = [self._leaderships.get(partition) for partition in range(self._partitions)]
         return all(
             one is not None and one.leader is not None and len(one.isr) == replicas for one in known

@@ -1,7 +1,8 @@
-"""Small files that are replaced whole: a checksum line and a JSON line.
+"""Small files that are replaced whole: a line with a checksum and a line of JSON.
 
-Written beside the old one, synced, renamed, and the directory synced (rule Q6): after a crash
-there is the old file or the new one, and a damaged one is never taken for an empty one.
+Every other module of this package that keeps state beside the segments uses it. A new version is
+written beside the old one, synced, renamed, and the directory is synced (rule Q6): after a crash
+the old file or the new one exists, and a damaged one is never taken for an empty one.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ _CHECK_LENGTH = 9
 
 
 class TornError(CorruptionError):
-    """Nothing is left of the file: a crash came before its bytes, where it was not synced."""
+    """The file holds nothing: it was not synced, and a crash came before its bytes were written."""
 
 
 def encode_checkpoint(content: object) -> bytes:
-    """The bytes of a checkpoint file."""
+    """Return the bytes of a checkpoint file with this content."""
     body = orjson.dumps(content)
     return b"%08x\n%b\n" % (crc32(body), body)
 
 
 def decode_checkpoint(data: bytes, path: str) -> object:
-    """The content of a checkpoint file.
+    """Return the content of a checkpoint file.
 
     Raises:
-        CorruptionError: the file is damaged; names it. TornError: it holds nothing.
+        CorruptionError: the file is damaged; names it.
+        TornError: the file holds nothing.
     """
     body = data[_CHECK_LENGTH:-1]
     if not data.strip(b"\0"):
@@ -46,7 +48,7 @@ def decode_checkpoint(data: bytes, path: str) -> object:
 
 
 def read_checkpoint(disk: Disk, path: str) -> object | None:
-    """The content, or None where there is no such file.
+    """Return the content of a checkpoint file, or None if it does not exist.
 
     Raises:
         CorruptionError: the file is damaged.
@@ -62,7 +64,10 @@ def write_atomically(disk: Disk, directory: str, name: str, data: bytes) -> None
 
 
 def place_file(disk: Disk, directory: str, name: str, data: bytes, *, sync: bool) -> None:
-    """Write and rename; without ``sync`` the next flush of the log makes it durable."""
+    """Write a file and rename it into place.
+
+    Without ``sync`` the log's next flush makes it durable.
+    """
     temporary = f"{directory}/{name}.tmp"
     fd = disk.open(temporary, create=True)
     try:

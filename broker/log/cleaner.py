@@ -1,9 +1,10 @@
-"""Which logs are compacted when, and how: the shell around `broker.log.compaction`.
+"""The log cleaner: selects the logs to compact, and runs `broker.log.compaction` on them.
 
-One log at a time, the dirtiest first. Reading, deciding and writing happen on a thread of their
-own, by descriptors of their own, at a bounded rate; what changes a log (the swap of segments, how
-far it is clean) is taken on the loop, and only if the log is still what it was: a truncation, a log
-start that moved past it, a deletion in between make the result void.
+`LogCleaner.run` is a task of the broker. It cleans one log at a time, the dirtiest first. Reading,
+deciding and writing happen on a thread of its own, with descriptors of its own, at a bounded rate.
+Changes of a log (the swap of segments, how far it is clean) are made on the event loop, and only if
+the log is unchanged: a truncation, a log start that moved past it, or a deletion meanwhile makes
+the result void.
 """
 
 from __future__ import annotations
@@ -40,37 +41,37 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
 
 PASS_BYTES_MAX = 1 << 30
-"""Dirty bytes of one log that one pass takes, whole segments, before another log has its turn."""
+"""Dirty bytes of one log that one pass cleans, in whole segments, before the next log."""
 LOGS_PER_STEP = 200
-"""Looked at before the loop has a turn: about 1 ms."""
+"""Logs examined between two turns of the event loop: about 1 ms."""
 BURST_MS = 50
-"""How long the cleaner may work at full speed before it waits for its rate."""
+"""Time in ms that the cleaner may work at full speed before it waits to keep its rate."""
 _log = logging.getLogger("broker.log")
 
 
 class ReplicaFacts(NamedTuple):
-    """What replication knows of a log at this moment."""
+    """The state of a log's replication at one moment."""
 
     high_watermark: int
     replicated_to: int
-    """Every assigned replica holds everything below, as the leader knows it (rule R7)."""
+    """Every assigned replica holds everything below this offset, as the leader knows (rule R7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerLimits:
-    """Kafka's ``log.cleaner.*``."""
+    """Limits of the cleaner: Kafka's ``log.cleaner.*``."""
 
     dedupe_buffer_bytes: int = 67_108_864
-    """Memory for the keys of one pass; what does not fit waits for the next one."""
+    """Memory for the keys of one pass; the rest waits for the next pass."""
     io_max_bytes_per_second: int = 33_554_432
-    """Read and written together."""
+    """Bytes per second, read and written together."""
     backoff_ms: int = 15_000
-    """Between two looks at which logs are dirty."""
+    """Time between two searches for dirty logs."""
 
 
 @dataclass(slots=True)
 class CleaningStats:
-    """What one cleaning, or all of them, did."""
+    """Totals of one cleaning, or of all."""
 
     cleanings: int = 0
     bytes_read: int = 0
@@ -87,7 +88,7 @@ class CleaningStats:
 
 
 def segment_facts(log: PartitionLog) -> list[SegmentFacts]:
-    """The log's segments as a plan sees them; none of a log that has no files."""
+    """Return the log's segments as a plan needs them; empty for a log without files."""
     stored = log.stored
     if stored is None or not stored.segments:
         return []
@@ -105,9 +106,10 @@ def segment_facts(log: PartitionLog) -> list[SegmentFacts]:
 
 
 def clean_state(log: PartitionLog) -> CleanState:
-    """How far the log is clean, if its records are still those that were cleaned (invariant L11).
+    """Return how far the log is clean, if it still has the cleaned records (invariant L11).
 
-    After an unclean election others may stand in their place: then nothing is known to be clean.
+    After an unclean election other records may be in their place: then nothing is known to be
+    clean.
     """
     stored = log.stored
     state = CleanState() if stored is None else stored.cleaned
@@ -119,12 +121,14 @@ def clean_state(log: PartitionLog) -> CleanState:
 def plan_for(
     log: PartitionLog, config: CompactionConfig, high_watermark: int, now_ms: int
 ) -> Plan | None:
-    """What there is to clean of a log now, whether or not it is worth it."""
+    """Return what there is to clean of a log now, however little, or None."""
     return plan(segment_facts(log), clean_state(log), high_watermark, now_ms, config)
 
 
 class Cleaning:
-    """One pass over one log. `steps` runs on the loop; what it yields runs anywhere, one by one.
+    """A pass over one log. `steps` runs on the event loop.
+
+    The functions it yields run on any thread.
 
     Every crash point leaves the log as before or as after: see `broker.log.swap`.
     """
@@ -153,20 +157,21 @@ class Cleaning:
 
     @property
     def is_void(self) -> bool:
-        """Whether the log was cut since: what was read of it says nothing."""
+        """True if the log was truncated or went offline since: its records may have changed."""
         return self._log.generation != self._generation or self._log.failed is not None
 
     def steps(self) -> Generator[Callable[[], None]]:
-        """Each yielded function is to be run before the next one is asked for.
+        """Yield functions; each must be run before the next one is requested.
 
-        Where that raises, the pass is over: it is to be closed.
+        If a function raises, the pass is over: close the generator.
 
         Raises:
-            Stopped: the log changed; what was swapped so far stays.
-            CorruptionError: a batch is damaged. OSError: the disk is full, or failed.
+            Stopped: the log changed; segments swapped so far stay.
+            CorruptionError: a batch is damaged.
+            OSError: the disk is full, or failed.
         """
         stored = self._stored
-        if stored.pending is not None:  # of a pass that found the disk full
+        if stored.pending is not None:  # left by a pass that found the disk full
             yield stored.pending.run_once
             stored.settle()
         facts = self._facts()
@@ -182,10 +187,10 @@ class Cleaning:
         yield scan.run
         self.stats.bytes_read += scan.bytes_read
         expired = state.tombstones_expired_to(self._now_ms, self._config.delete_retention_ms)
-        self._dropping_to = min(expired, facts.replicated_to)  # rule R7
+        self._dropping_to = min(expired, facts.replicated_to)  # all replicas have these (rule R7)
         if self._dropping_to > state.dropped_to:
             state = state.dropping(self._dropping_to)
-            yield from self._change(state)  # durable before the first of them goes
+            yield from self._change(state)  # durable before the first tombstone is dropped
         retention = Retention(scan.keys, self._dropping_to)
         needed = scan.producers.needed()
         at, behind = 0, closed_below(segments, scan.end)
@@ -215,7 +220,7 @@ class Cleaning:
         stored = self._stored
         swap = Swap(stored.disk, stored.directory, old, new, rewrite.index)
         stored.replace(old, swap, new, rewrite.fd)
-        rewrite.fd = CLOSED  # the open files' now
+        rewrite.fd = CLOSED  # the descriptor belongs to the open files now
         self.stats.records_dropped += rewrite.records_dropped
         self.stats.segments_replaced += len(old)
         yield swap.run_once
@@ -230,9 +235,9 @@ class Cleaning:
         self._check_unchanged([])
 
     def _check_unchanged(self, old: list[Segment]) -> None:
-        """Rule Q3's kind of proof: what was read is still what stands there.
+        """Raise `Stopped` unless the log still holds what was read from it (as in rule Q3).
 
-        Rule R7: nobody has come meanwhile who may lack a tombstone that is to go.
+        Also if a replica was assigned meanwhile that may lack a tombstone to be dropped (rule R7).
         """
         stored = self._stored
         if self.is_void:
@@ -250,7 +255,7 @@ class Cleaning:
 
 
 def _pass_end(segments: list[SegmentFacts], planned: Plan) -> int:
-    """At most `PASS_BYTES_MAX` of dirty segments, and one at least."""
+    """Return the end of a pass of at most `PASS_BYTES_MAX` of dirty segments, at least one."""
     taken = 0
     for segment in segments:
         if segment.next_offset > planned.start:
@@ -261,7 +266,8 @@ def _pass_end(segments: list[SegmentFacts], planned: Plan) -> int:
 
 
 class _Rate:
-    """A `Pace` for the cleaner's thread: so many bytes a second; it ends when told to."""
+    """A `Pace` for the cleaner's thread: limits bytes per second, and raises once ``stop`` is set.
+    """
 
     def __init__(self, bytes_per_second: int, clock: Clock) -> None:
         self._bytes_per_ms = max(1.0, bytes_per_second / 1000)
@@ -278,16 +284,15 @@ class _Rate:
         now_ms = self._clock.monotonic_ms()
         self._free_ms = max(self._free_ms, now_ms) + size / self._bytes_per_ms
         ahead_ms = self._free_ms - now_ms
-        # A wait of 0 lets go of the interpreter: the loop may be waiting for it.
+        # A wait of 0 releases the interpreter lock: the event loop may be waiting for it.
         if self.stop.wait(ahead_ms / 1000 if ahead_ms > BURST_MS else 0):
             raise Stopped
 
 
 class LogCleaner:
-    """Owns the cleaner's thread. Lives on the broker's loop; ``run`` until cancelled.
+    """The cleaner of a broker with its thread. Lives on the broker's loop; ``run`` until cancelled.
 
-    A log that can't be cleaned is reported and left alone, until it is another one; the others go
-    on.
+    A log that can't be cleaned is reported and skipped until it changes; the others continue.
     """
 
     def __init__(
@@ -299,11 +304,14 @@ class LogCleaner:
         note: Callable[[PartitionLog, CleaningStats, int, int], None],
         may_clean: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``facts``: None of a log that is nobody's replica.
+        """Create the cleaner; nothing runs before `run`.
 
-        ``may_clean``: not while the clock that tombstones grow old by can't be trusted.
+        ``facts``: returns None for a log that is not a replica here.
 
-        ``note``: told of each pass: what it did, how far the log is clean, how long it took (ms).
+        ``may_clean``: False while the clock that tombstones age by can't be trusted.
+
+        ``note``: called after each pass with its totals, how far the log is clean, and the time
+        (ms).
         """
         self._logs = logs
         self._facts = facts
@@ -315,10 +323,10 @@ class LogCleaner:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self.totals = CleaningStats()
         self.uncleanable: dict[str, tuple[PartitionLog, int, str]] = {}
-        """Logs that are left alone, by name: which one it is, its generation, and why."""
+        """Logs that are skipped, by name: (log, its generation, reason)."""
 
     async def run(self) -> None:
-        """Look for dirty logs, clean them; endless."""
+        """Look for dirty logs and clean them, endlessly."""
         try:
             while True:
                 await asyncio.sleep(self._limits.backoff_ms / 1000)
@@ -328,13 +336,13 @@ class LogCleaner:
             self._thread.shutdown(wait=True)
 
     async def clean_dirty_logs(self) -> None:
-        """One pass over each log that is worth it, the dirtiest first."""
+        """Run one pass over each log that is dirty enough, the dirtiest first."""
         for log in await self._dirty_logs():
             if log.failed is None and self._may_clean():
                 await self.clean(log)
 
     async def _dirty_logs(self) -> list[PartitionLog]:
-        """Kafka's order: what is overdue, then by the share of dirty bytes."""
+        """Return the logs to clean in Kafka's order: overdue ones, then by share of dirty bytes."""
         found = []
         for number, log in enumerate(list(self._logs())):
             if number % LOGS_PER_STEP == LOGS_PER_STEP - 1:
@@ -363,7 +371,7 @@ class LogCleaner:
         return False
 
     async def clean(self, log: PartitionLog) -> CleaningStats:
-        """One pass over a log; what it did. Never raises but when cancelled."""
+        """Run one pass over a log and return its totals. Raises only when cancelled."""
         config, stored = log.config.compaction, log.stored
         if config is None or stored is None:
             return CleaningStats()
@@ -378,7 +386,7 @@ class LogCleaner:
         except Stopped:
             _log.info("cleaning void log=%s", log.name)
         except CorruptionError as error:
-            if cleaning.is_void:  # what was read was cut off meanwhile
+            if cleaning.is_void:  # the records read were truncated meanwhile
                 _log.info("cleaning void log=%s", log.name)
             else:
                 _log.error("log can't be compacted log=%s error=%s", log.name, error)

@@ -1,15 +1,16 @@
-"""What compaction keeps of a log, and how batches are written anew without the rest. Pure.
+"""Compaction of one log: which records stay, and how batches are rewritten without the rest. Pure.
 
-Kafka's compaction (KIP-58, KIP-354, KIP-534) on this log's own terms: the newest record of each key
-stays, under its offset; a tombstone stays for ``delete.retention.ms`` after it became clean, and
-for as long as any replica may not have it (rule R7). A record without a key has nothing that could
-replace it, and stays.
+The cleaner calls `plan` to find the part to clean, fills a `KeyMap`, and puts each batch through a
+`Rewriter`. Kafka's compaction (KIP-58, KIP-354, KIP-534) with this log's rules: the newest record
+of each key stays, under its offset; a tombstone stays for ``delete.retention.ms`` after it became
+clean, and as long as any replica may not have it (rule R7). A record without a key can't be
+replaced by another, and stays.
 
-Logs stay contiguous (invariant L12): the place of what went is held by the batch before it, whose
-last offset grows, or by an *empty* batch of 84 bytes; never across leader epochs, so that the epoch
-cache made of the log is the same (invariant L11), and never by a batch with a producer id, whose
-offsets stand for its sequences. Of each producer the batches that its state is made of keep their
-headers, perhaps without a record (invariant T4).
+Logs stay contiguous (invariant L12): the offsets of removed records belong to the batch before
+them, whose last offset grows, or to an *empty* batch of 84 bytes. Neither spans leader epochs, so
+that the epoch cache made from the log is the same (invariant L11), and a batch with a producer id
+never grows, because its offsets stand for its sequences. The batches from which a producer's state
+is made keep their headers, even without a record (invariant T4).
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 KEY_BYTES = 64
-"""Longer keys are told apart by a 128-bit digest (blake2b; Kafka's cleaner uses MD5 for all)."""
+"""Longer keys are stored as a 128-bit digest (blake2b; Kafka's cleaner uses MD5 for all keys)."""
 DIGEST_BYTES = 16
 ENTRY_BYTES = 220
-"""What one key costs in a `KeyMap` at most: a key, an offset, their share of the table."""
+"""Memory of one key in a `KeyMap` at most: a key, an offset, their share of the table."""
 PIECE_BYTES = 65_536
-"""Lines decoded at once: a thread that cleans lets go of the interpreter after 0.3 ms."""
+"""Bytes of lines decoded at once: the cleaner's thread releases the interpreter after 0.3 ms."""
 DELTA_MAX = (1 << 31) - 1
-"""Offsets one batch, or one merged segment, may span."""
+"""Offsets that a batch, or a merged segment, may span."""
 MARKS_MAX = 64
-"""Cleanings within ``delete.retention.ms`` that are told apart."""
+"""Cleanings within ``delete.retention.ms`` whose times are kept apart."""
 _NULL_LENGTH = len(NULL)
 
 
 class KeyMap:
     """The newest offset of each key in the part of a log that is being cleaned. Bounded.
 
-    `is_full` is looked at between batches: one batch more than the limit may be in it.
+    `is_full` is checked between batches, so the map may exceed its limit by one batch.
     """
 
     __slots__ = ("_limit", "_newest")
@@ -73,14 +74,14 @@ class KeyMap:
         return len(self._newest) >= self._limit
 
     def add(self, records: Iterable[KeyedRecord]) -> None:
-        """Note records in the order of their offsets; those without a key say nothing."""
+        """Add records in the order of their offsets; those without a key are ignored."""
         newest = self._newest
         for offset, key, _ in records:
             if key is not None:
                 newest[key if _is_short(len(key)) else _digest(key)] = offset
 
     def newest(self, key: bytes) -> int:
-        """The newest offset of this key, -1 where the map has none."""
+        """Return the newest offset of this key, -1 if the map has none."""
         return self._newest.get(key if _is_short(len(key)) else _digest(key), -1)
 
 
@@ -89,11 +90,11 @@ def _digest(key: bytes) -> bytes:
 
 
 _is_short = frozenset(range(KEY_BYTES)).difference({DIGEST_BYTES}).__contains__
-"""Whether a key of this length stands for itself: one as long as a digest could be one."""
+"""True for a key length whose keys are stored as they are: not the length of a digest."""
 
 
 KeyedRecord = tuple[int, bytes | None, bool]
-"""What compaction looks at: offset, the key's bytes view (None without one), value is null."""
+"""The fields compaction needs: offset, the key's bytes view (None: no key), value is null."""
 
 if HAS_MSGSPEC:
     import msgspec
@@ -106,7 +107,7 @@ if HAS_MSGSPEC:
     _decode_lines = msgspec.json.Decoder(_Line).decode_lines
 
     def keyed_records(lines: bytes, key_format: RecordFormat) -> list[KeyedRecord]:
-        """Offset, key and whether the value is null, of each stored line."""
+        """Return offset, key and whether the value is null, of each stored line."""
         records: list[KeyedRecord] = [
             (line.offset, bytes(line.key), len(line.value) == _NULL_LENGTH and _is_null(line.value))
             for line in _decode_lines(lines)
@@ -121,7 +122,7 @@ if HAS_MSGSPEC:
 elif not TYPE_CHECKING:
 
     def keyed_records(lines, key_format):
-        """Offset, key and whether the value is null, of each stored line."""
+        """Return offset, key and whether the value is null, of each stored line."""
         found = []
         for line in lines.split(b"\n")[:-1]:
             fields = fields_of(line)
@@ -131,7 +132,7 @@ elif not TYPE_CHECKING:
 
 
 def pieces(lines: bytes) -> Iterator[bytes]:
-    """These lines in runs of about `PIECE_BYTES`, whole lines each."""
+    """Yield these lines in runs of about `PIECE_BYTES`, whole lines each."""
     at = 0
     while at < len(lines):
         end = len(lines)
@@ -141,16 +142,16 @@ def pieces(lines: bytes) -> Iterator[bytes]:
         at = end
 
 
-# ---- what is known to be clean
+# ---- the state of cleaning
 
 
 @dataclass(frozen=True, slots=True)
 class CleanState:
-    """How far a replica's log is clean, and since when: kept beside its segments.
+    """The offset up to which a replica's log is clean, with times; kept beside its segments.
 
     ``marks``: (offset, wall clock in ms), both growing: everything below the offset was clean then.
-    It is believed only while the record below the last mark is still of ``epoch``. ``dropped_to``:
-    no tombstone at or above it was ever dropped here; it is durable before the first one goes.
+    Trusted only while the record below the last mark still has ``epoch``. ``dropped_to``: no
+    tombstone at or above it was ever dropped here; durable before the first one is dropped.
     """
 
     marks: tuple[tuple[int, int], ...] = ()
@@ -162,7 +163,7 @@ class CleanState:
         return self.marks[-1][0] if self.marks else 0
 
     def tombstones_expired_to(self, now_ms: int, retention_ms: int) -> int:
-        """Below this offset tombstones have been clean for ``delete.retention.ms``."""
+        """Return the offset below which tombstones have been clean for ``delete.retention.ms``."""
         expired = 0
         for offset, since_ms in self.marks:
             if since_ms + retention_ms <= now_ms:
@@ -170,40 +171,40 @@ class CleanState:
         return expired
 
     def cleaned(self, offset: int, epoch: int, now_ms: int, retention_ms: int) -> CleanState:
-        """Now everything below ``offset`` is clean. Marks that say no more than others go."""
+        """Return the state with everything below ``offset`` clean; redundant marks are removed."""
         marks = [mark for mark in self.marks if mark[0] < offset]
         expired = [mark for mark in marks if mark[1] + retention_ms <= now_ms]
         marks = [*expired[-1:], *marks[len(expired) :], (offset, now_ms)]
-        while len(marks) > MARKS_MAX:  # two become one, clean since the later: kept too long
+        while len(marks) > MARKS_MAX:  # merge two into the later one: tombstones stay longer
             nearest = min(range(1, len(marks) - 1), key=lambda i: marks[i + 1][1] - marks[i][1])
             del marks[nearest]
         return CleanState(tuple(marks), epoch, self.dropped_to)
 
     def dropping(self, below: int) -> CleanState:
-        """Tombstones below this offset may go now."""
+        """Return the state in which tombstones below this offset may be dropped."""
         return CleanState(self.marks, self.epoch, max(self.dropped_to, below))
 
 
 NEVER_CLEANED = CleanState()
 
 
-# ---- what is to be done
+# ---- the plan
 
 
 class SegmentFacts(NamedTuple):
-    """A segment as a plan sees it."""
+    """The fields of a segment that a plan needs."""
 
     base_offset: int
     next_offset: int
     size: int
     first_append_ms: int
     closed: bool
-    """Whole and synced, with its index, and another one behind it."""
+    """True if the segment is whole and synced, has its index, and is not the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionConfig:
-    """What a topic's configuration says: `cleanup.policy` holds ``compact``."""
+    """A topic's compaction settings, if `cleanup.policy` holds ``compact``."""
 
     min_dirty_ratio: float = 0.5
     delete_retention_ms: int = 86_400_000
@@ -213,16 +214,17 @@ class CompactionConfig:
 
 
 class Worth(NamedTuple):
-    """What cleaning a log would be about; more is worth more."""
+    """The urgency of cleaning a log; greater is more urgent."""
 
     overdue: bool
-    """Its oldest dirty record is older than ``max.compaction.lag.ms``."""
+    """True if its oldest dirty record is older than ``max.compaction.lag.ms``."""
     ratio: float
-    """Of the bytes that can be cleaned, the share that never was."""
+    """The share of the cleanable bytes that were never cleaned."""
 
 
 class Plan(NamedTuple):
-    """``start``: where the dirty part begins. ``end``: how far it can be cleaned now."""
+    """The part of a log to clean: from ``start``, where it is dirty, to ``end``, the limit for now.
+    """
 
     start: int
     end: int
@@ -236,7 +238,7 @@ def plan(
     now_ms: int,
     config: CompactionConfig,
 ) -> Plan | None:
-    """What can be cleaned of a log now; None where nothing is dirty.
+    """Return what can be cleaned of a log now; None if nothing is dirty.
 
     Only closed segments, only below the high watermark (rule R7), none with a record younger than
     ``min.compaction.lag.ms``: a segment's last record is no younger than the next one's first.
@@ -262,7 +264,7 @@ def plan(
 
 
 def closed_below(segments: Sequence[SegmentFacts], end: int) -> int:
-    """How many segments, from the first one on, are closed and begin below ``end``."""
+    """Return how many segments, from the first one on, are closed and begin below ``end``."""
     for number, segment in enumerate(segments):
         if segment.base_offset >= end or not segment.closed:
             return number
@@ -272,12 +274,12 @@ def closed_below(segments: Sequence[SegmentFacts], end: int) -> int:
 def fits_behind(
     size: int, base_offset: int, next_size: int, next_offset: int, segment_bytes: int
 ) -> bool:
-    """Whether a segment may be merged into a compacted one of ``size`` bytes so far."""
+    """Return True if a segment may be merged into a compacted one of ``size`` bytes so far."""
     return size + next_size <= segment_bytes and next_offset - base_offset <= DELTA_MAX
 
 
 class Producers:
-    """The newest batches of each producer seen so far: what its state would be made of."""
+    """The newest batches of each producer seen so far, from which its state would be made."""
 
     __slots__ = ("_batches",)
 
@@ -292,7 +294,7 @@ class Producers:
             kept.append(header.base_offset)
 
     def needed(self) -> frozenset[int]:
-        """Base offsets of the batches whose headers stay."""
+        """Return the base offsets of the batches whose headers stay."""
         return frozenset(base for kept in self._batches.values() for base in kept)
 
 
@@ -300,7 +302,7 @@ class Producers:
 
 
 class Kept(NamedTuple):
-    """What stays of a batch, as plain lines. ``lines`` None: all of it."""
+    """The records of a batch that stay, as plain lines. ``lines`` None: all of them."""
 
     lines: bytes | None
     records: int
@@ -308,13 +310,13 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which records stay. ``drop_below``: older tombstones than this offset go (rule R7)."""
+    """The choice of records that stay. Tombstones below ``drop_below`` are dropped (rule R7)."""
 
     keys: KeyMap
     drop_below: int
 
     def of(self, header: BatchHeader, stored: bytes, pace: Callable[[int], None]) -> Kept:
-        """What stays of a stored batch; ``pace`` is called between pieces, with 0.
+        """Return what stays of a stored batch; ``pace`` is called between pieces, with 0.
 
         Raises:
             BatchError: its lines can't be unpacked.
@@ -346,31 +348,38 @@ class Retention:
 
 
 class _Held(NamedTuple):
-    """The last batch, not yet handed on: it may be extended over what goes behind it."""
+    """The last batch, not yet returned: it may be extended over removed batches behind it."""
 
     header: BatchHeader
     raw: bytes | None
-    """As it stands; None: to be made of header and payload."""
+    """The whole batch unchanged; None: to be made of header and payload."""
     payload: bytes
-    """What stands behind the header: lines, or a frame."""
+    """The bytes behind the header: lines, or a frame."""
 
 
 class Rewriter:
-    """Batches in, in order, batches out; contiguous from the first one's base offset on."""
+    """A rewrite of consecutive batches; the result is contiguous from the first base offset on."""
 
     def __init__(self, retention: Retention, needed: frozenset[int], seen_to: int) -> None:
-        """``needed``: `Producers.needed` of all batches below ``seen_to``; the others stay."""
+        """Start a rewrite. ``needed``: `Producers.needed` of all batches below ``seen_to``.
+
+        Later ones stay.
+        """
         self._retention = retention
         self._needed = needed
         self._seen_to = seen_to
         self._held: _Held | None = None
         self.changed = False
-        """Whether anything was left out of what was put in."""
+        """True if the output differs from the input so far."""
 
     def put(self, header: BatchHeader, raw: bytes, pace: Callable[[int], None]) -> bytes:
-        """The next batch, whole and checked; what can be written now. BatchError as `Retention.of`.
+        """Take the next batch, whole and checked; return the bytes that can be written now.
 
-        What is kept of a compressed batch is compressed again, whatever the topic says by now.
+        The kept part of a compressed batch is compressed again, whatever the topic's setting is
+        now.
+
+        Raises:
+            BatchError: as `Retention.of`.
         """
         kept = self._retention.of(header, raw[HEADER_SIZE:], pace)
         held = self._held
@@ -399,7 +408,7 @@ class Rewriter:
         return _written(held)
 
     def end(self) -> bytes:
-        """No more come: what is still held."""
+        """Return the bytes still held, after the last batch."""
         held, self._held = self._held, None
         return _written(held)
 
@@ -411,7 +420,7 @@ def _written(held: _Held | None) -> bytes:
 
 
 def _placeholder(header: BatchHeader) -> BatchHeader:
-    """An empty batch in the place of this one, that no producer's state depends on."""
+    """Return an empty batch for these offsets, on which no producer's state depends."""
     return header._replace(
         length=0,
         count=0,
@@ -434,10 +443,10 @@ def _can_grow(held: BatchHeader, gone: BatchHeader) -> bool:
 
 
 def _extended(held: _Held, gone: BatchHeader) -> _Held:
-    """The held batch takes the place of the one behind it, too.
+    """Extend the held batch over the offsets of the removed one behind it.
 
-    An empty one is as young as the youngest it stands for; one with records keeps its time, which
-    is theirs where they have none of their own.
+    An empty batch takes the newest append time of those it covers; one with records keeps its time,
+    which is the time of records that have none of their own.
     """
     header = held.header
     payload = held.raw[HEADER_SIZE:] if held.raw is not None else held.payload
@@ -449,10 +458,12 @@ def _extended(held: _Held, gone: BatchHeader) -> _Held:
 
 
 def without_front(raw: bytes, header: BatchHeader, offset: int) -> bytes:
-    """The part of a batch from this offset on, as a batch of its own.
+    """Return the part of a batch from this offset on, as a batch of its own.
 
-    For a follower whose log ends inside: a compacted batch may span what it has already. BatchError
-    where its lines can't be unpacked.
+    For a follower whose log ends inside: a compacted batch may cover offsets that it already has.
+
+    Raises:
+        BatchError: its lines can't be unpacked.
     """
     lines = bytes(lines_of(header, raw[HEADER_SIZE:]))
     at = count = 0

@@ -1,9 +1,11 @@
-"""The half of a log's files that goes: cut off at the end, put aside, emptied.
+"""The half of a log's files that removes segments: truncation and starting over.
 
-A cut is refused as a whole or made as a whole. Whatever can be refused (a small file that a full
-disk has no room for, a descriptor that the process may not have) comes first, and leaves the log
-as it was; from the first byte that goes, no step needs either: names that went are synced through
-a descriptor that was opened before. So out of descriptors, a cut is tried again later.
+`PartitionLog` calls `truncate`, `put_aside` and `empty` through `LogSegments`. A truncation is
+refused as a whole or done as a whole. Every step that can be refused (a small file for which a
+full disk has no room, a descriptor that the process may not open) comes first and leaves the log
+unchanged. From the first removed byte on, no step needs disk space or a new descriptor: removed
+names are synced through a directory descriptor that was opened before. So a truncation that fails
+for lack of descriptors can be retried later.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class WriteError(Exception):
-    """Bytes were not written. ``broken``: the file is in doubt, and so is the log directory."""
+    """Bytes were not written. ``broken``: the file, and with it the log directory, is in doubt."""
 
     def __init__(self, cause: OSError, outcome: Outcome, *, broken: bool) -> None:
         super().__init__(str(cause))
@@ -41,7 +43,7 @@ class WriteError(Exception):
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Nothing has been changed yet: a full disk, or no free descriptor, is no reason to end."""
+    """Turn a full disk or a lack of descriptors into a WriteError; nothing has been changed yet."""
     try:
         yield
     except OSError as error:
@@ -51,7 +53,8 @@ def refusing() -> Iterator[None]:
 
 
 class _Cut(NamedTuple):
-    """Where a log is cut: so many bytes stay of this segment, and all of those before it."""
+    """A truncation point: ``position`` bytes of segment ``keep`` stay, and all segments before it.
+    """
 
     keep: int
     fd: int
@@ -60,7 +63,7 @@ class _Cut(NamedTuple):
 
 
 class CutSegments:
-    """See the module; `LogSegments` owns what is named here."""
+    """Truncation and starting over of one log's files, for its only heir `LogSegments`."""
 
     __slots__ = (
         "_aside", "_sealed_to", "_shared", "cleaned", "directory", "pending", "recovery_point",
@@ -78,18 +81,18 @@ class CutSegments:
 
     @property
     def disk(self) -> Disk:
-        """Where the files are."""
+        """The disk that holds the files."""
         return self._shared.files.disk
 
-    # compaction gives way
+    # compaction in progress
 
     def settle(self) -> None:
-        """Have no replacement under way: names and files are about to change otherwise.
+        """Finish the segment replacement in progress, because names and files are about to change.
 
-        Blocks the loop for as long as the swap takes; truncations and deletions are rare.
+        Blocks the event loop for as long as the swap takes; truncations and deletions are rare.
 
         Raises:
-            OSError: it could not be finished.
+            OSError: the replacement could not be finished.
         """
         if self.pending is not None:
             self.pending.run_once()
@@ -98,7 +101,9 @@ class CutSegments:
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[int]:
-        """The open directory, for names that are about to change; no replacement is under way.
+        """Yield an open descriptor of the directory once no replacement is under way.
+
+        The caller is about to change names in that directory.
 
         Raises:
             WriteError: the disk is full, or no descriptor is free.
@@ -112,10 +117,11 @@ class CutSegments:
             self.disk.close(names)
 
     def note_dropped(self, offset: int) -> None:
-        """Below this offset, tombstones may be gone that this log never held. Durable on return.
+        """Record, durably, that tombstones below ``offset`` may be missing from this log.
 
         Raises:
-            WriteError: the disk is full. OSError: it failed.
+            WriteError: the disk is full.
+            OSError: the disk failed.
         """
         if offset > self.cleaned.dropped_to:
             with refusing():
@@ -125,10 +131,10 @@ class CutSegments:
                 self.cleaned = changed
 
     def _forget_clean(self, end_offset: int, *, all_of_it: bool) -> None:
-        """From this offset on, or from the start, other records may stand here. Durable on return.
+        """Reset, durably, how far the log is clean: new records may replace old ones.
 
-        Nothing is known to be clean then. Which tombstones may be gone stays known (rule R7): what
-        is below may stay, or be back after a crash.
+        They may do so from ``end_offset`` on, or everywhere (``all_of_it``). The bound of dropped
+        tombstones stays (rule R7): records below it may stay, or return after a crash.
         """
         known = self.cleaned
         stands = not all_of_it and known.cleaned_to <= end_offset
@@ -141,13 +147,14 @@ class CutSegments:
             write_state(self.disk, self.directory, changed)
             self.cleaned = changed
 
-    # cutting
+    # truncation
 
     def boundary(self, end_offset: int) -> int:
-        """Where `truncate` would end the log: at a batch's start. Nothing is changed.
+        """Return the batch boundary at which `truncate` would end the log; nothing is changed.
 
         Raises:
-            WriteError: no free descriptor. OSError, CorruptionError: the segment can't be read.
+            WriteError: no free descriptor.
+            OSError, CorruptionError: the segment can't be read.
         """
         with refusing():
             return self._find(end_offset).next_offset
@@ -176,13 +183,13 @@ class CutSegments:
         *,
         start_anew: bool = False,
     ) -> int:
-        """Remove everything from this offset on, whole batches; the new end. Durable on return.
+        """Remove whole batches from ``end_offset`` on; return the new end. Durable on return.
 
-        ``start_anew``: the file may name a log start that is not to be.
+        ``start_anew``: the file may name a log start that is not to take effect.
 
         Raises:
             WriteError: the disk is full, or no descriptor is free; nothing was removed.
-            OSError, CorruptionError: it stopped on the way; the files are in doubt.
+            OSError, CorruptionError: the truncation stopped halfway; the files are in doubt.
         """
         with self._settled() as names:
             with refusing():
@@ -191,12 +198,12 @@ class CutSegments:
                 self._forget_clean(end_offset, all_of_it=False)
                 base = self.segments[cut.keep].base_offset
                 if start_anew or base < self.recovery_point:
-                    # These segments are written to again: from now on a start must scan them.
+                    # These segments will be written to again: the next start must scan them.
                     point = min(base, self.recovery_point)
                     for name, data in checkpoint_files(epochs, point, log_start_offset):
                         write_atomically(self.disk, self.directory, name, data)
                     self.recovery_point = point
-                self.segments[cut.keep].take_index(self._shared.files)  # its file goes
+                self.segments[cut.keep].take_index(self._shared.files)  # its file is removed
             self._sealed_to = min(self._sealed_to, base)
             gone = [offset for offset in snapshots if offset > cut.next_offset]
             unlink_snapshots(self.disk, self.directory, gone, names)
@@ -204,9 +211,10 @@ class CutSegments:
         return cut.next_offset
 
     def _remove_behind(self, cut: _Cut, names: int) -> None:
-        """From the end backwards: a crash leaves a longer log, never one with a hole.
+        """Remove the data behind the truncation point, from the end backwards.
 
-        What goes as a whole loses its name here and now (ADR 0003); its bytes go off the loop.
+        A crash leaves a longer log, never one with a hole. A segment that is removed as a whole
+        loses its name at once (ADR 0003); its bytes are unlinked later, off the event loop.
         """
         disk, last = self.disk, self.segments[cut.keep]
         disk.unlink(last.index_path)
@@ -223,19 +231,20 @@ class CutSegments:
     # starting over
 
     def put_aside(self, start_offset: int) -> None:
-        """The log starts over empty at this offset, at or behind its end.
+        """Make the log start over empty at ``start_offset``, which is at or behind its end.
 
-        What is here stays on the disk until a flush has made the new start durable: a crash before
-        that finds the old log, cut where the first new segment would leave a gap.
+        The old segments stay on the disk until a flush has made the new start durable: after a
+        crash before that, the next start finds the old log, truncated where the first new segment
+        would leave a gap.
 
         Raises:
-            WriteError: the disk is full, or no descriptor is free; all is as before.
-            OSError: it failed.
+            WriteError: the disk is full, or no descriptor is free; nothing has changed.
+            OSError: the disk failed.
         """
         with self._settled() as names, refusing():
             snapshots = snapshot_offsets(self.disk, self.directory)
             self._forget_clean(start_offset, all_of_it=True)
-            # Should it fail, the old log goes on: what is void is read from its headers.
+            # If this fails, the old log stays: voided snapshots are rebuilt from its headers.
             void_snapshots(self.disk, self.directory, snapshots, names)
         kept = [segment for segment in self.segments if segment.base_offset == start_offset]
         for segment in self.segments:
@@ -248,14 +257,14 @@ class CutSegments:
         self.recovery_point = self._sealed_to = start_offset
 
     def empty(self, start_offset: int, epochs: LeaderEpochCache, log_start_offset: int) -> None:
-        """Start over at an offset below the log's end. Durable on return.
+        """Make the log start over at an offset below its end. Durable on return.
 
-        From the end backwards: a crash leaves a shorter log, or an empty one.
+        Segments are removed from the end backwards: a crash leaves a shorter log, or an empty one.
 
         Raises:
-            WriteError: the disk is full, or no descriptor is free. What is in `segments` is still
-                there.
-            OSError, CorruptionError: it stopped on the way; the files are in doubt.
+            WriteError: the disk is full, or no descriptor is free; everything in `segments` still
+                exists.
+            OSError, CorruptionError: the removal stopped halfway; the files are in doubt.
         """
         with self._settled() as names:
             with refusing():
@@ -268,13 +277,14 @@ class CutSegments:
         self.recovery_point = self._sealed_to = start_offset
 
     def _unlink_all(self, names: int, start_offset: int) -> None:
-        """The first segment, which is empty by now, and what was put aside before."""
+        """Unlink the first segment, empty by now, and the segments of before the log started over.
+        """
         disk = self.disk
         if self.segments:
             self._shared.files.forget(self.segments[0])
             disk.unlink(self.segments[0].log_path)
             self.segments = []
-        disk.sync_names(names)  # what was removed earlier may come back until then
+        disk.sync_names(names)  # until then, files removed earlier may come back after a crash
         if self._aside:
             with refusing():
                 self._ask_nothing_of_aside()
@@ -288,15 +298,15 @@ class CutSegments:
             write_atomically(disk, self.directory, name, data)
 
     def _ask_nothing_of_aside(self) -> None:
-        """What the file says of these segments must not be missed while they go.
+        """Reset the recovery point to 0 while the old segments are removed.
 
-        The log start stays: a crash amid them finds what is left of the old log, or nothing of it.
-        Nobody synced them before they were put aside, and with the new start they would be a log
-        that lacks its first segment (rule Q5).
+        The log start stays: after a crash during the removal, the next start finds the rest of the
+        old log, or nothing. The old segments were not synced before they were replaced; with the
+        new recovery point they would count as a log without its first segment (rule Q5).
         """
         try:
             said = read_checkpoint(self.disk, f"{self.directory}/{RECOVERY_POINT_FILE}")
-        except CorruptionError:  # a start asks nothing then
+        except CorruptionError:  # then a start relies on no recovery point
             return
         if isinstance(said, dict):
             name, data = start_file(0, said["log_start_offset"])

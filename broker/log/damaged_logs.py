@@ -1,8 +1,9 @@
-"""The half of a `LogManager` that deals with logs whose bytes turned out to be wrong or gone.
+"""The half of a `LogManager` that handles logs whose bytes are damaged or lost.
 
-Such a log is offline: it takes no more bytes, and is said at every registration, until the
-controllers have recorded it (rules Q5, R6). Then it is set aside whole, for its operator, and the
-replica begins anew, empty; or it is used as it is, where nobody has more.
+Such a log is offline: it takes no more bytes, and is reported at every registration until the
+controller has recorded it (rules Q5, R6). Then its directory is quarantined whole, for its
+operator, and the replica begins anew, empty (`reset_damaged`); or, if no replica has more, the log
+is used as it is (`use_damaged`).
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ _log = logging.getLogger("broker.log")
 
 
 class DamagedLogs(ABC):
-    """See the module. Loop only."""
+    """Offline, damaged and quarantined logs of a `LogManager`, its only heir; on the event loop."""
 
     def __init__(self, disk: Disk, root: str, remove_delay_ms: int) -> None:
         self.offline: dict[TopicIdPartition, StorageError] = {}
-        """Partitions that can't be served from this disk: out of ISR and ELR (rules Q5, R6)."""
+        """Offline partitions: not served from this disk, not in ISR or ELR (rules Q5, R6)."""
         self.damaged: dict[TopicIdPartition, PartitionLog] = {}
-        """Of these, the logs that were open when it was found."""
+        """Offline logs that were open when their damage was found; a subset of ``offline``."""
         self.in_use: set[TopicIdPartition] = set()
-        """Damaged, and used as they are: `use_damaged`."""
+        """Logs that are damaged and used as they are (`use_damaged`); not in ``offline``."""
         self.too_many_copies: set[TopicIdPartition] = set()
-        """Could not be set aside for `DAMAGED_COPIES_MAX` alone, when that was tried last."""
+        """Offline logs not quarantined at the last try: `DAMAGED_COPIES_MAX` copies exist."""
         self.lost: list[tuple[str, BaseException]] = []
-        """Logs, by name, whose damage was found while they were open, and nobody was told of."""
+        """(log name, error) of damage found in open logs and not yet taken by `take_lost`."""
         self.unclean: dict[TopicIdPartition, str] = {}
-        """Partitions to report at every registration until `forget_unclean`: durable (rule R6)."""
+        """Partitions to report at every registration until `forget_unclean`; durable (rule R6)."""
         self.failed: BaseException | None = None
         self.removals = SegmentRemovals(disk, remove_delay_ms)
         self._logs: dict[TopicIdPartition, PartitionLog] = {}
@@ -51,11 +52,11 @@ class DamagedLogs(ABC):
         self._small = DirectoryFiles(disk, root)
         self._quarantine = Quarantine(disk, root)
         self._is_noted = True
-        """Whether ``unclean`` is on the disk as it is."""
+        """True if the file ``damaged`` on the disk equals ``unclean``."""
 
     @abstractmethod
     def _fail_all(self, error: BaseException) -> None:
-        """Rule Q2: no log of this directory is believed any more."""
+        """Take all logs of this directory offline (rule Q2)."""
 
     # found
 
@@ -68,17 +69,18 @@ class DamagedLogs(ABC):
         self.note_damage()
 
     def note_damage(self) -> None:
-        """Write the marks, if they are not as on the disk.
+        """Write ``unclean`` to the disk, if it has changed.
 
         Raises:
-            OSError: the disk failed, or is full; then it is to be called again.
+            OSError: the disk failed, or is full; then it must be called again.
         """
         if not self._is_noted:
             self._small.write_damaged(self.unclean)
             self._is_noted = True
 
     def _on_log_failed(self, name: str | None, error: BaseException) -> None:
-        """One log's durable bytes are gone, or (None) the disk is in doubt."""
+        """Take one log offline whose durable bytes are damaged, or all (None) if the disk failed.
+        """
         if name is None:
             self._fail_all(error)
             return
@@ -87,17 +89,17 @@ class DamagedLogs(ABC):
         if log is None:
             return
         if key in self.in_use and not isinstance(error, InDoubtError):
-            log.failed = self.failed  # what is asked for is refused, the rest goes on
+            log.failed = self.failed  # only this read is refused; the rest of the log is served
             return
         self.lost.append((name, error))
         self.give_up(key, error)
 
     def identity(self, name: str) -> TopicIdPartition | None:
-        """Whose log has this name; None: it has gone since."""
+        """Return the key of the log of this name; None if it was deleted since."""
         return self._keys.get(name)
 
     def give_up(self, key: TopicIdPartition, error: BaseException) -> None:
-        """This open log is damaged: it takes no more bytes, and is reported from now on."""
+        """Take this open log offline as damaged: it takes no more bytes and is reported."""
         log = self._logs.pop(key)
         log.failed = log.failed or error
         self.damaged[key] = log
@@ -110,21 +112,21 @@ class DamagedLogs(ABC):
                 self._fail_all(full)
 
     def take_lost(self) -> list[tuple[str, BaseException]]:
-        """What was found since this was asked last."""
+        """Return the damage found in open logs since the last call."""
         lost, self.lost = self.lost, []
         return lost
 
-    # done with
+    # resolved
 
     def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> bool:
-        """Set a damaged log aside, so that an empty one can be filled from a peer; if it can be.
+        """Quarantine a damaged log, so that an empty one can be filled from a peer.
 
-        Only once the controller has recorded it: the mark goes with it. A crash in between leaves
-        the mark without a directory, which is reported once more. False: as many damaged copies of
-        this replica as are kept are there already.
+        To be called only once the controller has recorded the damage: the mark in ``unclean`` is
+        removed too. A crash in between leaves the mark without a directory, which is reported
+        again. Returns False if as many damaged copies of this replica as are kept exist already.
 
         Raises:
-            OSError: not now; what is left to do is done when it is called again.
+            OSError: not possible now; the next call does the rest.
         """
         key = TopicIdPartition(topic_id, partition)
         if key not in self.offline:
@@ -145,12 +147,13 @@ class DamagedLogs(ABC):
         return True
 
     def use_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """What is readable of this open log counts, as nobody has more: it takes bytes again.
+        """Serve this damaged open log as it is, as no replica has more: it takes bytes again.
 
-        The mark goes: a start may open it as it is, and what can't be read is found again.
+        The mark in ``unclean`` is removed: a start may open the log as it is, and finds unreadable
+        batches again.
 
         Raises:
-            OSError: the mark could not be taken away; to be called again.
+            OSError: the mark could not be removed; must be called again.
         """
         key = TopicIdPartition(topic_id, partition)
         log = self.damaged[key]
@@ -164,7 +167,7 @@ class DamagedLogs(ABC):
         log.request_flush()
 
     def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """The broker's image shows it recorded: it need not be reported again (rule R6)."""
+        """Stop reporting this partition: the broker's image shows it recorded (rule R6)."""
         key = TopicIdPartition(topic_id, partition)
         if self.unclean.pop(key, None) is not None:
             self._is_noted = False
@@ -183,11 +186,11 @@ class DamagedLogs(ABC):
         self._quarantine.purge(names)
 
     def quarantined(self) -> list[str]:
-        """What `purge` may take: ``<topic id>:<partition><mark>`` of each deleted log."""
+        """Return the names that `purge` may take: ``<topic id>:<partition><mark>`` of each log."""
         return self._quarantine.names()
 
     def _set_aside(self, name: str, quarantined: str) -> bool:
-        """Move the directory aside, not yet durable; whether there was one."""
+        """Move the directory to quarantine, not yet durably; return False if there was none."""
         self._keys.pop(name, None)
         return self._quarantine.move(name, quarantined)
 

@@ -1,7 +1,9 @@
 """The small files of a whole log directory: clean-shutdown, high-watermark, damaged.
 
-Each is replaced whole (`checkpoints`). What a damaged one means differs: no clean shutdown, high
-watermarks that start at 0, and for ``damaged`` itself a refusal to start.
+The `LogManager` reads them at start and writes them while it runs and at the end; the offline
+salvage reads and marks them too. Each is replaced whole (`checkpoints`). The consequences of a
+damaged one differ: no clean shutdown, high watermarks that start at 0, and, for ``damaged`` itself,
+a refusal to start.
 """
 
 from __future__ import annotations
@@ -27,14 +29,17 @@ _log = logging.getLogger("broker.log")
 
 
 class CleanShutdown(NamedTuple):
-    """What the last clean shutdown said: broker epoch, and (log end, topic id) by log name."""
+    """The record of the last clean shutdown: broker epoch, and (log end, topic id) by log name."""
 
     broker_epoch: BrokerEpoch
     logs: dict[str, tuple[int, TopicId]]
 
 
 class DirectoryFiles:
-    """Reads and writes the small files under ``root``. Loop, but for `write_high_watermarks`."""
+    """Reader and writer of the small files under ``root``.
+
+    Used on the event loop, except for `write_high_watermarks`, which any thread may call.
+    """
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
@@ -48,7 +53,7 @@ class DirectoryFiles:
         write_atomically(self._disk, self._root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(content))
 
     def take_clean_shutdown(self) -> CleanShutdown | None:
-        """What the last clean shutdown said; it is gone before anything can change (rule R11)."""
+        """Return the record of the last clean shutdown; delete the file before any change (R11)."""
         path = f"{self._root}/{CLEAN_SHUTDOWN_FILE}"
         try:
             content = read_checkpoint(self._disk, path)
@@ -65,15 +70,18 @@ class DirectoryFiles:
     # high-watermark
 
     def write_high_watermarks(self, data: bytes) -> None:
-        """Write `encode_high_watermarks`; any thread."""
+        """Write the result of `encode_high_watermarks`; any thread may call it."""
         with self._watermarks_lock:
             write_atomically(self._disk, self._root, HIGH_WATERMARK_FILE, data)
 
     def read_high_watermarks(self) -> dict[str, tuple[int, int]]:
-        """A damaged file counts as none: a high watermark may be too low, never too high.
+        """Return (high watermark, epoch of the record below it) by log.
 
-        So does one below which the log has records of another epoch: since an unclean election
-        another history stands there, of which less may be committed (rule R8).
+        None if the file is damaged.
+
+        A high watermark may be too low, never too high. So the caller must ignore one whose epoch
+        differs from the log's: after an unclean election the log holds other records there, of
+        which fewer may be committed (rule R8).
         """
         try:
             content = read_checkpoint(self._disk, f"{self._root}/{HIGH_WATERMARK_FILE}")
@@ -90,7 +98,7 @@ class DirectoryFiles:
         write_atomically(self._disk, self._root, DAMAGED_FILE, encode_checkpoint(content))
 
     def read_damaged(self) -> dict[TopicIdPartition, str]:
-        """What to report at every registration until it is recorded (rule R6).
+        """Return the reasons to report at every registration until they are recorded (rule R6).
 
         Raises:
             CorruptionError: the file is damaged.
@@ -104,7 +112,10 @@ class DirectoryFiles:
 
 
 def encode_high_watermarks(logs: Iterable[tuple[TopicIdPartition, PartitionLog]]) -> bytes:
-    """Each with the epoch of the record below it, which says of which history it is."""
+    """Encode each log's high watermark with the leader epoch of the record below it.
+
+    The epoch shows later if the log still holds the same records there.
+    """
     return encode_checkpoint(
         {
             text_of(key): (log.high_watermark, log.epoch_at(log.high_watermark - 1))
@@ -115,5 +126,5 @@ def encode_high_watermarks(logs: Iterable[tuple[TopicIdPartition, PartitionLog]]
 
 
 def text_of(key: TopicIdPartition) -> str:
-    """The name of a replica's log in these files and in quarantine."""
+    """Return the name of a replica's log in these files and in quarantine."""
     return f"{key.topic_id}:{key.partition}"

@@ -1,7 +1,10 @@
-"""Group commit: one thread syncs what logs have written since its last round. No linger.
+"""Group commit: one thread syncs everything that logs have written since its last round.
 
-The sync that runs is the linger: whoever asks meanwhile shares the next one. Measured with 32
-producers: 6 times the commits of a sync per batch, and the loop stays responsive.
+A log requests a flush (`request`). When no round is running, each requesting log returns a token
+(`begin_flush`), the thread syncs the files of all tokens, and the event loop completes the round
+(`end_flush`). There is no linger time: the running sync is the linger, and requests that come
+meanwhile share the next round. Measured with 32 producers: 6 times the commits of a sync per batch,
+and the event loop stays responsive.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
     from broker.log.segment import Segment
 
 SYNC_FILES_MAX = 3
-"""With more dirty files one syncfs is cheaper than a sync each (64 files: 1.9 against 13 ms)."""
+"""Dirty files up to which each is synced; beyond, one syncfs is cheaper (64: 1.9, not 13 ms)."""
 _log = logging.getLogger("broker.log")
 
 
 class Flushable(Protocol):
-    """What the flusher knows of a Flushable."""
+    """The part of a log that the flusher uses."""
 
     name: str
 
@@ -42,19 +45,20 @@ class Flushable(Protocol):
     def request_flush(self) -> None: ...
 
     def begin_flush(self) -> FlushToken | None:
-        """Everything written by now, or None if there is nothing to sync."""
+        """Return a token of everything written so far, or None if there is nothing to sync."""
         ...
 
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
-        """The round is over. Moves the durable end, if the token is still of the present."""
+        """Complete the round; move the durable end if the token is still of the present generation.
+        """
         ...
 
 
 @dataclass(slots=True)
 class FlushToken:
-    """What one log wants synced: (log, truncation generation) and everything it depends on.
+    """The files of one log to sync, with the log's truncation generation.
 
-    Syncing it proves records up to ``end_offset``, if the log is still of that generation (Q3).
+    A sync of them proves records up to ``end_offset``, if the log is still of that generation (Q3).
     """
 
     log: Flushable
@@ -63,27 +67,29 @@ class FlushToken:
     segments: list[Segment] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    """Small files made since the last flush, to be synced by name."""
+    """Small files created since the last flush, to be synced by name."""
     directories: list[str] = field(default_factory=list)
-    """Directories in which names were made, innermost first (rule Q6)."""
+    """Directories in which names were created, innermost first (rule Q6)."""
     checkpoints: list[tuple[str, bytes]] = field(default_factory=list)
     """(name, bytes) to write into the log's directory once the data is synced."""
     log_start: int = -1
-    """The log start that ``checkpoints`` make durable; -1: they are not about one."""
+    """The log start that ``checkpoints`` make durable; -1: none."""
     unsealed_from: int = sys.maxsize
-    """Base offset of the first segment that these checkpoints seal, if they do."""
+    """Base offset of the first segment that these checkpoints seal; maxsize: none."""
     sealed: Sequence[Segment] = ()
-    """Those whose index files are among the checkpoints."""
+    """The segments whose index files are among the checkpoints."""
     checkpoints_failed: bool = False
-    """The disk was full: they are to be written by a later flush."""
+    """True if the disk was too full for the checkpoints: a later flush writes them."""
 
 
 class Flusher:
-    """Owns the flusher thread; every method is called on the loop (or, without one, one thread).
+    """Owner of the flusher thread.
 
-    Until `start` nothing runs by itself and `flush_all` does a round on the caller's thread:
-    recovery, tools and tests use that. Any failure, of a sync or of this code, poisons: nothing is
-    synced, and so nothing acknowledged, ever again, and ``on_failed`` is told (rules Q2, Q6).
+    Every method is called on the loop (or, without one, one thread).
+
+    Before `start` nothing runs by itself, and `flush_all` does a round on the caller's thread:
+    recovery, tools and tests use that. Any failure, of a sync or of this code, is final: nothing is
+    synced, and so nothing acknowledged, ever again, and ``on_failed`` is called (rules Q2, Q6).
     """
 
     def __init__(self, disk: Disk, root: str, on_failed: Callable[[BaseException], None]) -> None:
@@ -104,7 +110,7 @@ class Flusher:
         self.rounds = 0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; results come back through an eventfd, 0.05 ms over a bare sync."""
+        """Start the thread; results come back through an eventfd, 0.05 ms more than a bare sync."""
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add_reader(self._event, self._on_event)
         self._loop = loop
@@ -113,7 +119,7 @@ class Flusher:
         self._kick()
 
     def close(self) -> None:
-        """Finish the round that runs, end the thread. Logs must not ask any more."""
+        """Finish the round that runs and end the thread. Logs must not request flushes any more."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
@@ -134,20 +140,20 @@ class Flusher:
             self._kick()
 
     def drain(self, log: Flushable) -> None:
-        """Wait until the thread is done with this log's files: they may be cut or closed after.
+        """Wait until the thread no longer uses this log's files, which the caller may change then.
 
-        Blocks the loop for at most one round; truncations and deletions are rare. The round's
-        result still arrives as an event, and is worth nothing if the generation has moved (Q3).
+        Blocks the event loop for at most one round; truncations and deletions are rare. The result
+        of the round still arrives as an event, and is void if the generation has moved (rule Q3).
         """
         self._wanted.pop(log, None)
         if any(token.log is log for token in self._in_flight):
             self._round_over.wait()
 
     def flush_all(self) -> None:
-        """A round on this thread: everything asked for is durable on return.
+        """Run a round on this thread: everything requested is durable on return.
 
         Raises:
-            StorageError: a sync failed; the flusher is poisoned.
+            StorageError: a sync failed; the flusher stays failed.
         """
         while self._in_flight:  # collecting a round may start the next one
             self._round_over.wait()
@@ -193,7 +199,7 @@ class Flusher:
             error = self._finished.popleft()
             tokens, self._in_flight = self._in_flight, []
             if error is None and self._wanted:
-                self._kick()  # the disk works on while callbacks run
+                self._kick()  # the disk works while callbacks run
             self._finish(tokens, error)
 
     def _finish(self, tokens: Sequence[FlushToken], error: BaseException | None) -> None:
@@ -225,7 +231,7 @@ class Flusher:
             os.eventfd_write(self._event, 1)
 
     def _work(self, tokens: Sequence[FlushToken]) -> BaseException | None:
-        """Sync everything the tokens name. Never raises: what went wrong is the result (Q6)."""
+        """Sync all files of the tokens; return the failure, or None. Never raises (rule Q6)."""
         try:
             files = sum(len(token.descriptors) + len(token.paths) for token in tokens)
             files += sum(len(token.directories) for token in tokens)
@@ -246,7 +252,10 @@ class Flusher:
         return None
 
     def _write_checkpoints(self, token: FlushToken) -> None:
-        """They only save the next start a scan: a full disk leaves them out for now."""
+        """Write the token's checkpoints.
+
+        They only save the next start a scan: a full disk delays them.
+        """
         try:
             for name, data in token.checkpoints:
                 write_atomically(self._disk, token.log.directory, name, data)

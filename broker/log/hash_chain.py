@@ -1,17 +1,20 @@
-"""One number for all batches between two offsets, so that two replicas compare in one look.
+"""A number over all batches between two offsets, so that two replicas are compared by one value.
 
-Every batch counts as a hash over its crc and the header behind it, which are the same on all
-replicas (what a replica stamps itself lies outside the crc). The number is their sum, modulo 2^128.
-A batch belongs to the offsets [from, to) by its base offset, which is hashed with it: so order and
-place count, and since a sum can be taken apart again, replicas whose logs start at different
-offsets compare from any offset that both hold. Where compaction removed something, replicas may
-differ without a fault, so a chain starts behind the last batch that has holes (rule R7): each
-replica compacts in its own time, and one that was filled from a compacted log holds the same
-holes without ever having compacted anything. It starts behind the first batch of a log that does
-not begin at offset 0, too: who was filled from a log start inside a batch holds the rest of it.
+Used by the log check of the command line and by the broker's replica comparison, on a thread. Every
+batch counts as a hash over its crc and the header behind it, which are the same on all replicas
+(a replica's own stamp lies outside the crc). The number is their sum, modulo 2^128. A batch belongs
+to the offsets [from, to) by its base offset, which is hashed with it: so order and place count, and
+since a sum can be split again, replicas whose logs start at different offsets compare from any
+offset that both hold.
 
-Sums are kept for every 1,024 offsets, so the walk over a log is made once, and nothing is done
-where records are appended. Made against rot and mistakes, not against forgers.
+Replicas may differ without a fault where compaction removed records, so a chain starts behind the
+last batch that has holes (rule R7): each replica compacts in its own time, and a replica that was
+filled from a compacted log holds the same holes without ever having compacted. A chain also starts
+behind the first batch of a log that does not begin at offset 0: a replica that was filled from a
+log start inside a batch holds only the rest of it.
+
+Sums are kept for every 1,024 offsets, so the walk over a log is made once, and appends cost
+nothing. Made to detect damage and mistakes, not forgery.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
 CHAIN_INTERVAL = 1_024
 """Offsets between two kept sums."""
 CHAIN_SUMS_MAX = 65_536
-"""Kept for one log, about 100 bytes each; of a longer one every second is dropped."""
+"""Sums kept for one log, about 100 bytes each; of a longer log every second one is dropped."""
 _READ_BYTES = 65_536
-"""Read at once: small enough that the walking thread lets others run, with batches of any size."""
+"""Bytes per read: small enough that the thread lets others run, with batches of any size."""
 _HASHED_FROM = 20
 _COUNT = Struct("<I")
 _COUNT_AT = 32
@@ -45,7 +48,7 @@ _MODULUS = 1 << 128
 
 
 class SegmentPlace(NamedTuple):
-    """A segment file as it was when somebody looked."""
+    """A segment file with its size at one moment."""
 
     path: str
     base_offset: int
@@ -53,7 +56,7 @@ class SegmentPlace(NamedTuple):
 
 
 class ChainRangeError(ValueError):
-    """The chain can't begin there; the message says where it can."""
+    """The requested chain begins too early; the message names the first possible offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class ChainValue:
     """The chain of a log over [start, end)."""
 
     first: int
-    """Chains can't start earlier here: 0, or the end of the first batch or of the last hole."""
+    """First possible start here: 0, or the end of the first batch or of the last hole."""
     start: int
     end: int
     value: str
@@ -71,8 +74,9 @@ class ChainValue:
 class HashChain:
     """The kept sums of one log. Used by one thread at a time; no file stays open.
 
-    Invariant: sum number k is over all batches from `_origin` up to, not with, `_offsets[k]`, the
-    base offset of the batch at `_positions[k]` in the segment that begins at `_bases[k]`.
+    Invariant: sum number k is over all batches from the first one known up to, not including,
+    `_offsets[k]`, the base offset of the batch at `_positions[k]` in the segment that begins at
+    `_bases[k]`.
     """
 
     def __init__(self) -> None:
@@ -88,18 +92,18 @@ class HashChain:
         return len(self._sums)
 
     def value(self, places: Sequence[SegmentPlace], start: int | None, end: int) -> ChainValue:
-        """The chain over batches whose base offset is in [start, end).
+        """Return the chain over batches whose base offset is in [start, end).
 
         Args:
             places: all segments of the log as they are now, oldest first; each holds whole batches
                 up to its size. Of the same truncation generation as at the last call.
-            start: None: as early as can be.
+            start: None: the first possible offset.
             end: not behind the log end.
 
         Raises:
             ChainRangeError: ``start`` is too early.
             CorruptionError: bytes that are no batch; names file and position.
-            OSError: a file can't be read, or is gone.
+            OSError: a file can't be read, or was removed.
         """
         self._follow(tuple(places))
         total = self._sum_below(end) if places else 0
@@ -114,14 +118,14 @@ class HashChain:
         return ChainValue(first=first, start=begin, end=end, value=_text(total))
 
     def _follow(self, places: tuple[SegmentPlace, ...]) -> None:
-        """Forget sums whose files are gone; all of them where a file was written anew."""
+        """Forget sums whose files were removed; all of them if a file was rewritten."""
         now = {place.base_offset: place for place in places}
         old, self._places = self._places, places
         for number, place in enumerate(old):
             here = now.get(place.base_offset)
             active = number == len(old) - 1
             if here is None and places and place.base_offset < places[0].base_offset:
-                continue  # let go at the start of the log
+                continue  # removed at the start of the log
             if here is None or (here.size < place.size if active else here.size != place.size):
                 self._forget_all()
                 return
@@ -136,7 +140,8 @@ class HashChain:
         self._holes_to = 0
 
     def _sum_below(self, offset: int) -> int:
-        """Over all batches of the chain with a lower base offset; walks on from the nearest sum."""
+        """Return the sum of all batches of the chain below ``offset``, from the nearest kept sum.
+        """
         nearest = bisect_right(self._offsets, offset) - 1
         first = self._places[0]
         base, position, total = first.base_offset, 0, 0
@@ -144,7 +149,7 @@ class HashChain:
             base, position = self._bases[nearest], self._positions[nearest]
             total = self._sums[nearest]
         elif self._sums:
-            # Asked for what lies before the first sum that is kept: it takes the walk to there.
+            # The offset lies before the first kept sum: walk from the log's start to that sum.
             total = (self._sums[0] - self._walked(first, self._offsets[0])) % _MODULUS
         with closing(_batches(self._places, base, position)) as batches:
             for at in batches:
@@ -178,17 +183,17 @@ class HashChain:
 
 class _Batch(NamedTuple):
     base: int
-    """Of its segment."""
+    """Base offset of its segment."""
     position: int
     offset: int
     link: int
     holes_to: int
-    """The offset behind it if it has holes, else 0."""
+    """The offset behind the batch if it has holes, else 0."""
     following: int
 
 
 def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Generator[_Batch]:
-    """Each batch from this position of this segment on; headers only, payloads are passed over."""
+    """Yield each batch from this position of this segment on; only headers are examined."""
     for place in places:
         if place.base_offset < base:
             continue
@@ -222,7 +227,7 @@ def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_Batch
 
 
 def _begin(places: Sequence[SegmentPlace]) -> int:
-    """0, or behind the first batch: it may lack its front."""
+    """Return 0, or the offset behind the first batch, which may lack its front."""
     base = places[0].base_offset
     if base:
         with closing(_batches(places, base, 0)) as batches:
@@ -235,7 +240,7 @@ def _text(value: int) -> str:
 
 
 def places_in(folder: Path) -> list[SegmentPlace]:
-    """The segments of a partition's folder, oldest first, as they are on the disk."""
+    """Return the segments of a partition's folder, oldest first, as they are on the disk."""
     return [
         SegmentPlace(str(path), int(path.stem), path.stat().st_size)
         for path in sorted(folder.glob("*.log"))

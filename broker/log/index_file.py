@@ -1,12 +1,13 @@
 """The file form of a segment's index, of which a reader needs no more than a few kilobytes.
 
-    head      what `IndexFileHead` says, how many entries, and a checksum of head and summary
+    head      the fields of `IndexFileHead`, the number of entries, a checksum of head and summary
     summary   of each block its first offset, its first time, its checksum: three flat arrays
     blocks    `BLOCK_ENTRIES` entries each, as three flat arrays; the last one may be shorter
 
-A gigabyte of log has 4 MB of index: reading and checking all of it took 8 ms of the loop. The
-summary of it is 8 KB, and so is the block that speaks of the 2 MB around an offset. All numbers are
-in native order, and each byte is under a checksum that is looked at before it is believed.
+`Segment` writes the file when it is sealed (`encode_index`) and opens it when it is read
+(`open_index`). A gigabyte of log has 4 MB of index: reading and checking all of it took 8 ms of the
+event loop. Its summary is 8 KB, and so is the block for the 2 MB around an offset. All numbers are
+in native order, and each byte is covered by a checksum that is verified before use.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ if TYPE_CHECKING:
 
 BLOCK_ENTRIES = 512
 FIRST_READ_BYTES = 16_384
-"""Head and summary of a segment of up to 2 GB."""
+"""Bytes of the first read: head and summary of a segment of up to 2 GB."""
 _MAGIC = b"QIX3"
 _MAGIC_OF_ONE_BLOCK = b"QIX2"
-"""Of files that hold no summary, but one checksum of everything: read as a whole."""
+"""Magic of files without a summary, with one checksum of everything: read as a whole."""
 _HEAD = Struct("<4sIqqqqqqI")
 _BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 _SUMMARY_BYTES = 16
-"""Of one block."""
+"""Bytes of the summary per block."""
 
 
 class IndexFileHead(NamedTuple):
-    """What an index file says about its segment, so that a sealed one is opened without a scan."""
+    """The state of a segment in its index file, so that a sealed segment is opened without a scan.
+    """
 
     base_offset: int
     next_offset: int
@@ -47,10 +49,10 @@ class IndexFileHead(NamedTuple):
 
 
 class StoredIndex:
-    """The index of a sealed segment as its file has it; blocks are read when they are needed.
+    """The index of a sealed segment in its file; blocks are read when they are needed.
 
-    Gives the same answers as the `OffsetIndex` that was written. The file must stay as it is: a
-    block of another one is taken for damage.
+    Gives the same results as the `OffsetIndex` that was written. The file must stay unchanged: a
+    block of another file is taken for damage.
     """
 
     __slots__ = (
@@ -75,22 +77,24 @@ class StoredIndex:
         self._checks.frombytes(summary[12 * blocks :])
         self._blocks: dict[int, OffsetIndex] = {}
         self.held_bytes = EMPTY_BYTES + len(summary)
-        """Of memory, with the blocks read so far."""
+        """Bytes of memory, with the blocks read so far."""
 
     def position_for(self, relative_offset: int) -> int:
-        """As `OffsetIndex.position_for`.
+        """Return what `OffsetIndex.position_for` returns.
 
         Raises:
-            CorruptionError: the file is damaged, or gone. OSError: it can't be read.
+            CorruptionError: the file is damaged, or lost.
+            OSError: it can't be read.
         """
         block = bisect_right(self._starts, relative_offset) - 1
         return self._block(block).position_for(relative_offset) if block >= 0 else 0
 
     def position_for_time(self, timestamp_ms: int) -> int:
-        """As `OffsetIndex.position_for_time`.
+        """Return what `OffsetIndex.position_for_time` returns.
 
         Raises:
-            CorruptionError: the file is damaged, or gone. OSError: it can't be read.
+            CorruptionError: the file is damaged, or lost.
+            OSError: it can't be read.
         """
         block = bisect_left(self._times, timestamp_ms) - 1
         return self._block(block).position_for_time(timestamp_ms) if block >= 0 else 0
@@ -119,10 +123,10 @@ class StoredIndex:
 
 
 def open_index(disk: Disk, path: str) -> tuple[IndexFileHead, StoredIndex | OffsetIndex]:
-    """What an index file says of its segment, and the index: no more of it is read than has to be.
+    """Open an index file; return its head, and the index. Only the needed parts are read.
 
     Raises:
-        CorruptionError: the file is damaged, or not there; the index can be rebuilt.
+        CorruptionError: the file is damaged, or does not exist; the index can be rebuilt.
         OSError: it can't be read.
     """
     fd = _open(disk, path)
@@ -142,7 +146,7 @@ def open_index(disk: Disk, path: str) -> tuple[IndexFileHead, StoredIndex | Offs
 
 
 def encode_index(head: IndexFileHead, index: OffsetIndex) -> bytes:
-    """The bytes of an index file."""
+    """Return the bytes of an index file."""
     starts, times, checks, parts = array("I"), array("q"), array("I"), []
     for first in range(0, len(index), BLOCK_ENTRIES):
         offset, time, block = index.part(first, first + BLOCK_ENTRIES)
@@ -156,7 +160,7 @@ def encode_index(head: IndexFileHead, index: OffsetIndex) -> bytes:
 
 
 def decode_index(data: bytes, path: str) -> tuple[IndexFileHead, OffsetIndex]:
-    """The inverse of `encode_index`; all of it is checked.
+    """Decode the result of `encode_index`; all of it is checked.
 
     Raises:
         CorruptionError: the file is damaged; the index can be rebuilt from the segment.

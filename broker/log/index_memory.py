@@ -1,4 +1,8 @@
-"""How much memory the indexes of sealed segments take: of the whole broker, the last used ones."""
+"""Memory of the indexes of sealed segments: one limit for the broker, least recently used first.
+
+`Segment` reports each use of an index that its file can restore; above the limit, `IndexMemory`
+tells the segments used longest ago to drop theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,25 @@ from collections import OrderedDict
 from typing import Protocol
 
 INDEX_MEMORY_BYTES = 67_108_864
-"""Whole indexes of 16 GB of log, or what is needed of those of 4,000 segments that are read from
-one place each (a summary of 8 KB and a block of as much). What is missed costs 15 µs
-where the system has the file in its cache."""
+"""Limit of the memory: whole indexes of 16 GB of log, or the needed parts of those of 4,000
+segments that are read at one place each (a summary of 8 KB and a block of the same size). A miss
+costs 15 µs if the file is in the page cache."""
 
 
 class Indexed(Protocol):
-    """A segment, as far as it is known here."""
+    """The part of a segment that is used here."""
 
     def drop_index(self) -> None:
-        """What of its index is in memory goes."""
+        """Free the memory of its index."""
         ...
 
 
 class IndexMemory:
-    """Segments that hold an index which they could read back from its file, the last used one last.
+    """Segments with an index in memory that they could read back from its file, last used last.
 
-    On the loop. Segments that are written to, or whose index file is not there yet, are not here:
-    reading theirs back would mean walking the segment, so they hold on to it.
+    On the event loop. Segments that are being written to, or have no index file yet, are not
+    included:
+    restoring their index would mean walking the segment, so they keep it.
     """
 
     def __init__(self, limit_bytes: int = INDEX_MEMORY_BYTES) -> None:
@@ -35,7 +40,8 @@ class IndexMemory:
         return len(self._held)
 
     def used(self, segment: Indexed, size: int) -> None:
-        """This segment's index, of so many bytes now, was needed: others go first."""
+        """Record a use of this segment's index, of ``size`` bytes now; drop others above the limit.
+        """
         held = self._held
         before = held.get(segment, 0)
         if before == size:
@@ -50,10 +56,10 @@ class IndexMemory:
             oldest.drop_index()
 
     def touch(self, segment: Indexed) -> None:
-        """This segment's index was needed, and is as large as it was."""
+        """Record a use of this segment's index, whose size is unchanged."""
         if segment in self._held:
             self._held.move_to_end(segment)
 
     def forget(self, segment: Indexed) -> None:
-        """It goes, or holds on to its index from now on."""
+        """Stop counting this segment: it is removed, or keeps its index from now on."""
         self.held_bytes -= self._held.pop(segment, 0)

@@ -1,8 +1,9 @@
-"""Reading a log's files as they lie on a disk: batch by batch, and whether all of it is sound.
+"""Inspection of a log's files on a disk: every batch, and everything that is wrong with them.
 
-For people, on a stopped node's folder or a running one's: nothing is locked, opened for writing or
-mended. What a crash may leave (a torn tail) is told apart from what it may not by rule Q5, as at a
-start: a bad batch below a durable end that something proves is damage, one above it is torn.
+Used by the command line on the folder of a stopped or running node: nothing is locked, opened for
+writing or repaired. `check_folder` walks all segments and small files of a partition; `batches_in`
+lists batches. A torn tail, which a crash may leave, is told from damage as at a start (rule Q5): a
+bad batch below a durable end that something proves is damage, a bad batch above it is torn.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _SNAPSHOT = re.compile(r"(\d{20})\.producers")
 
 
 class Finding(NamedTuple):
-    """Something that a reader of these files should know."""
+    """A fact that a reader of these files should know."""
 
     level: str
-    """``damage``: bytes are gone or wrong. ``torn``: a start cuts it. ``note``: no fault."""
+    """``damage``: bytes are lost or wrong. ``torn``: a start truncates them. ``note``: no fault."""
     file: str
     position: int | None
     offset: int | None
@@ -54,7 +55,7 @@ class Finding(NamedTuple):
 class FoundBatch(NamedTuple):
     """A batch in a file.
 
-    ``problem`` is empty where it is whole, its crc right and its lines, unpacked here, can be read.
+    ``problem`` is empty if it is whole, its crc right and its lines (unpacked here) readable.
     """
 
     file: str
@@ -66,7 +67,7 @@ class FoundBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What was found in one partition's folder."""
+    """The findings in one partition's folder."""
 
     folder: str
     findings: list[Finding] = field(default_factory=list)
@@ -76,9 +77,9 @@ class Report:
     size: int = 0
     start: int = 0
     end: int = 0
-    """Behind the last good batch before a torn tail or the end of the files."""
+    """The offset behind the last good batch before a torn tail or the end of the files."""
     good: list[SegmentPlace] = field(default_factory=list)
-    """The segments up to there."""
+    """The segments up to ``end``."""
 
     @property
     def is_damaged(self) -> bool:
@@ -86,9 +87,9 @@ class Report:
 
 
 def batches_in(place: SegmentPlace, position: int = 0) -> Iterator[FoundBatch]:
-    """Each batch of a segment file from a batch boundary on, up to bytes that are none.
+    """Yield each batch of a segment file from a batch boundary on, up to bytes that are none.
 
-    The last one may have a ``problem``; what lies behind it can't be told from its header.
+    The last one may have a ``problem``; its header then does not tell where the next one begins.
     """
     with Path(place.path).open("rb") as file:
         file.seek(position)
@@ -115,7 +116,7 @@ def batches_in(place: SegmentPlace, position: int = 0) -> Iterator[FoundBatch]:
 def check_folder(folder: Path, clean_end: int | None = None) -> Report:
     """Check everything in a partition's folder.
 
-    ``clean_end``: the log end that the broker's ``clean-shutdown`` names, if it was one.
+    ``clean_end``: the log end in the broker's ``clean-shutdown``, if that exists.
     """
     report = Report(str(folder))
     places = places_in(folder)
@@ -132,10 +133,10 @@ def check_folder(folder: Path, clean_end: int | None = None) -> Report:
 
 
 def check_segment(path: Path, clean_end: int | None = None) -> Report:
-    """Check one segment file; of later ones in its folder only what they prove durable (rule Q5).
+    """Check one segment file; later ones in its folder only for what they prove durable (rule Q5).
 
-    Whether it fits to those before it, and what checkpoints say, `check_folder` tells.
-    ``clean_end`` as there.
+    Its fit to earlier segments and to checkpoints is checked by `check_folder`. ``clean_end`` as
+    there.
     """
     report = Report(str(path), segments=1, size=path.stat().st_size)
     place = SegmentPlace(str(path), int(path.stem), report.size)
@@ -147,18 +148,18 @@ def check_segment(path: Path, clean_end: int | None = None) -> Report:
 
 
 class _Check:
-    """The state of one folder's check, or of one file's."""
+    """The state of the check of one folder, or of one file."""
 
     def __init__(self, report: Report, places: list[SegmentPlace], proven: int) -> None:
         self.report = report
         self.places = places
         self.proven = proven
-        """Everything below it was durable once."""
+        """Everything below this offset was durable once."""
         self.recovery_point = 0
         self.log_start = 0
         self.epochs = LeaderEpochCache()
         self.written: LeaderEpochCache | None = None
-        """As the checkpoint says."""
+        """The epochs in the checkpoint file; None if unreadable."""
 
     def say(
         self, level: str, file: str, text: str, position: int | None = None, at: int | None = None
@@ -166,7 +167,8 @@ class _Check:
         self.report.findings.append(Finding(level, file, position, at, text))
 
     def checkpoint(self, name: str) -> object | None:
-        """A small file's content; None where there is none, or where it is damaged (and said)."""
+        """Return a small file's content; None if it does not exist, or is damaged (reported here).
+        """
         path = f"{self.report.folder}/{name}"
         try:
             return decode_checkpoint(Path(path).read_bytes(), path)
@@ -177,7 +179,7 @@ class _Check:
             return None
 
     def take_point(self) -> None:
-        """Where the log begins, and up to where it was synced: as a start takes them."""
+        """Read the log start and the recovery point, as a start does."""
         point, epochs = self.checkpoint(RECOVERY_POINT_FILE), self.checkpoint(LEADER_EPOCH_FILE)
         self.log_start = self.places[0].base_offset if self.places else 0
         if isinstance(point, dict):
@@ -217,7 +219,7 @@ class _Check:
             self.say(DAMAGE, where, text, at=self.report.end)
 
     def first_segment(self) -> None:
-        """Walk the first file only, which ends where the next one begins."""
+        """Walk only the first file, which ends at the base offset of the next one."""
         place = self.places[0]
         expected = self.places[1].base_offset if len(self.places) > 1 else self.proven
         if self._segment(0, place) and self.report.end < expected and not self.report.is_damaged:
@@ -225,7 +227,7 @@ class _Check:
             self._bad(place.path, place.size, text, 0, place.size)
 
     def _segment(self, number: int, place: SegmentPlace) -> bool:
-        """False where the log ends inside of it, torn."""
+        """Walk one segment; return False if the log ends inside of it, torn."""
         position, indexed, damaged = 0, self._index(place), False
         while position < place.size:
             why = "no batch starts here"
@@ -275,7 +277,10 @@ class _Check:
         self.report.end = header.next_offset
 
     def _bad(self, path: str, position: int, why: str, number: int, start: int) -> bool:
-        """Say what it is (rule Q5); whether it is damage, with more of the log behind it."""
+        """Report a bad batch (rule Q5).
+
+        Return True if it is damage, with more of the log behind it.
+        """
         end = self.report.end
         proof = self.proven
         for place in self.places[number:]:
@@ -290,7 +295,7 @@ class _Check:
         return False
 
     def _index(self, place: SegmentPlace) -> dict[int, int]:
-        """Position → offset, as the index file says; empty where a start would not believe it."""
+        """Return position → offset from the index file; empty if a start would ignore that file."""
         path = place.path.removesuffix(".log") + ".index"
         try:
             head, index = decode_index(Path(path).read_bytes(), path)
@@ -306,13 +311,14 @@ class _Check:
         return {position: place.base_offset + relative for relative, position in index.entries}
 
     def _misindexed(self, place: SegmentPlace, position: int, offset: int) -> None:
-        """Worse than no index: readers look in the wrong place."""
+        """Report a wrong index entry: worse than no index, because readers look in the wrong place.
+        """
         path = place.path.removesuffix(".log") + ".index"
         self.say(DAMAGE, path, f"it says that offset {offset} is there", position, offset)
 
 
 def _good_batches(place: SegmentPlace, position: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Every whole and stamped batch from this position on, wherever it starts."""
+    """Yield (position, header) of every whole and stamped batch from here on, at any byte."""
     with ExitStack() as stack:
         file = stack.enter_context(Path(place.path).open("rb"))
         while position < place.size:
@@ -347,7 +353,7 @@ def _good_at(file: BinaryIO, position: int, size: int) -> BatchHeader | None:
 
 
 def clean_ends(root: Path) -> dict[str, int]:
-    """Log name → log end, as the clean shutdown of a log directory said; empty without one."""
+    """Return log name → log end from the clean shutdown of a log directory; empty without one."""
     path = str(root / CLEAN_SHUTDOWN_FILE)
     try:
         said = decode_checkpoint(Path(path).read_bytes(), path)
@@ -364,12 +370,12 @@ def _check_partition_file(check: _Check, folder: Path) -> None:
         check.say(level, path, "whose partition this is can't be read")
     elif isinstance(said, dict) and f"{said['topic']}-{said['partition']}" != folder.name:
         name = f"{said['topic']}-{said['partition']}"
-        level = NOTE if ":" in folder.name else DAMAGE  # in quarantine folders have other names
+        level = NOTE if ":" in folder.name else DAMAGE  # quarantined folders have other names
         check.say(level, path, f"it says {name}")
 
 
 def _check_replacement(check: _Check, folder: Path) -> bool:
-    """False while a compacted segment takes the place of others: a start finishes it first."""
+    """Return False while a compacted segment replaces others: a start finishes that first."""
     swaps = sorted(folder.glob("*.log.swap"))
     for path in swaps:
         check.say(NOTE, str(path), "segments are being replaced by it; what they hold is not read")
@@ -377,7 +383,7 @@ def _check_replacement(check: _Check, folder: Path) -> bool:
 
 
 def _check_epochs(check: _Check) -> None:
-    """Below the recovery point the file speaks for batches that no start looks at."""
+    """Compare the epoch file with the batches below the recovery point, which no start reads."""
     if check.written is None:
         return
     start_at, upto = check.log_start, min(check.recovery_point, check.report.end)

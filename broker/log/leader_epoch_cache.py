@@ -1,6 +1,6 @@
-"""Where each leader epoch begins in a log: how replicas find the last offset they agree on.
+"""The start offset of each leader epoch in a log, to find the last offset two replicas agree on.
 
-KIP-101 and KIP-320. Truncation goes by (epoch, end offset), never by high watermark.
+KIP-101 and KIP-320. Truncation compares (epoch, end offset), never high watermarks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ NO_EPOCH = -1
 class LeaderEpochCache:
     """Strictly growing (epoch, start offset) pairs of one log; owned by its PartitionLog.
 
-    An epoch that starts at the log end holds no record: `last_epoch` and `end_offset_for` pass
-    over it, because it does not survive a restart and no follower can hold a record of it.
+    An epoch that starts at the log end holds no record: `last_epoch` and `end_offset_for` skip it,
+    because it does not survive a restart and no follower can hold a record of it.
     """
 
     __slots__ = ("_epochs", "_starts")
@@ -26,15 +26,17 @@ class LeaderEpochCache:
 
     @property
     def entries(self) -> list[tuple[int, int]]:
-        """(epoch, start offset), oldest first."""
+        """All (epoch, start offset), oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Records from this offset on are of this epoch. A known epoch changes nothing.
+        """Record that records from ``start_offset`` on have this epoch.
 
-        Epochs noted at or behind this offset held no record, an elected leader that never wrote:
-        they go first. Left in, they would claim the records of an *older* epoch that a follower
-        receives later (a leader that was deposed before its first append, then follows).
+        A known epoch changes nothing.
+
+        Epochs noted at or behind this offset held no record (an elected leader that never wrote)
+        and are removed first. Otherwise they would claim the records of an *older* epoch that a
+        follower receives later (a leader that was deposed before its first append, then follows).
 
         Raises:
             ValueError: an epoch lower than that of the records before this offset.
@@ -56,25 +58,25 @@ class LeaderEpochCache:
 
     @property
     def newest(self) -> int:
-        """The newest epoch noted, with or without a record; NO_EPOCH when there is none."""
+        """The newest epoch noted, with or without a record; NO_EPOCH if there is none."""
         return self._epochs[-1] if self._epochs else NO_EPOCH
 
     def last_epoch(self, log_end_offset: int) -> int:
-        """The epoch of the last record, NO_EPOCH in an empty log."""
+        """Return the epoch of the last record, NO_EPOCH in an empty log."""
         index = bisect_left(self._starts, log_end_offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def epoch_of(self, offset: int) -> int:
-        """The epoch of the record at this offset, NO_EPOCH before the first one known."""
+        """Return the epoch of the record at this offset, NO_EPOCH before the first known one."""
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def end_offset_for(
         self, epoch: int, log_start_offset: int, log_end_offset: int
     ) -> tuple[int, int]:
-        """The largest epoch <= the given one that has records here, and the offset behind them.
+        """Return the largest epoch <= ``epoch`` that has records here, and the offset behind them.
 
-        (NO_EPOCH, log start) where there is none.
+        (NO_EPOCH, log start) if there is none.
         """
         index = bisect_right(self._epochs, epoch) - 1
         while index >= 0 and self._starts[index] >= log_end_offset:
@@ -86,9 +88,9 @@ class LeaderEpochCache:
         return self._epochs[index], min(end, log_end_offset)
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log begins here now: the epoch of the record at this offset begins here too.
+        """Move the log start: the epoch of the record at ``start_offset`` begins there now.
 
-        As Kafka does it; and as a rebuild from what is left would find it (invariant L11).
+        As in Kafka; a rebuild from the remaining records gives the same result (invariant L11).
         """
         first = bisect_right(self._starts, start_offset) - 1
         if first >= 0:
@@ -97,7 +99,7 @@ class LeaderEpochCache:
             self._starts[0] = start_offset
 
     def from_start(self, start_offset: int) -> LeaderEpochCache:
-        """A copy, as `truncate_from_start` would leave it."""
+        """Return a copy on which `truncate_from_start` was called."""
         copy = LeaderEpochCache(self.entries)
         copy.truncate_from_start(start_offset)
         return copy

@@ -1,4 +1,7 @@
-"""What the logs of a broker share, and what a topic's configuration says about its logs."""
+"""Objects that all logs of a broker share: configuration, shared services, errors, identity file.
+
+The `LogManager` creates one `LogDirectory` when it opens and gives it to every `PartitionLog`.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +25,39 @@ PARTITION_FILE = "partition.json"
 
 
 class UnreadableError(KafkaError, CorruptionError):
-    """A damaged batch was asked for: it is never served (invariant L22)."""
+    """The refusal of a read that hit a damaged batch, which is never served (invariant L22)."""
 
     def __init__(self, name: str, damage: CorruptionError) -> None:
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, f"log {name}: {damage}")
 
 
 class InDoubtError(CorruptionError):
-    """A change of a log's files stopped on the way: what is in memory says nothing of them now."""
+    """A change of a log's files that stopped halfway: memory may not match the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What a topic's configuration says about its logs; one object for all of them."""
+    """Settings of a topic's logs; one object is shared by all of them."""
 
     segment_bytes: int = 1_073_741_824
     segment_ms: int = 604_800_000
     flush_before_ack: bool = True
-    """``flush=ack``: every append asks for a sync. ``flush=os``: only the background one does."""
+    """True (``flush=ack``): every append requests a sync. False: only the background flush does."""
     retention: RetentionConfig | None = None
-    """How long the log's beginning is kept; None where ``cleanup.policy`` deletes nothing."""
+    """Limits of age and size; None if ``cleanup.policy`` does not hold ``delete``."""
     append_time: bool = False
-    """``message.timestamp.type`` is append: producers' own times are dropped."""
+    """True if ``message.timestamp.type`` is append: producers' own times are dropped."""
     compaction: CompactionConfig | None = None
-    """``cleanup.policy`` holds compact."""
+    """Compaction settings; None if ``cleanup.policy`` does not hold ``compact``."""
     zstd: bool = False
-    """``compression.type`` is zstd: what is appended from now on is stored compressed."""
+    """True if ``compression.type`` is zstd: new batches are stored compressed."""
 
 
 class AppendInfo(NamedTuple):
-    """What a leader's append did. ``raw`` is what was written: push these bytes (rule R2)."""
+    """The result of a leader's append.
+
+    ``raw`` holds the written bytes, to be pushed to followers (R2).
+    """
 
     base_offset: int
     last_offset: int
@@ -60,28 +66,29 @@ class AppendInfo(NamedTuple):
 
 @dataclass(slots=True)
 class LogDirectory:
-    """What all logs of a broker share. Owned by the LogManager."""
+    """Services shared by all logs of a broker. Owned by the LogManager, from `open` to `close`."""
 
     root: str
     files: OpenFiles
     flusher: Flusher
     on_failed: Callable[[str | None, BaseException], None]
-    """The name of a log, or None for the whole directory, can't be trusted any more."""
+    """Called with the name of a log that is damaged, or None if the whole disk is in doubt."""
     dirty: set[Flushable]
-    """Logs with unsynced appends that nobody asked to sync: the background flush takes them."""
+    """Logs with unsynced appends and no requested sync: the background flush takes them."""
     on_log_start: Callable[[Flushable], None]
-    """A log's start has moved and is durable."""
+    """Called when a log's start has moved and is durable."""
     put_away: Callable[[str], None]
-    """Unlinks a file, but for the work of it: `SegmentRemovals.put_away`."""
+    """Renames a file that is unlinked later: `SegmentRemovals.put_away`."""
     producers: ProducerLimits = ProducerLimits()
     in_turns: Callable[[Callable[[], bool]], None] | None = None
-    """Calls something once a turn of the loop, until it says True; None where no loop runs yet."""
+    """Calls a function once per turn of the event loop until it returns True; None: no loop yet."""
 
 
 def make_partition_directory(
     disk: Disk, directory: str, topic: str, partition: int, topic_id: str
 ) -> None:
-    """Make a partition's directory and say whose it is; the log's first flush makes it durable."""
+    """Make a partition's directory with its identity file; the log's first flush makes it durable.
+    """
     disk.make_directory(directory)
     content = {"topic_id": topic_id, "topic": topic, "partition": partition}
     place_file(disk, directory, PARTITION_FILE, encode_checkpoint(content), sync=False)

@@ -1,12 +1,15 @@
 """All partition logs of one broker, in one log directory: open, create, delete, checkpoint, close.
 
-<data_dir>/log/lock                     held while a process uses the directory (rule Q4)
-<data_dir>/log/clean-shutdown           last thing written on close, deleted at start
-<data_dir>/log/high-watermark           of every log, written now and then
-<data_dir>/log/damaged                  what to report until it is recorded (rule R6)
-<data_dir>/log/.deleted/…               quarantine: unlinked after a grace period (rule M5)
-<data_dir>/log/<topic>-<partition>/     partition.json, <base offset>.log|.index,
-                                        leader-epoch, recovery-point
+    <data_dir>/log/lock                   locked while a process uses the directory (rule Q4)
+    <data_dir>/log/clean-shutdown         last thing written on close, deleted at start
+    <data_dir>/log/high-watermark         of every log, written every five seconds
+    <data_dir>/log/damaged                what to report until the controller recorded it (rule R6)
+    <data_dir>/log/.deleted/…             quarantine: unlinked after a grace period (rule M5)
+    <data_dir>/log/<topic>-<partition>/   partition.json, <base offset>.log|.index,
+                                          leader-epoch, recovery-point
+
+The broker calls `open` before it registers, then `start`, runs `run` as a task, and calls `close`
+last. Replication gets logs by `get_or_create` and deletes them by `delete`.
 """
 
 from __future__ import annotations
@@ -56,12 +59,12 @@ _log = logging.getLogger("broker.log")
 
 
 class LogManager(DamagedLogs):
-    """Owns every PartitionLog, the open files, the flusher; lives on the broker's loop.
+    """All partition logs of a broker, its open segment files and its flusher; on the event loop.
 
     ``open`` locks the directory, recovers every log in it and syncs what it found (rule Q1);
-    nothing may be acknowledged or registered before. A partition whose durable bytes are gone is
-    in ``offline``, the others serve. After a failed sync or write the whole directory is suspect:
-    all logs fail and ``on_failed`` is told once; the broker must end (rule Q2).
+    nothing may be acknowledged or registered before. A partition whose durable bytes are damaged is
+    in ``offline``; the others serve. After a failed sync or write the whole directory is in doubt:
+    all logs go offline, ``on_failed`` is called once, and the broker must end (rule Q2).
     """
 
     def __init__(
@@ -88,16 +91,16 @@ class LogManager(DamagedLogs):
         self._shared: LogDirectory | None = None
         self._lock = -1
         self.clean_broker_epoch: BrokerEpoch | None = None
-        """The broker epoch of the last life, if it was shut down cleanly."""
+        """The broker epoch before this start, if that broker was shut down cleanly."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unidentified: dict[str, CorruptionError] = {}
         self.on_log_start: Callable[[PartitionLog], None] = lambda _: None
-        """Told when a log's start has moved and is durable."""
+        """Called when a log's start has moved and is durable."""
 
     # life
 
     def open(self) -> None:
-        """Lock, recover, sync. Blocks: nothing else runs yet.
+        """Lock the directory, recover all logs and sync them. Blocks: nothing else runs yet.
 
         Raises:
             BlockingIOError: another process uses the directory.
@@ -105,7 +108,7 @@ class LogManager(DamagedLogs):
         """
         disk = self._disk
         disk.make_directory(self.root)
-        disk.sync_directory(self.root.rpartition("/")[0])  # rule Q6: its own name too
+        disk.sync_directory(self.root.rpartition("/")[0])  # the directory's own name too (Q6)
         self._lock = disk.open(f"{self.root}/{LOCK_FILE}", create=True)
         try:
             disk.lock(self._lock)
@@ -151,13 +154,16 @@ class LogManager(DamagedLogs):
         )
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on syncs run on the flusher's thread."""
+        """Run syncs on the flusher's thread from now on."""
         self._loop = loop
         self._opened().in_turns = self._in_turns
         self._opened().flusher.start(loop)
 
     async def run(self) -> None:
-        """The background flush of ``flush=os`` logs, and the high watermark checkpoint; endless."""
+        """Flush ``flush=os`` logs, unlink removed segments and write high watermarks.
+
+        Runs endlessly.
+        """
         elapsed = 0
         while True:
             await asyncio.sleep(self._flush_interval_ms / 1000)
@@ -172,27 +178,28 @@ class LogManager(DamagedLogs):
                 except OSError as error:
                     if error.errno not in PASSING:
                         raise
-                    # One that is too low costs nothing: the next leader raises it again.
+                    # A high watermark that is too low costs nothing: the next leader raises it.
                     _log.warning("high watermarks not written error=%s", error)
 
     def flush_dirty(self) -> None:
-        """Ask for a sync of every log that nobody asked to sync since it was written."""
+        """Request a sync of every log that was written to and not yet requested to sync."""
         dirty = self._opened().dirty
         for log in list(dirty):
             log.request_flush()
         dirty.clear()
 
     def _flush_for_descriptors(self) -> None:
-        """Files that are not synced keep theirs: sync them soon, not with the next second.
+        """Request a sync soon: files that are not synced keep their descriptors.
 
-        Never at once: who needs a descriptor may be amid a cut. A round that began there would hold
-        files that the cut closes, and prove an end that it takes away (rule Q3).
+        Never at once: the caller that needs a descriptor may be in the middle of a truncation. A
+        flush that began there would hold files that the truncation closes, and would prove an end
+        that the truncation removes (rule Q3).
         """
         if self._loop is not None:
             self._loop.call_soon(self._flush_if_open)
 
     def _in_turns(self, step: Callable[[], bool]) -> None:
-        """Call this in turns of the loop until it says that it is through, or all is closed."""
+        """Call ``step`` once per turn of the event loop until it returns True or the logs close."""
 
         def turn() -> None:
             if self._shared is not None and not step():
@@ -206,9 +213,9 @@ class LogManager(DamagedLogs):
             self.flush_dirty()
 
     def close(self, broker_epoch: BrokerEpoch | None) -> None:
-        """Sync everything, then say so in ``clean-shutdown``, last (rule R11).
+        """Sync everything, then write ``clean-shutdown`` as the last file (rule R11).
 
-        Without a broker epoch, or after any failure, no clean shutdown is claimed.
+        Without a broker epoch, or after any failure, the file is not written.
         """
         if self._shared is None:
             return
@@ -227,23 +234,23 @@ class LogManager(DamagedLogs):
 
     @property
     def flush_rounds(self) -> int:
-        """Of the flusher, in this life."""
+        """The number of rounds of the flusher since the logs were opened."""
         return 0 if self._shared is None else self._shared.flusher.rounds
 
     @property
     def open_segments(self) -> int:
-        """Files that are open now."""
+        """The number of segment files that are open now."""
         return len(self._files)
 
     @property
     def read_counts(self) -> ReadCounts:
-        """How much of what fetches asked for was in the page cache."""
+        """The bytes that fetches found, and did not find, in the page cache."""
         return self._files.reads
 
     # partitions
 
     def get(self, topic_id: TopicId, partition: PartitionId) -> PartitionLog | None:
-        """The log of this life of the topic, if it is open here."""
+        """Return the log of this partition and topic id, if it is open here."""
         return self._logs.get(TopicIdPartition(topic_id, partition))
 
     def logs(self) -> Iterable[PartitionLog]:
@@ -256,10 +263,10 @@ class LogManager(DamagedLogs):
         topic_id: TopicId,
         config: LogConfig | None = None,
     ) -> PartitionLog:
-        """The partition's log; a new one touches the disk at its first append only.
+        """Return the partition's log; a new one touches the disk only at its first append.
 
         Raises:
-            KafkaError: INCONSISTENT_TOPIC_ID, the directory belongs to another life of the topic
+            KafkaError: INCONSISTENT_TOPIC_ID, the directory belongs to another topic of this name
                 (`delete` that first); KAFKA_STORAGE_ERROR, the partition is offline here.
         """
         key = TopicIdPartition(topic_id, partition)
@@ -276,19 +283,19 @@ class LogManager(DamagedLogs):
         return log
 
     def key_of(self, log: PartitionLog) -> TopicIdPartition:
-        """The one object that names this open log: there may be thousands of them."""
+        """Return the shared key object of this open log: there may be thousands of logs."""
         return self._keys[log.name]
 
     def holder(self, topic: TopicName, partition: PartitionId) -> TopicId | None:
-        """The topic id whose log has this name's directory, or None."""
+        """Return the topic id of the log that owns this partition's directory, or None."""
         key = self._keys.get(f"{topic}-{partition}")
         return None if key is None else key.topic_id
 
     def identify(self, topic: TopicName, partition: PartitionId, topic_id: TopicId) -> None:
-        """This life of the topic owns the directory of that name: if it is unreadable, say so.
+        """Assign an unreadable directory of this name to this topic id and report it as damaged.
 
-        To be called for every assigned partition before registering, so that a directory whose
-        ``partition.json`` is gone is reported in time (rule R6).
+        Must be called for every assigned partition before registering, so that a directory whose
+        ``partition.json`` is lost is reported in time (rule R6).
         """
         error = self._unidentified.pop(f"{topic}-{partition}", None)
         if error is not None:
@@ -297,9 +304,9 @@ class LogManager(DamagedLogs):
     def delete(self, partitions: Iterable[TopicIdPartition], *, mark: str = "") -> None:
         """Close these logs and move their directories into quarantine; durable on return.
 
-        Call this for facts only: a topic was deleted, a replica removed (rule M5); `purge` unlinks
-        later. ``mark`` ends their names there. One sync serves all of them: syncing each would stop
-        the loop for as long as a session lasts.
+        To be called only for recorded facts: a topic was deleted, a replica removed (rule M5).
+        `purge` unlinks later. ``mark`` is the suffix of their names in quarantine. All of them
+        share one sync: syncing each would block the event loop for as long as a session lasts.
         """
         moved = marked = False
         for key in partitions:
@@ -316,14 +323,14 @@ class LogManager(DamagedLogs):
             marked |= self.unclean.pop(key, None) is not None
         if moved:
             self._quarantine.sync()
-        if marked:  # else a replica that comes back, sound, is refused at the next start
+        if marked:  # otherwise the next start would refuse a healthy new replica
             self._small.write_damaged(self.unclean)
 
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark now."""
         self._small.write_high_watermarks(encode_high_watermarks(self._logs.items()))
 
-    # inside
+    # internal
 
     def _opened(self) -> LogDirectory:
         assert self._shared is not None, "the log manager is not open"
@@ -337,7 +344,7 @@ class LogManager(DamagedLogs):
         *,
         cuts: bool = True,
     ) -> None:
-        """Recover one directory; a damaged one is refused alone, the others serve (rule Q5)."""
+        """Recover one directory; if it is damaged, only this partition goes offline (rule Q5)."""
         directory = f"{self.root}/{name}"
         data = self._disk.read_file(f"{directory}/{PARTITION_FILE}")
         if not data or not data.strip(b"\0"):
@@ -355,7 +362,7 @@ class LogManager(DamagedLogs):
             TopicId(str(fields["topic_id"])), PartitionId(int(str(fields["partition"])))
         )
         if key in self.unclean:
-            # Found damaged in an earlier life, perhaps where recovery does not look again.
+            # Found damaged before this start, perhaps in bytes that recovery does not read again.
             self._refuse(name, key, CorruptionError(self.unclean[key]))
             return
         try:
@@ -379,9 +386,9 @@ class LogManager(DamagedLogs):
         self._keys[name] = key
 
     def open_refused(self, topic_id: TopicId, partition: PartitionId) -> bool:
-        """Open a log after all that a start refused, as nobody has more; whether it could be.
+        """Open a log that was refused at start, as no replica has more; return True on success.
 
-        What recovery finds wanting stays offline, and untouched.
+        A log that recovery refuses stays offline and unchanged.
         """
         key = TopicIdPartition(topic_id, partition)
         name = self._name_of(key)
@@ -396,7 +403,10 @@ class LogManager(DamagedLogs):
         return log is not None
 
     def _refuse_torn(self, name: str) -> None:
-        """A crash came before this directory's first sync: nothing in it was ever durable."""
+        """Quarantine a directory that a crash left before its first sync: it held nothing durable.
+
+        If a batch in it proves otherwise, the directory stays as one that can't be identified.
+        """
         if holds_proof(self._disk, f"{self.root}/{name}"):
             msg = f"{self.root}/{name}/{PARTITION_FILE} is gone"
             self._unidentified[name] = CorruptionError(msg)
@@ -445,7 +455,7 @@ class LogManager(DamagedLogs):
 
     @override
     def _fail_all(self, error: BaseException) -> None:
-        """Rule Q2: after a failed sync or write no log of this directory is believed."""
+        """Take all logs offline: after a failed sync or write none is trusted (rule Q2)."""
         if self.failed is not None:
             return
         self.failed = error

@@ -1,4 +1,9 @@
-"""The producers of one log with their snapshots: what the PartitionLog keeps of them."""
+"""The producers of one log with their snapshots, through appends, rolls, flushes and truncations.
+
+The `PartitionLog` creates a `LogProducers` with the first batch that names a producer. A roll takes
+a snapshot of the state (`rolled`), the next flush writes it (`join`, `written`), a truncation first
+makes the state below its end available (`prepare_cut`) and then takes it (`truncated`).
+"""
 
 from __future__ import annotations
 
@@ -23,11 +28,11 @@ if TYPE_CHECKING:
 
 
 HEADERS_PER_TURN = 500
-"""Taken in one turn of the loop: 1 to 2 ms."""
+"""Batch headers read per turn of the event loop: 1 to 2 ms."""
 
 
 class CutLog(Protocol):
-    """What is asked of the log that is to be cut."""
+    """The part of a `PartitionLog` that a replay before a truncation needs."""
 
     generation: int
 
@@ -38,7 +43,7 @@ class CutLog(Protocol):
 
 
 class _Replay(Replay):
-    """The state below an offset; worth nothing once the log was cut or closed."""
+    """Producer states below an offset, read in turns; void once the log was truncated or closed."""
 
     __slots__ = ("_log", "error", "generation", "is_over", "is_running")
 
@@ -50,7 +55,7 @@ class _Replay(Replay):
         self.error: OSError | CorruptionError | None = None
 
     def turn(self) -> bool:
-        """Read on; True: there is no more to be done. What fails is kept in ``error``."""
+        """Read the next headers; return True when none are left. A failure is kept in ``error``."""
         if not self.is_over and self._log.generation == self.generation:
             try:
                 self.is_over = self.step(self._log.segments, HEADERS_PER_TURN)
@@ -60,7 +65,10 @@ class _Replay(Replay):
 
 
 class LogProducers:
-    """Owned by its PartitionLog, made with the first batch that names a producer."""
+    """Producer states of one log and their unwritten snapshots.
+
+    Owned by its PartitionLog, on the event loop, from the first batch that names a producer on.
+    """
 
     __slots__ = ("_replay", "_shared", "_unwritten", "states")
 
@@ -73,22 +81,22 @@ class LogProducers:
         self._shared = shared
         self.states = shared.producers.states() if states is None else states
         self._replay: _Replay | None = None
-        """What is read, or has been, for a cut that waits for it."""
+        """The replay that a pending truncation waits for, running or complete; None: none."""
         self._unwritten = unwritten or []
-        """Snapshots of rolls that no flush has written yet: one for each, a truncation may go
-        back to any of them."""
+        """(name, bytes) of snapshots taken at rolls and not yet written by a flush: one per roll,
+        because a truncation may go back to any of them."""
 
     def rolled(self, base_offset: int) -> None:
-        """A segment begins here, and holds nothing yet."""
+        """Take a snapshot: an empty segment begins at ``base_offset``."""
         name = snapshot_name(base_offset)
         if len(self.states) and not any(each[0] == name for each in self._unwritten):
             self._unwritten.append((name, encode_snapshot(self.states, base_offset)))
 
     def join(self, token: FlushToken, segments: list[Segment]) -> None:
-        """What moves the recovery point is written behind the snapshots it relies on.
+        """Add the unwritten snapshots to the token, before the checkpoints that rely on them.
 
-        Also where a segment was begun for a batch that found no room: nobody was told of that one,
-        and what lies before it is sealed all the same.
+        The segments before an empty active one are sealed too, even if the batch it was rolled for
+        found no room on the disk and no roll was reported here.
         """
         if token.checkpoints:
             if segments and not segments[-1].size:
@@ -96,19 +104,21 @@ class LogProducers:
             token.checkpoints[:0] = self._unwritten
 
     def written(self, token: FlushToken) -> None:
-        """The checkpoints of this token are on the disk."""
+        """Forget the snapshots that the checkpoints of this token have written."""
         if self._unwritten and token.checkpoints:
             names = {name for name, _ in token.checkpoints}
             self._unwritten = [each for each in self._unwritten if each[0] not in names]
 
     def prepare_cut(self, log: CutLog, end_offset: int) -> None:
-        """Before the log is cut here: know the state below, if it has to be read from the log.
+        """Make the state below ``end_offset`` available before the log is truncated there.
 
-        In turns of the loop, where it is long: a segment may hold 600,000 batches.
+        If the state has to be read from the log, it is read in turns of the event loop: a segment
+        may hold 600,000 batches.
 
         Raises:
-            WriteError: it is being read, or no descriptor is free: cut later. Nothing was changed.
-            OSError, CorruptionError: it can't be read.
+            WriteError: the read is still running, or no descriptor is free: truncate later. Nothing
+                was changed.
+            OSError, CorruptionError: the log can't be read.
         """
         if self.states.reaches(end_offset):
             self._replay = None
@@ -133,7 +143,8 @@ class LogProducers:
                 raise replay.error
 
     def truncated(self, end_offset: int) -> None:
-        """The log ends here now, as prepared. The state is cut back exactly (invariant T4)."""
+        """Take the prepared state, exact at ``end_offset``, where the log ends now (invariant T4).
+        """
         limit = snapshot_name(end_offset)
         self._unwritten = [each for each in self._unwritten if each[0] <= limit]
         if self._replay is None:
@@ -142,7 +153,9 @@ class LogProducers:
             self.states, self._replay = self._replay.states, None
 
     def write_for_close(self, directory: str, segments: list[Segment], end_offset: int) -> None:
-        """The state at the end, for a start that scans nothing; the one of the last close goes.
+        """Write the state at the log's end, so that the next start scans nothing.
+
+        Remove the old one.
 
         Raises:
             OSError: the shutdown is not clean.

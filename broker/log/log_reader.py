@@ -1,7 +1,8 @@
-"""Reading a partition's segments: what a fetch and a catching-up follower get.
+"""Reading a partition's segments: the data of a fetch and of a follower that catches up.
 
-One `pread` from the nearest index entry, a walk over headers, slices of that one buffer. No work
-per record, but where the first or the last batch has to be cut.
+`ReadableLog` calls `read`, `read_lines`, `read_pieces` and `read_raw` on the event loop. Each does
+one `pread` from the nearest index entry, walks the headers, and returns slices of that one buffer.
+There is no work per record, except where the first or the last batch is sliced.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ def _base_offset(segment: Segment) -> int:
 def read(
     files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
 ) -> list[BatchSlice]:
-    """`read_pieces` with every batch unpacked.
+    """Return the result of `read_pieces` with every batch unpacked.
 
     Raises:
-        CorruptionError: names file and offset.
+        CorruptionError: a batch is damaged; names file and offset.
     """
     found = read_pieces(files, segments, from_offset, max_bytes, up_to_offset, packed=False)
     return cast("list[BatchSlice]", found)
@@ -60,10 +61,10 @@ def read(
 def read_lines(
     files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
 ) -> Lines:
-    """The lines of `read` alone, for who does not ask what their batches say of them.
+    """Return only the lines of `read`, for a reader that needs no batch headers.
 
     Raises:
-        CorruptionError: names file and offset.
+        CorruptionError: a batch is damaged; names file and offset.
     """
     wanted = (from_offset, up_to_offset)
     found = _read(files, segments, wanted, max_bytes, packed=False, whole=whole_lines)
@@ -85,22 +86,24 @@ def read_pieces(
     *,
     packed: bool,
 ) -> Sequence[Piece]:
-    """Records from ``from_offset`` (which must be in the log) up to, not with, ``up_to_offset``.
+    """Return records from ``from_offset``, which must be in the log, to before ``up_to_offset``.
 
-    Never below the one, nor at or behind the other. At least one record; else at most
-    ``max_bytes`` of lines, cut between records, inside the first batch too. Ends at the end of a
-    segment: read on from the last slice's next_offset. Every batch's crc is checked (invariant
-    L22: rot is reported, never served).
+    No record outside this range is returned. At least one record; else at most ``max_bytes`` of
+    lines, sliced between records, inside the first batch too. The result ends at the end of a
+    segment: continue at the last slice's next_offset. Every batch's crc is checked: damage is
+    reported, never served (invariant L22).
 
-    Where compaction left no record (rule R7) the search goes on, in the next segments too: nothing
-    comes back only where no record is in that range at all. That is a short search: a hole is one
-    batch for each leader epoch and segment, and those that producers' states need, 4 MB at most.
+    If compaction left no record at ``from_offset`` (rule R7), the search continues, in later
+    segments too: the result is empty only if the whole range holds no record. That search is short:
+    a hole is one batch for each leader epoch and segment, and those that producers' states need, 4
+    MB at most.
 
-    ``packed``: compressed batches that are wanted whole come as they are stored. Bytes are counted
-    as lines either way; one that does not fit is then left for the next read, not cut.
+    ``packed``: compressed batches that are wanted whole are returned as they are stored. Bytes are
+    counted as lines either way; a packed batch that does not fit is left for the next read, not
+    sliced.
 
     Raises:
-        CorruptionError: names file and offset.
+        CorruptionError: a batch is damaged; names file and offset.
     """
     wanted = (from_offset, up_to_offset)
     found = _read(files, segments, wanted, max_bytes, packed=packed, whole=whole_slices)
@@ -133,7 +136,7 @@ def _read(
 
 
 class _Answer:
-    """A read under way. ``reached``: how far it came where it found nothing that is wanted."""
+    """A read in progress. ``reached``: the offset up to which no wanted record was found."""
 
     __slots__ = ("_packed", "_segment", "_wanted", "reached", "room", "slices")
 
@@ -148,7 +151,8 @@ class _Answer:
         self.reached = wanted[0]
 
     def take_all(self, buffer: bytes, at: int, whole: Whole) -> None:
-        """What is wanted of a buffer: by ``whole`` where it can, the other batches one by one."""
+        """Take all wanted batches of a buffer: runs by ``whole`` where possible, others one by one.
+        """
         view, size, wanted = memoryview(buffer), len(buffer), self._wanted
         while True:
             found, at, self.room = whole(view, at, wanted, self.room)
@@ -165,7 +169,10 @@ class _Answer:
     def _take(
         self, header: BatchHeader, text: bytes, stored: memoryview, place: tuple[int, int]
     ) -> bool:
-        """What is wanted of the batch ``stored`` at ``place`` of ``text``; False: no more is."""
+        """Take the wanted records of one batch; return False if no further batch is needed.
+
+        ``stored`` are its bytes behind the header, at ``place`` of ``text``.
+        """
         from_offset, up_to_offset = self._wanted
         following = min(header.next_offset, up_to_offset)
         slices = self.slices
@@ -198,19 +205,19 @@ class _Answer:
             self.room -= len(cut.lines)
             return cut.next_offset == header.next_offset
         if not slices:
-            self.reached = following  # only a hole of a compacted batch lay behind from_offset
+            self.reached = following  # only a hole of a compacted batch lies behind from_offset
         return not slices
 
 
 def read_raw(
     files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int, up_to_offset: int
 ) -> bytes:
-    """Whole batches from ``from_offset`` on, none reaching past the end given.
+    """Return whole batches from ``from_offset`` on, none reaching past ``up_to_offset``.
 
-    Where that lies inside a batch, its front is left out: a replica's log may end inside what
-    compaction made one batch here, and begin inside any (rule R7). At least one batch, else at
-    most ``max_bytes``. Every crc is checked here too: a follower that refuses a rotten batch can't
-    say so, and would ask for it for ever (rule Q5).
+    If ``from_offset`` lies inside a batch, the front of that batch is left out: a replica's log may
+    end inside a batch that compaction merged here, and may begin inside any batch (rule R7). At
+    least one batch, else at most ``max_bytes``. Every crc is checked here too: a follower that
+    refuses a damaged batch can't report it, and would request it for ever (rule Q5).
 
     Raises:
         CorruptionError: a batch is damaged.
@@ -229,7 +236,7 @@ def read_raw(
         _whole(segment, buffer, at)
         at += size
     if at == start:
-        _whole(segment, buffer, start)  # too long, or its header rotted
+        _whole(segment, buffer, start)  # raises if the header is damaged; else it is too long
         return b""
     size, base, _ = _place(segment, buffer, start)
     if base >= from_offset:
@@ -237,12 +244,13 @@ def read_raw(
     first = buffer[start : start + size]
     header = parse_header(first)
     cut = _unpacked(segment, header, partial(without_front, first, header), from_offset)
-    # A frame may grow as it is cut: it goes alone then, what fits was reckoned without that.
+    # A frame may grow when its front is cut off; then it exceeds the size computed above, so it is
+    # returned alone.
     return cut if len(cut) > size else cut + buffer[start + size : at]
 
 
 def check_range(from_offset: int, log_start_offset: int, log_end_offset: int) -> None:
-    """Refuse what is outside the log.
+    """Refuse an offset outside the log.
 
     Raises:
         KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
@@ -262,10 +270,10 @@ def _segment_of(segments: list[Segment], offset: int) -> Segment | None:
 
 
 def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> tuple[bytes, int]:
-    """A buffer, and where in it the batch that holds the offset begins; that one is in it whole.
+    """Return a buffer that holds the whole batch with this offset, and that batch's place in it.
 
     Raises:
-        CorruptionError: its header says that it begins behind the offset, or is not whole here.
+        CorruptionError: the batch's header begins behind the offset, or the batch is incomplete.
     """
     disk = files.disk
     fd = files.use(segment)
@@ -300,7 +308,7 @@ def _place(segment: Segment, buffer: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _whole(segment: Segment, buffer: bytes, at: int) -> BatchHeader | None:
-    """The batch here, checked; None if the buffer ends inside it."""
+    """Return the checked header of the batch here; None if the buffer ends inside the batch."""
     size, base, _ = _place(segment, buffer, at)
     if at + size > len(buffer):
         return None
@@ -312,7 +320,7 @@ def _whole(segment: Segment, buffer: bytes, at: int) -> BatchHeader | None:
 
 
 def _unpacked(segment: Segment, header: BatchHeader, how: Callable[[A], T], what: A) -> T:
-    """A frame that can't be unpacked is damage, as a wrong crc is: reported, never served."""
+    """Call ``how``; report a frame that can't be unpacked as damage, like a wrong crc."""
     try:
         return how(what)
     except BatchError as error:
@@ -329,9 +337,10 @@ def _cut(
     *,
     first: bool,
 ) -> BatchSlice | None:
-    """The records of a batch inside ``wanted`` that fit; the first of an answer always fits.
+    """Return the records of a batch inside ``wanted`` that fit; None if none does.
 
-    Its lines lie in ``text``, at ``place``: nothing of what is not wanted is copied or looked at.
+    The ``first`` record of an answer always fits. The lines lie in ``text``, at ``place``: unwanted
+    ones are neither copied nor examined.
     """
     from_offset, up_to_offset = wanted
     start, last = place
@@ -352,7 +361,7 @@ def _cut(
         return None
     return BatchSlice(
         header,
-        text[start:end],  # no view: a slow reader of a few lines would keep all of a large batch
+        text[start:end],  # a copy: a view would keep a large batch in memory for a slow reader
         offset_of_line(text, start),
         min(following, up_to_offset),
         text.count(b"\n", start, end),
@@ -360,10 +369,10 @@ def _cut(
 
 
 def line_from(text: bytes, start: int, end: int, offset: int) -> int:
-    """Where among whole lines the first one at or behind this offset begins; ``end``: nowhere.
+    """Return the position of the first of these whole lines at or behind ``offset``, else ``end``.
 
-    By halving, with the offsets that the lines say, so a compacted batch is searched as any other
-    (rule R7): a dozen looks in the largest one, where splitting it took 0.3 ms.
+    A binary search by the offsets in the lines, so a compacted batch is searched like any other
+    (rule R7): a dozen lines examined in the largest batch, where splitting it took 0.3 ms.
     """
     while start < end:
         at = max(text.rfind(b"\n", start, (start + end) >> 1) + 1, start)

@@ -1,7 +1,9 @@
-"""The files of one partition's log: written at the end, rolled, cut, sealed, synced.
+"""The files of one partition's log: append, roll, seal and flush.
 
-Which offsets count, and for whom, is the PartitionLog's; here is what stands in which file, and
-which of it the next start may take without a scan.
+`PartitionLog` decides which offsets are valid and durable; this module decides which file holds
+which bytes, and which files the next start may trust without a scan. An append writes to the last
+segment (`write`), rolling it when it is full or old. A flush collects everything to sync in a
+token (`fill`), seals the segments closed since the last flush, and is completed by `end_flush`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 
 
 class LogSegments(CutSegments):
-    """The segments of one log, the last one being written. Made with the log's first byte.
+    """The segments of one log, oldest first; the last one is written to.
 
-    Bytes leave a file only by a cut that is synced before anything is written behind it, so an old
-    tail never comes back to prove what is not there (ADR 0003). Segments below
-    ``recovery_point`` are synced, and their index files speak for them at the next start.
+    Created with the first byte.
+
+    Owned by the PartitionLog, on the event loop. Bytes leave a file only by a truncation that is
+    synced before anything is written behind it, so an old tail never reappears as false proof of
+    what was durable (ADR 0003). Segments below ``recovery_point`` are synced, and the next start
+    restores them from their index files.
     """
 
     __slots__ = ("_new_directory", "_new_segment")
@@ -46,15 +51,18 @@ class LogSegments(CutSegments):
         self.directory = directory
         self.segments: list[Segment] = []
         self._aside: list[Segment] | None = None
-        """Closed segments of before the log started over; they go once that is durable."""
+        """Closed segments of before the log started over; removed once the new start is durable."""
         self.recovery_point = 0
         self._sealed_to = 0
         self._new_directory = False
         self._new_segment = False
         self.cleaned = NEVER_CLEANED
-        """How far this replica has compacted the log."""
+        """The extent to which this replica has compacted the log.
+
+        Durable in the file ``cleaned``.
+        """
         self.pending: Swap | StateChange | None = None
-        """A step of compaction that is under way on another thread (`settle`)."""
+        """A step of compaction that runs on another thread; None: none (`settle`)."""
 
     @classmethod
     def create(
@@ -65,10 +73,10 @@ class LogSegments(CutSegments):
         partition: PartitionId,
         topic_id: TopicId,
     ) -> Self:
-        """Make the directory; the log's first flush makes it durable.
+        """Create the directory; the log's first flush makes it durable.
 
         Raises:
-            OSError: it could not be made whole; to be tried again.
+            OSError: the directory could not be created completely; the call may be repeated.
         """
         files = shared.files
         try:
@@ -83,19 +91,22 @@ class LogSegments(CutSegments):
 
     @classmethod
     def restored(cls, shared: LogDirectory, directory: str, found: RecoveredLog) -> Self:
-        """What recovery found; the caller syncs before it counts as durable (rule Q1)."""
+        """Return the segments that recovery found.
+
+        They are durable only after the caller's sync (Q1).
+        """
         stored = cls(shared, directory)
         stored.segments = found.segments
         stored.cleaned = found.cleaned
         stored.recovery_point = stored._sealed_to = found.recovery_point
-        # A full disk may have left names without a byte behind them, which nobody ever synced: the
-        # first flush of this life does, before anything in these files counts (rule Q6).
+        # A full disk may have left names without a byte behind them that were never synced: the
+        # first flush after this start syncs them, before anything in these files counts (rule Q6).
         stored._new_directory = any(s.dirty for s in found.segments) or not found.proven_end
         return stored
 
     @property
     def is_new(self) -> bool:
-        """Whether not even the directory is durable."""
+        """Return True while not even the directory is durable."""
         return self._new_directory
 
     # writing
@@ -103,16 +114,18 @@ class LogSegments(CutSegments):
     def write(
         self, raw: bytes | bytearray | memoryview, end_offset: int, now_ms: int, config: LogConfig
     ) -> Segment:
-        """Write at the log's end, whole or not at all (rule R2); the caller notes it.
+        """Write ``raw`` at the end of the log, completely or not at all (rule R2).
+
+        Returns the segment; the caller must account for the batches with `Segment.note`.
 
         Raises:
-            WriteError: the file is as before, unless the outcome is unknown.
+            WriteError: the file is unchanged, unless the outcome is unknown.
         """
         files = self._shared.files
         try:
             segment = self._active(len(raw), end_offset, now_ms, config)
             fd = files.use(segment)
-            if segment.is_index_written:  # a clean shutdown wrote it; now the segment grows on
+            if segment.is_index_written:  # by a clean shutdown; now the segment grows again
                 segment.take_index(files)
         except OSError as error:
             raise WriteError(error, Outcome.NOT_WRITTEN, broken=False) from error
@@ -124,7 +137,7 @@ class LogSegments(CutSegments):
         return segment
 
     def _active(self, length: int, end_offset: int, now_ms: int, config: LogConfig) -> Segment:
-        """The segment to write to: the last one, unless it is full or old."""
+        """Return the segment to write to: the last one, or a new one if that is full or old."""
         if self.segments:
             active = self.segments[-1]
             full = active.size + length > config.segment_bytes
@@ -134,10 +147,10 @@ class LogSegments(CutSegments):
         return self.roll(end_offset)
 
     def roll(self, end_offset: int) -> Segment:
-        """Write to a new segment from here on.
+        """Add a new, empty segment at ``end_offset``; writes go there from now on.
 
         Raises:
-            OSError: it could not be made; the log is as before.
+            OSError: the file could not be created; the log is unchanged.
         """
         segment = Segment(self.directory, end_offset)
         self._shared.files.use(segment)
@@ -146,9 +159,9 @@ class LogSegments(CutSegments):
         return segment
 
     def _cut_back(self, segment: Segment, fd: int, error: OSError) -> WriteError:
-        """A write failed at some byte: put the file back as it was, or give up on it (rule R2).
+        """Restore the file after a failed write; if that fails too, report it as broken (rule R2).
 
-        The cut is synced: else these bytes could come back behind the next ones.
+        The truncation is synced: otherwise these bytes could reappear behind later ones.
         """
         disk = self._shared.files.disk
         try:
@@ -161,9 +174,9 @@ class LogSegments(CutSegments):
     # syncing
 
     def fill(self, token: FlushToken, epochs: LeaderEpochCache, log_start_offset: int) -> None:
-        """Name in the token all that everything written by now depends on (rule Q6).
+        """Name in the token every file that all records written so far depend on (rule Q6).
 
-        Where the token is about a log start, that is made durable behind the data.
+        If the token carries a new log start, that is made durable after the data.
         """
         files = self._shared.files
         token.segments = [segment for segment in self.segments if segment.dirty]
@@ -181,29 +194,30 @@ class LogSegments(CutSegments):
         active_base = self.segments[-1].base_offset if self.segments else 0
         if active_base > self._sealed_to and self._seal(token, active_base):
             epochs_file, start = checkpoint_files(epochs, active_base, log_start_offset)
-            # An index without its epochs would hide its segment from the scan, too.
+            # An index without the epochs file would also exempt its segment from the scan.
             token.checkpoints = [epochs_file, *token.checkpoints, start]
         elif token.log_start >= 0:
             point = min(self.recovery_point, self._sealed_to)
             token.checkpoints.append(start_file(point, log_start_offset))
 
     def _seal(self, token: FlushToken, active_base: int) -> bool:
-        """Segments were closed by a roll: once synced, they need no scan at the next start.
+        """Add the index files of segments closed by a roll to the token: no start scans them then.
 
-        False where they could not be opened just now: a later flush seals them. Or where what is
-        left to make an index of is damaged: then none does, and that log alone has failed.
+        Returns False if the segments could not be opened now: a later flush seals them. Also False
+        if a segment without an index is damaged: then none is sealed, and only this log goes
+        offline.
         """
         files, sealed = self._shared.files, list[Segment]()
         try:
             for segment in self.segments[:-1]:
                 if segment.base_offset >= self._sealed_to:
-                    if segment.is_index_written:  # by a clean shutdown, and nothing came since
+                    if segment.is_index_written:  # by a clean shutdown; unchanged since
                         continue
                     name = segment.index_path.rpartition("/")[2]
                     data = segment.index_bytes(files.disk, files.use(segment))
                     token.checkpoints.append((name, data))
                     sealed.append(segment)
-                    if segment not in token.segments:  # to stay until its index is written, too
+                    if segment not in token.segments:  # kept open until its index is written
                         token.segments.append(segment)
                         segment.flushing += 1
         except OSError as error:
@@ -214,29 +228,30 @@ class LogSegments(CutSegments):
             self._sealed_to = active_base
             self._shared.on_failed(self.directory.rpartition("/")[2], error)
             return False
-        # From now on it may be on the disk, whatever becomes of the token: see `truncate`.
+        # From now on this point may be on the disk, even if the flush fails: see `truncate`.
         self.recovery_point = active_base
         token.sealed = sealed
         token.unsealed_from, self._sealed_to = self._sealed_to, active_base
         return True
 
     def end_flush(self, token: FlushToken, *, synced: bool, cut: bool) -> None:
-        """The sync of this token is over; ``cut``: the log was, or was closed, since it began."""
+        """Complete the sync of this token; ``cut``: the log was truncated or closed since it began.
+        """
         for segment in token.segments:
             segment.flushing -= 1
             if not synced:
                 segment.dirty = True
         if token.checkpoints_failed:
             self._sealed_to = min(self._sealed_to, token.unsealed_from)
-        elif synced and not cut:  # else the files of these segments may be gone
+        elif synced and not cut:  # after a truncation these files may be removed
             for segment in token.sealed:
                 segment.index_is_written(self._shared.files)
 
     def checkpoint_for_close(self, epochs: LeaderEpochCache, log_start_offset: int) -> None:
-        """Write index and checkpoints of synced segments, so that the next start is quick.
+        """Write the index and the checkpoints of synced segments, so that the next start is quick.
 
         Raises:
-            OSError: one could not be written; then the shutdown is not clean.
+            OSError: a file could not be written; then the shutdown is not clean.
         """
         files = self._shared.files
         if self.segments:
@@ -245,8 +260,8 @@ class LogSegments(CutSegments):
                 name = active.index_path.rpartition("/")[2]
                 data = active.index_bytes(files.disk, files.use(active))
                 place_file(files.disk, self.directory, name, data, sync=False)
-        # Torn by a power cut, these are made of the first segment: if the log begins behind that,
-        # they are synced one by one, else what was deleted would be back (rule R10).
+        # If a power failure tears these files, a start rebuilds them from the first segment. If the
+        # log begins behind that, each is synced, or deleted records would be readable again (R10).
         first = self.segments[0].base_offset if self.segments else -1
         for name, data in checkpoint_files(epochs, self._sealed_to, log_start_offset):
             place_file(files.disk, self.directory, name, data, sync=first < log_start_offset)
@@ -254,14 +269,14 @@ class LogSegments(CutSegments):
     # the log start
 
     def remove_below(self, log_start_offset: int, most: int) -> list[str]:
-        """Take whole segments below a durable log start out of use; the files to be unlinked.
+        """Rename whole segments below a durable log start; return the paths to be unlinked.
 
-        They are renamed, so that nothing that is made later under their names is unlinked instead.
-        What could not be renamed stays in use, to be tried again: were it forgotten, a log that
-        starts over below it would write its new segments into the old files.
+        At most ``most`` segments. The new names protect files that are created later under the old
+        names. A segment that could not be renamed stays in use and is tried again: if it were
+        forgotten, a log that starts over below it would write its new segments into the old files.
 
         Raises:
-            OSError: none could be renamed.
+            OSError: no file could be renamed.
         """
         if self.pending is not None:
             return []
@@ -295,7 +310,7 @@ class LogSegments(CutSegments):
         return renamed
 
     def holds_below(self, log_start_offset: int) -> bool:
-        """Whether `remove_below` has something left to do."""
+        """Return True if `remove_below` has segments left to remove."""
         if self._aside:
             return True
         return len(self.segments) > 1 and self.segments[1].base_offset <= log_start_offset
@@ -303,9 +318,10 @@ class LogSegments(CutSegments):
     # compaction
 
     def sealed(self, durable_end: int) -> list[Segment]:
-        """Closed segments, oldest first, that are synced and whose indexes are written.
+        """Return the closed segments, oldest first, that are synced and have written indexes.
 
-        ``durable_end``: what has been synced is behind the seal, once it is inside the last one.
+        ``durable_end``: once it lies inside the last segment, the sync behind the seal has
+        completed.
         """
         if self.pending is not None or self._new_directory or not self.segments:
             return []
@@ -320,11 +336,13 @@ class LogSegments(CutSegments):
         return found
 
     def broken(self, error: BaseException) -> None:
-        """The disk failed under compaction: the whole directory is in doubt (rule Q2)."""
+        """Report that the disk failed during compaction: the whole directory is in doubt (rule Q2).
+        """
         self._shared.on_failed(None, error)
 
     def replace(self, old: Sequence[Segment], swap: Swap, new: Segment, fd: int) -> None:
-        """Read the new segment from now on; the files follow when the swap has run."""
+        """Put the new segment in the place of ``old``; the files are renamed when the swap has run.
+        """
         first = self.segments.index(old[0])
         self._shared.files.adopt(new, fd)
         for segment in old:
@@ -335,7 +353,8 @@ class LogSegments(CutSegments):
     # closing
 
     def close(self) -> None:
-        """Release descriptors. A replacement that can't be finished now is, at the next start."""
+        """Release descriptors. A replacement that can't be finished now is left to the next start.
+        """
         with contextlib.suppress(OSError):
             self.settle()
         for segment in self.segments:

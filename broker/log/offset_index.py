@@ -1,6 +1,6 @@
-"""A sparse index of one segment: about one entry per 4 KiB, in three flat arrays.
+"""A sparse index of one segment in memory: about one entry per 4 KiB, in three flat arrays.
 
-16 bytes an entry, so 4 MB for a gigabyte of log; Kafka's index.interval.bytes.
+16 bytes an entry, so 4 MB for a gigabyte of log; the interval is Kafka's index.interval.bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ INDEX_INTERVAL_BYTES = 4096
 NO_TIMESTAMP = -1
 ENTRY_BYTES = 16
 EMPTY_BYTES = 400
-"""Of memory that an index takes before its first entry."""
+"""Bytes of memory that an index takes before its first entry."""
 
 
 class OffsetIndex:
-    """Entries (offset, position, newest timestamp before it); the first batch has one.
+    """Entries (offset, position, newest timestamp before it); the first batch has an entry.
 
-    Offsets are kept relative to the segment's base and positions below 4 GiB. Not thread-safe:
-    lives on the loop with its segment.
+    Offsets are relative to the segment's base, positions are below 4 GiB. Not thread-safe: lives on
+    the event loop with its segment.
     """
 
     __slots__ = ("_offsets", "_positions", "_times")
@@ -33,7 +33,7 @@ class OffsetIndex:
         return len(self._offsets)
 
     def add(self, relative_offset: int, position: int, newest_before: int) -> None:
-        """Note the batch at this position, if it is far enough from the last one noted."""
+        """Add the batch at this position, if it is far enough from the last entry."""
         if self._positions and position - self._positions[-1] < INDEX_INTERVAL_BYTES:
             return
         self._offsets.append(relative_offset)
@@ -42,17 +42,18 @@ class OffsetIndex:
 
     @property
     def held_bytes(self) -> int:
-        """Of memory, about."""
+        """Bytes of memory, about."""
         return EMPTY_BYTES + ENTRY_BYTES * len(self._offsets)
 
     def part(self, first: int, end: int) -> tuple[int, int, bytes]:
-        """Some of the entries: the first one's offset, its time, and the bytes of all."""
+        """Return the entries [first, end): the first one's offset, its time, and the bytes of all.
+        """
         offsets, times = self._offsets[first:end], self._times[first:end]
         raw = (offsets.tobytes(), self._positions[first:end].tobytes(), times.tobytes())
         return offsets[0], times[0], b"".join(raw)
 
     def extend(self, part: memoryview) -> None:
-        """Add the entries of such bytes, in native order."""
+        """Add the entries from such bytes, in native order."""
         count = len(part) // ENTRY_BYTES
         self._offsets.frombytes(part[: 4 * count])
         self._positions.frombytes(part[4 * count : 8 * count])
@@ -60,21 +61,21 @@ class OffsetIndex:
 
     @property
     def entries(self) -> list[tuple[int, int]]:
-        """(relative offset, position), in order."""
+        """All (relative offset, position), in order."""
         return list(zip(self._offsets, self._positions, strict=True))
 
     def position_for(self, relative_offset: int) -> int:
-        """The position of a batch at or before the one that holds the offset."""
+        """Return the position of a batch at or before the one that holds the offset."""
         index = bisect_right(self._offsets, relative_offset) - 1
         return self._positions[index] if index >= 0 else 0
 
     def position_for_time(self, timestamp_ms: int) -> int:
-        """A position such that every batch before it is older than the timestamp."""
+        """Return a position such that every batch before it is older than the timestamp."""
         index = bisect_left(self._times, timestamp_ms) - 1
         return self._positions[index] if index >= 0 else 0
 
     def truncate(self, position: int) -> None:
-        """Forget the batches at or behind this position."""
+        """Remove the entries of batches at or behind this position."""
         keep = bisect_left(self._positions, position)
         del self._offsets[keep:]
         del self._positions[keep:]

@@ -1,9 +1,9 @@
-"""Reads that would wait for the disk: known beforehand, counted, and waited for off the loop.
+"""Reads that would wait for the disk: detected, counted, and waited for off the event loop.
 
 A range of a file counts as cached if its first and its last page are in the page cache: two system
-calls of less than a microsecond each. Asking for every page, by a read that may not block, cost 11
-µs a megabyte. What is cold is read once on a thread, where nobody waits for it but the reader that
-asked; then the read on the loop finds it.
+calls of less than a microsecond each. (Checking every page, by a read that may not block, cost 11
+µs a megabyte.) A cold range is read once on a thread, where only the requesting reader waits for
+it; then the read on the event loop finds it in the cache.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from broker.log.segment import OpenFiles, Segment
 
 STEP_BYTES = 1 << 20
-"""Read at once on a thread, and forgotten: so much memory it takes."""
+"""Bytes per read on the thread, discarded at once: the memory that warming takes."""
 
 
 class ColdRange(NamedTuple):
-    """What has to come from the disk before a read can be served."""
+    """A range of a file that must come from the disk before a read can be served."""
 
     disk: Disk
     reads: ReadCounts
@@ -34,7 +34,10 @@ class ColdRange(NamedTuple):
 def cold_range(
     files: OpenFiles, segments: list[Segment], from_offset: int, max_bytes: int
 ) -> ColdRange | None:
-    """What a read from this offset on would wait for; None: nothing, and the read is counted."""
+    """Return the range that a read from ``from_offset`` on would wait for.
+
+    None if it would not wait; then the read is counted as cached.
+    """
     if not segments or from_offset >= segments[-1].next_offset:
         return None
     found = bisect_right(segments, from_offset, key=_base_offset) - 1
@@ -51,7 +54,10 @@ def cold_range(
 
 
 async def warm(cold: ColdRange) -> None:
-    """Wait until it has come. Its file may be closed or cut meanwhile: the bytes are not used."""
+    """Wait until the range is in the page cache.
+
+    Its file may be closed or truncated meanwhile: the bytes read here are not used.
+    """
     cold.reads.cold_bytes += cold.length
     with contextlib.suppress(OSError):
         await asyncio.to_thread(_read, cold)

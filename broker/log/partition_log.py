@@ -1,6 +1,10 @@
-"""The log of one partition on one broker: append, read, truncate, and the durable end.
+"""The log of one partition on one broker: append, read, truncate, flush and the durable end.
 
-All of it runs on the loop (syncs are the flusher's), without an await: nobody sees half a change.
+Replication appends (`append_as_leader`, `append_as_follower`), reads, truncates and moves the log
+start. The log writes to its `LogSegments`, records leader epochs and producers, and requests a
+flush; the `Flusher` calls `begin_flush` and `end_flush`, and the latter moves ``durable_end`` and
+calls ``on_durable``. All of it runs on the event loop without an await (only syncs run on the
+flusher's thread), so no other task sees half a change.
 """
 
 from __future__ import annotations
@@ -45,15 +49,16 @@ if TYPE_CHECKING:
 
 _NO_EPOCHS = LeaderEpochCache()
 _NO_SEGMENTS: list[Segment] = []
-"""Of every log that never had one: nothing is ever added to these two."""
+"""Shared with `_NO_EPOCHS` by every log without a segment; nothing is ever added to the two."""
 
 
 class PartitionLog(ReadableLog):
-    """Batches in segments, the newest one being written; about 0.7 KB while it holds nothing.
+    """Batches in segments, the newest one being written; about 0.7 KB of memory while empty.
 
-    Invariants: log_start_offset <= durable_end <= log_end_offset. ``log_end_offset`` moves only
-    behind a whole write (rule R2), ``durable_end`` only behind a sync begun in the present
-    ``generation`` (rule Q3). The files are `LogSegments`'.
+    Owned by the LogManager, on the event loop. Invariants: log_start_offset <= durable_end <=
+    log_end_offset. ``log_end_offset`` moves only after a complete write (rule R2), ``durable_end``
+    only after a sync that began in the present ``generation`` (rule Q3). `LogSegments` owns the
+    files.
     """
 
     __slots__ = (
@@ -70,7 +75,7 @@ class PartitionLog(ReadableLog):
         topic_id: TopicId,
         config: LogConfig,
     ) -> None:
-        """An empty log. Nothing is on the disk before the first append."""
+        """Create an empty log. Nothing is written to the disk before the first append."""
         self._shared = shared
         self.topic = topic
         self.partition = partition
@@ -81,19 +86,20 @@ class PartitionLog(ReadableLog):
         self.log_end_offset = 0
         self.durable_end = 0
         self.high_watermark = 0
-        """Kept by the manager's checkpoint, owned by replication."""
+        """Set by replication; the LogManager writes it to a checkpoint file."""
         self.generation = 0
         self.last_epoch = -1
         self.failed: BaseException | None = None
         self.on_durable: Callable[[], None] | None = None
         self._stored: LogSegments | None = None
         self._start_wanted = 0
-        """Where the log is to begin, once that is durable."""
+        """The log start offset to take effect once it is durable; at least the present one."""
         self._epochs = _NO_EPOCHS
         self._producers: LogProducers | None = None
 
     def restore(self, found: RecoveredLog) -> None:
-        """Take what recovery found; the caller syncs before it counts as durable (rule Q1)."""
+        """Take over the result of recovery; it is durable only after the caller's sync (rule Q1).
+        """
         self._stored = LogSegments.restored(self._shared, self.directory, found)
         self._epochs = found.epochs
         if found.producers is not None:
@@ -110,21 +116,22 @@ class PartitionLog(ReadableLog):
     @property
     @override
     def segments(self) -> list[Segment]:
-        """Oldest first, the last one being written. Not to be changed."""
+        """All segments, oldest first, the last one being written. Not to be changed by the caller.
+        """
         return _NO_SEGMENTS if self._stored is None else self._stored.segments
 
     @property
     def stored(self) -> LogSegments | None:
-        """The files, for compaction; None of a log that never had any."""
+        """The files of this log, for compaction; None while it has none."""
         return self._stored
 
     @property
     def dropped_to(self) -> int:
-        """Tombstones below it may be gone here (rule R7)."""
+        """The offset below which tombstones may be missing from this log (rule R7)."""
         return 0 if self._stored is None else self._stored.cleaned.dropped_to
 
     def note_dropped(self, offset: int) -> None:
-        """The leader that fills this log has dropped tombstones below it (rule R7). Durable.
+        """Record that the leader of this replica dropped tombstones below ``offset`` (R7). Durable.
 
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR.
@@ -138,20 +145,23 @@ class PartitionLog(ReadableLog):
 
     @property
     def recovery_point(self) -> int:
-        """An unclean start scans from here on."""
+        """The offset from which the next start scans the log, unless the shutdown is clean."""
         return 0 if self._stored is None else self._stored.recovery_point
 
     # producers
 
     @property
     def producers(self) -> ProducerStates | None:
-        """What is remembered of those that write here; None: nobody ever said who it is."""
+        """The producers that have written to this log; None if no batch names a producer."""
         return None if self._producers is None else self._producers.states
 
     def repeated(
         self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
     ) -> Remembered | None:
-        """The batch that so many records of this claim would repeat: `ProducerStates.check`."""
+        """Return the batch that ``count`` records of this claim would repeat.
+
+        See `ProducerStates.check`.
+        """
         return self._known_producers().states.check(claim, count, now_ms, may_begin=may_begin)
 
     def _known_producers(self) -> LogProducers:
@@ -173,13 +183,14 @@ class PartitionLog(ReadableLog):
         producer_epoch: int = NO_PRODUCER_EPOCH,
         base_sequence: int = NO_SEQUENCE,
     ) -> AppendInfo:
-        """Number, encode and write records: all of them or none (rule R2).
+        """Assign offsets to the records, encode and write them: all of them or none (rule R2).
 
-        With ``flush_before_ack`` a sync is asked for; ``on_durable`` tells when it is done. What
-        has a producer id is one batch, however large (`broker.log.producer_state`).
+        With ``flush_before_ack`` a sync is requested, and ``on_durable`` is called when it is done.
+        Records with a producer id become a single batch, however large
+        (`broker.log.producer_state`).
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is as before.
+            KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is unchanged.
             ValueError: no records, or a leader epoch older than the log's last one.
         """
         if leader_epoch < self.last_epoch or not records:
@@ -220,12 +231,13 @@ class PartitionLog(ReadableLog):
         return AppendInfo(base, self.log_end_offset - 1, raw)
 
     def append_as_follower(self, batches: bytes | bytearray | memoryview) -> None:
-        """Write whole batches as the leader sent them, under this replica's own stamp (rule Q5).
+        """Write whole batches as the leader sent them, with this replica's own stamp (rule Q5).
 
         Raises:
-            KafkaError: CORRUPT_MESSAGE, the bytes are not whole valid batches;
-                KAFKA_STORAGE_ERROR as in `append_as_leader`. The log is as before.
-            ValueError: a gap, or an epoch that goes back: this stream is not for this log.
+            KafkaError: CORRUPT_MESSAGE, the bytes are not whole valid batches; KAFKA_STORAGE_ERROR
+                as in `append_as_leader`. The log is unchanged.
+            ValueError: a gap, or a leader epoch that goes back: these batches belong to another
+                log.
         """
         raw = writable(batches)
         try:
@@ -247,7 +259,10 @@ class PartitionLog(ReadableLog):
         self._written()
 
     def _write(self, raw: bytes | bytearray | memoryview, now_ms: int) -> Segment:
-        """Write at the end of the active segment, whole or not at all; the caller notes it."""
+        """Write at the end of the active segment, completely or not at all, and return the segment.
+
+        The caller must account for the batches with `Segment.note`.
+        """
         if self.failed is not None:
             self._refuse()
         try:
@@ -264,7 +279,7 @@ class PartitionLog(ReadableLog):
         return segment
 
     def _store(self) -> LogSegments:
-        """This log's place on the disk, made with its first byte."""
+        """Create the log's directory and files, for its first byte."""
         self._stored = LogSegments.create(
             self._shared, self.directory, self.topic, self.partition, self.topic_id
         )
@@ -280,14 +295,17 @@ class PartitionLog(ReadableLog):
 
     @override
     def request_flush(self) -> None:
-        """Ask the flusher; ``durable_end`` moves later, and ``on_durable`` is called then."""
+        """Request a sync; ``durable_end`` moves later, and ``on_durable`` is called then."""
         if self.failed is None and (
             self.durable_end < self.log_end_offset or self._start_wanted > self.log_start_offset
         ):
             self._shared.flusher.request(self)
 
     def begin_flush(self) -> FlushToken | None:
-        """The flusher's: what to sync so that everything written by now is durable."""
+        """Return a token that names what to sync to make everything written so far durable.
+
+        Called by the flusher. None if there is nothing to sync, or the log is offline.
+        """
         starts = self._start_wanted > min(self.log_start_offset, self.durable_end)
         if self.failed is not None or not (starts or self.durable_end < self.log_end_offset):
             return None
@@ -302,11 +320,14 @@ class PartitionLog(ReadableLog):
         return token
 
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
-        """The flusher's: the sync of this token is over."""
+        """Complete the sync of this token: move the log start and the durable end.
+
+        Called by the flusher.
+        """
         if self._stored is not None:
             self._stored.end_flush(token, synced=synced, cut=token.generation != self.generation)
         if not synced or token.generation != self.generation:
-            return  # rule Q3: those bytes may have been replaced since
+            return  # those bytes may have been replaced since (rule Q3)
         if self._producers is not None and not token.checkpoints_failed:
             self._producers.written(token)
         if token.log_start >= 0 and not self._start_is_durable(token):
@@ -319,14 +340,16 @@ class PartitionLog(ReadableLog):
     # log start
 
     def advance_log_start(self, offset: int) -> bool:
-        """Forget what is below this offset; False if that is forgotten, or asked for, already.
+        """Request a higher log start; return False if it is already reached or requested.
 
-        ``log_start_offset`` moves once it is durable (and the shared ``on_log_start`` is told):
-        what a reader was refused never comes back. Whole segments are removed after that.
+        ``log_start_offset`` moves once it is durable, and the shared ``on_log_start`` is called
+        then:
+        records once refused to a reader never become readable again. Whole segments are removed
+        later.
 
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR, the log is offline.
-            ValueError: behind the log's end.
+            ValueError: ``offset`` is behind the log's end.
         """
         if offset > self.log_end_offset:
             raise ValueError(f"{self.name} ends at {self.log_end_offset}, can't start at {offset}")
@@ -340,13 +363,16 @@ class PartitionLog(ReadableLog):
 
     @property
     def is_start_moving(self) -> bool:
-        """Whether a new log start waits to be durable."""
+        """Return True while a requested log start is not yet durable."""
         return self._start_wanted > self.log_start_offset and self.failed is None
 
     def _start_is_durable(self, token: FlushToken) -> bool:
-        """The data is synced; whether the log start is too, or the disk was full."""
+        """Move the log start after the data is synced.
+
+        Return False if the disk was too full to record it.
+        """
         if token.checkpoints_failed:
-            self._shared.dirty.add(self)  # the background flush asks again
+            self._shared.dirty.add(self)  # the background flush requests a sync again
             return self.durable_end >= self.log_start_offset
         if token.log_start > self.log_start_offset:
             self.log_start_offset = token.log_start
@@ -355,11 +381,12 @@ class PartitionLog(ReadableLog):
         return True
 
     def start_over(self, offset: int) -> None:
-        """Be empty from here on, beginning and ending at this offset.
+        """Remove all records: the log begins and ends at ``offset`` from now on.
 
-        The leader's log begins behind this one's end (or ends before its start). Start, end,
-        epochs and high watermark move together (invariant L8). At or behind the end, a flush makes
-        it durable, and ``durable_end`` tells when; below the end it is durable on return.
+        Needed where the leader's log begins behind this log's end, or ends before its start. Start,
+        end, epochs and high watermark move together (invariant L8). At or behind the end, a later
+        flush makes it durable, and ``durable_end`` moves then; below the end it is durable on
+        return.
 
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR.
@@ -370,7 +397,7 @@ class PartitionLog(ReadableLog):
             raise ValueError(msg)
         if self.failed is not None:
             self._refuse()
-        self.generation += 1  # rule Q3
+        self.generation += 1  # a sync in flight proves nothing from here on (Q3)
         self._shared.flusher.drain(self)
         try:
             stored = self._stored or self._store()
@@ -379,7 +406,7 @@ class PartitionLog(ReadableLog):
         try:
             if offset >= self.log_end_offset:
                 stored.put_aside(offset)
-                # Not before the flush: until then this log may come back with all it had.
+                # Until the flush, a crash may restore this log with all its old records.
                 self.durable_end = min(self.durable_end, max(offset - 1, 0))
             else:
                 stored.empty(offset, self._epochs, self.log_start_offset)
@@ -403,10 +430,10 @@ class PartitionLog(ReadableLog):
         self._producers = None
 
     def roll(self) -> None:
-        """Write to a new segment from here on, unless the present one is empty.
+        """Write to a new segment from now on, unless the present one is empty.
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR; the log is as before.
+            KafkaError: KAFKA_STORAGE_ERROR; the log is unchanged.
         """
         if self._stored is None or not self.segments or not self.segments[-1].size:
             return
@@ -420,13 +447,13 @@ class PartitionLog(ReadableLog):
     # truncation and epochs
 
     def truncate_to(self, end_offset: int) -> None:
-        """Remove everything from this offset on, or from the start of the batch that it lies in.
+        """Remove everything from ``end_offset`` on, or from the start of the batch that holds it.
 
-        Durable on return. A crash leaves the longer log or the shorter one. Below the log start,
-        or inside the batch that holds it, nothing is left: `start_over`.
+        Durable on return. A crash leaves the longer log or the shorter one. Below the log start, or
+        inside the batch that holds it, no record is left: see `start_over`.
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR; the log has failed, unless nothing was written.
+            KafkaError: KAFKA_STORAGE_ERROR; the log is offline, unless nothing was written.
         """
         if end_offset >= self.log_end_offset:
             return
@@ -436,11 +463,11 @@ class PartitionLog(ReadableLog):
         if self.failed is not None:
             self._refuse()
         assert self._stored is not None, "a log without files has nothing to cut"
-        anew = end_offset < self._start_wanted  # which may be on the disk by now
+        anew = end_offset < self._start_wanted  # that start may already be on the disk
         try:
             if self._producers is not None:
                 self._producers.prepare_cut(self, self._stored.boundary(end_offset))
-            self.generation += 1  # rule Q3: a sync in flight proves nothing from here on
+            self.generation += 1  # a sync in flight proves nothing from here on (rule Q3)
             self._shared.flusher.drain(self)
             end = self._stored.truncate(
                 end_offset, self._epochs, self.log_start_offset, start_anew=anew
@@ -466,9 +493,10 @@ class PartitionLog(ReadableLog):
         self.request_flush()
 
     def start_epoch(self, epoch: int) -> None:
-        """This replica leads from here on in this epoch.
+        """Record that this replica leads from here on in ``epoch``.
 
-        ValueError: the log has records of a newer epoch.
+        Raises:
+            ValueError: the log has records of a newer epoch.
         """
         self._assign_epoch(epoch, self.log_end_offset)
 
@@ -480,7 +508,7 @@ class PartitionLog(ReadableLog):
     # life
 
     def close(self) -> None:
-        """Release descriptors. The manager has flushed before, or gives the log up."""
+        """Release descriptors. The manager has flushed the log before, or has given it up."""
         self.generation += 1
         self._shared.flusher.drain(self)
         self._shared.dirty.discard(self)
@@ -488,10 +516,10 @@ class PartitionLog(ReadableLog):
             self._stored.close()
 
     def checkpoint_for_close(self) -> None:
-        """Write index and checkpoints of a log that is synced, so that the next start is quick.
+        """Write the index and the checkpoints of a synced log, so that the next start is quick.
 
         Raises:
-            OSError: one could not be written; then the shutdown is not clean.
+            OSError: a file could not be written; then the shutdown is not clean.
         """
         if self._stored is not None and self.durable_end >= self.log_end_offset:
             if self._producers is not None:

@@ -1,13 +1,14 @@
-"""Producer states beside the segments: ``<base offset>.producers``, and back from the log.
+"""Snapshots of producer states (``<base offset>.producers``) and the replay of the log behind.
 
-A snapshot holds the state behind everything below its offset. It is written when a segment is
-rolled, with what seals the segments before it, and when a log is closed cleanly: both only behind a
-sync of all it speaks of. A truncation below it takes it away first. So a whole snapshot at or below
-the log's end is true, and the state at any offset is the newest one below, and the headers behind.
+A snapshot holds the state of everything below its offset. It is written when a segment is rolled,
+with the files that seal the segments before it, and when a log is closed cleanly: both only after
+a sync of all the batches it covers. A truncation below a snapshot removes it first. So a valid
+snapshot at or below the log's end is true, and the state at any offset is the newest snapshot below
+it plus the headers behind that.
 
-But for one below the first segment: what was written between the two is deleted, so with the
-headers behind, it would know of a producer's older batches and not of its last one. That producer's
-next batch would be refused for good, where one that nobody knows may go on (invariant T4).
+A snapshot below the first segment is not used: the batches between the two are deleted, so it would
+know a producer's older batches and not its last one. The next batch of that producer would be
+refused for ever, while an unknown producer may continue (invariant T4).
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(\d{20})\.producers")
 BYTES_LIKE_A_HEADER = 16_384
-"""Of a batch, read and checked in the time that a header takes."""
+"""Bytes of a batch that are read and checked in the time that one header takes."""
 _log = logging.getLogger("broker.log")
 
 
 class ProducerLimits(NamedTuple):
-    """What a broker's configuration says about producers; one object for all logs."""
+    """A broker's limits on remembered producers; one object is shared by all logs."""
 
     expiration_ms: int = EXPIRATION_MS
     per_partition: int = PRODUCERS_MAX
 
     def states(self, **known: Any) -> ProducerStates:
-        """Producers of one log, under these limits."""
+        """Return the producer states of one log, under these limits."""
         return ProducerStates(expiration_ms=self.expiration_ms, most=self.per_partition, **known)
 
 
 def snapshot_name(offset: int) -> str:
-    """The file that holds the state below this offset."""
+    """Return the name of the file that holds the state below this offset."""
     return f"{offset:020d}.producers"
 
 
 def encode_snapshot(states: ProducerStates, offset: int) -> bytes:
-    """The bytes of `snapshot_name`; those that are expired are left out."""
+    """Return the content of the file `snapshot_name`; expired producers are left out."""
     rows = [
         (producer_id, producer.epoch, producer.last_ms, [tuple(each) for each in producer.batches])
         for producer_id, producer in states.items()
@@ -66,7 +67,7 @@ def encode_snapshot(states: ProducerStates, offset: int) -> bytes:
 
 
 def snapshot_offsets(disk: Disk, directory: str) -> list[int]:
-    """Of every snapshot in a log's directory, ascending."""
+    """Return the offset of every snapshot in a log's directory, ascending."""
     found = map(_NAME.fullmatch, disk.names(directory))
     return sorted(int(match[1]) for match in found if match is not None)
 
@@ -74,7 +75,7 @@ def snapshot_offsets(disk: Disk, directory: str) -> list[int]:
 def read_snapshot(
     disk: Disk, directory: str, offset: int, limits: ProducerLimits
 ) -> ProducerStates | None:
-    """The state below an offset; None where there is no whole snapshot of it."""
+    """Return the state below an offset, or None if there is no valid snapshot of it."""
     path = f"{directory}/{snapshot_name(offset)}"
     try:
         content = read_checkpoint(disk, path)
@@ -98,9 +99,9 @@ def producers_at(
     end_offset: int,
     limits: ProducerLimits,
 ) -> ProducerStates:
-    """The state below an offset: the newest whole snapshot below it, and the headers behind that.
+    """Return the state below ``end_offset``: the newest valid snapshot, plus the headers behind it.
 
-    ``segments``: from the log's first one on; none: the log begins at this offset.
+    ``segments``: from the log's first one on; if empty, the log begins at this offset.
 
     Raises:
         OSError, CorruptionError: a segment can't be read.
@@ -111,9 +112,9 @@ def producers_at(
 
 
 class Replay:
-    """The state below an offset, made of the log in steps (`producers_at`).
+    """The computation, in steps, of the producer state below an offset (`producers_at`).
 
-    What lies below that offset must stay as it is meanwhile, but for compaction.
+    Batches below that offset must not change meanwhile, except by compaction.
     """
 
     __slots__ = ("_at", "_files", "end", "states")
@@ -126,11 +127,15 @@ class Replay:
         end_offset: int,
         limits: ProducerLimits,
     ) -> None:
-        """OSError: a snapshot can't be read."""
+        """Start from the newest valid snapshot at or below ``end_offset``.
+
+        Raises:
+            OSError: a snapshot can't be read.
+        """
         first = min(segments[0].base_offset, end_offset) if segments else end_offset
         self._files = files
         self._at = 0
-        """What lies below it is in ``states``."""
+        """Every batch below this offset is in ``states``."""
         self.end = end_offset
         self.states = limits.states()
         for offset in reversed(snapshot_offsets(files.disk, directory)):
@@ -141,9 +146,9 @@ class Replay:
                     break
 
     def step(self, segments: Iterable[Segment], headers: int = sys.maxsize) -> bool:
-        """Take so many more headers; whether that was all.
+        """Apply up to ``headers`` more batch headers; return True when none are left.
 
-        Of whole batches: what a header says of its producer is known by the checksum alone.
+        Batches are read whole, because only their checksum vouches for the producer fields.
 
         Raises:
             OSError, CorruptionError: a segment can't be read.
@@ -170,7 +175,7 @@ class Replay:
 
 
 def snapshots_below(disk: Disk, directory: str, offset: int) -> list[str]:
-    """The paths of those that belong to segments below this one."""
+    """Return the paths of the snapshots below this offset, which belong to older segments."""
     return [
         f"{directory}/{snapshot_name(each)}"
         for each in snapshot_offsets(disk, directory)
@@ -179,13 +184,13 @@ def snapshots_below(disk: Disk, directory: str, offset: int) -> list[str]:
 
 
 def remove_snapshots(disk: Disk, directory: str) -> None:
-    """All of them: what they speak of is gone. Durable on return."""
+    """Remove all snapshots, because the batches they cover are removed. Durable on return."""
     with disk.directory(directory) as names:
         unlink_snapshots(disk, directory, snapshot_offsets(disk, directory), names)
 
 
 def unlink_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: int) -> None:
-    """These, the last one first; ``names``: the open directory. Durable on return."""
+    """Unlink these snapshots, the last first; ``names``: the open directory. Durable on return."""
     for offset in reversed(offsets):
         disk.unlink(f"{directory}/{snapshot_name(offset)}")
     if offsets:
@@ -193,11 +198,11 @@ def unlink_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: 
 
 
 def void_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: int) -> None:
-    """These speak for nobody any more: the first one stays, empty. Durable on return.
+    """Invalidate these snapshots; the first one stays, as an empty file. Durable on return.
 
-    By its name a start knows that there were producers, and reads them from what it finds of the
-    log: the old one, where the new start never became durable. Without it that one would have had
-    none, and a batch that is sent again would be appended again (invariant T4).
+    Its name tells a start that there were producers, which it then reads from the log it finds: the
+    old one, if the new log start never became durable. Without the file that log would have no
+    producers, and a retried batch would be appended again (invariant T4).
     """
     unlink_snapshots(disk, directory, offsets[1:], names)
     for offset in offsets[:1]:

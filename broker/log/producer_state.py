@@ -1,24 +1,24 @@
-"""What a log remembers of the producers that write to it: no batch twice, none missing. Pure.
+"""The idempotent producers of one log: no batch is appended twice, none is skipped. Pure.
 
 KIP-98 and KIP-360. Per producer: its epoch and the sequences and offsets of its last five batches.
-Accepted is the sequence behind the last one (it wraps to 0 behind 2^31 - 1), or 0 in a newer epoch;
-a batch that is remembered is a duplicate and is answered with its offsets (invariants T1 to T3).
+The expected sequence is the one behind the last (it wraps to 0 behind 2^31 - 1), or 0 in a newer
+epoch; a remembered batch is a duplicate and is answered with its offsets (invariants T1 to T3).
 
-One produce with a producer id is one batch, and a log keeps whole batches: so a retry finds its
-records all there or none of them, whatever a crash or a new leader left.
+A produce request with a producer id is a single batch, and a log keeps whole batches: so a retry
+finds all of its records or none, whatever a crash or a new leader left.
 
 The state is a function of the log's batches alone (invariant T4): leader, follower and recovery
-call `applied` for each batch in order, and a truncation takes the batches that are cut off back.
-Time is the log's, too: the newest append timestamp so far. Expiry goes by it, so all replicas
-forget the same producers at the same batch; a broker's clock decides nothing but its own appends.
+call `applied` for each batch in order, and a truncation undoes the batches that it removes. Time is
+the log's time: the newest append timestamp so far. Producers expire by it, so all replicas forget
+the same producers at the same batch; a broker's clock affects only its own appends.
 
-A producer that is not known may begin with any sequence (KIP-360). That is safe here: nothing is
-known of a producer only where none of its batches is in this log, or its last one is older than
-``producer.id.expiration.ms``; and what is remembered even then is answered as a repeat all the
-same, so that a clock that jumps between a write and its repeat makes no second one. With acks=all
-and clean elections everything acknowledged is in the leader's log, so nothing acknowledged can be
-repeated by being taken for new; and who retries an unknown outcome retries in order, so an earlier
-batch is never left behind by a later one.
+An unknown producer may begin with any sequence (KIP-360). That is safe here: a producer is unknown
+only if none of its batches is in this log, or its last one is older than
+``producer.id.expiration.ms``; and a batch still remembered is answered as a duplicate even then, so
+that a clock that jumps between a write and its retry causes no second append. With acks=all and
+clean elections everything acknowledged is in the leader's log, so no acknowledged batch can be
+taken for a new one; and a client that retries an unknown outcome retries in order, so a later
+batch never overtakes an earlier one.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 EXPIRATION_MS = 86_400_000
 PRODUCERS_MAX = 10_000
-"""Of one partition, unless configured: 5 MB of memory and of snapshot."""
+"""Producers of one partition, unless configured: 5 MB of memory and of snapshot."""
 UNDO_MAX = 8_192
-"""Batches that a truncation can take back without reading the log: 3.5 MB. Only what is not known
-to be committed is kept for it, which is what a deposed leader wrote alone, or a crash left. A
-truncation further back reads the headers behind the last snapshot, 5 µs each, while the loop
-waits."""
+"""Batches that a truncation can undo without reading the log: 3.5 MB. Only batches not known to be
+committed are kept for it: those that a deposed leader wrote alone, or that a crash left. A
+truncation further back reads the headers behind the last snapshot, 5 µs each, in turns of the
+event loop."""
 
 
 class Remembered(NamedTuple):
-    """One batch of a producer. Both ends are inclusive; sequences may wrap in between."""
+    """A batch of a producer. Both ends are inclusive; sequences may wrap in between."""
 
     first_sequence: int
     last_sequence: int
@@ -59,11 +59,11 @@ class Remembered(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """What is known of one producer: never changed, only replaced."""
+    """The state of one producer; immutable, replaced with each batch."""
 
     epoch: int
     last_ms: int
-    """The log's time at its last batch."""
+    """The log's time, in ms, at the producer's last batch."""
     batches: tuple[Remembered, ...]
     """Oldest first: at least one, at most `BATCHES_REMEMBERED`."""
 
@@ -83,7 +83,7 @@ class _Undo(NamedTuple):
 class ProducerStates:
     """The producers of one log. Owned by its PartitionLog; a log without producers has none.
 
-    Invariant T3: a producer's epoch never goes back (but with a truncation).
+    Invariant T3: a producer's epoch never decreases (except by a truncation).
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class ProducerStates:
         newest_ms: int = 0,
         producers: Iterable[tuple[int, Producer]] = (),
     ) -> None:
-        """``producers`` as of ``end_offset``: what a snapshot holds."""
+        """Create the state as of ``end_offset`` from ``producers``, the content of a snapshot."""
         self.most = most
         self._expiration_ms = expiration_ms
         self._newest_ms = newest_ms
@@ -114,36 +114,36 @@ class ProducerStates:
 
     @property
     def newest_ms(self) -> int:
-        """The log's time."""
+        """The log's time: the newest append timestamp so far, in ms."""
         return self._newest_ms
 
     def items(self) -> Iterator[tuple[int, Producer]]:
-        """(producer id, what is known), without those that are expired."""
+        """Yield (producer id, producer) of each that has not expired."""
         for producer_id, producer in self._producers.items():
             if not self._is_expired(producer, self._newest_ms):
                 yield producer_id, producer
 
     def get(self, producer_id: int) -> Producer | None:
-        """What is known of a producer now."""
+        """Return the state of a producer that is known and has not expired, else None."""
         producer = self._producers.get(producer_id)
         return None if producer is None or self._is_expired(producer, self._newest_ms) else producer
 
     def check(
         self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
     ) -> Remembered | None:
-        """Before a leader appends ``count`` records: None, or the batch this one repeats.
+        """Return the batch that ``count`` records of this claim would repeat; None: append them.
 
-        ``may_begin`` False: an unknown producer must begin with 0 (the sender has others before
-        this one under way).
+        ``may_begin`` False: an unknown producer must begin with 0 (the sender has earlier requests
+        of it in flight).
 
         Raises:
             KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, POLICY_VIOLATION (too
                 many producers): this attempt wrote nothing. DUPLICATE_SEQUENCE_NUMBER: older than
-                what is remembered, so nobody knows its offset any more; outcome unknown.
+                the remembered batches, so its offset is unknown; outcome unknown.
         """
         producer = self._producers.get(claim.producer_id)
         if producer is None or self._is_expired(producer, max(now_ms, self._newest_ms)):
-            # Who is expired and still remembered is not forgotten for a clock that jumped.
+            # An expired producer still in memory is checked, in case the clock jumped.
             repeated = None if producer is None else _repeated(producer, claim, count)
             if repeated is not None:
                 return repeated
@@ -165,9 +165,9 @@ class ProducerStates:
         raise _not_next(claim, next_sequence(claim.sequence, count - 1), expected)
 
     def applied(self, header: BatchHeader, committed_end: int = 0) -> None:
-        """A batch with a producer id now stands at the end of the log.
+        """Account for a batch with a producer id that is now at the end of the log.
 
-        ``committed_end``: nothing below it will be cut off, so it need not be taken back.
+        ``committed_end``: no batch below it will be truncated, so none is kept for an undo.
         """
         self.note(
             Claim(header.producer_id, header.producer_epoch, header.base_sequence),
@@ -180,7 +180,7 @@ class ProducerStates:
     def note(
         self, claim: Claim, first_offset: int, last_offset: int, append_ms: int, committed_end: int
     ) -> None:
-        """`applied`, in plain numbers."""
+        """Account for a batch as `applied` does, given its fields."""
         producer_id, epoch, sequence = claim
         last = next_sequence(sequence, last_offset - first_offset)
         batch = Remembered(sequence, last, first_offset, last_offset)
@@ -200,19 +200,19 @@ class ProducerStates:
             self._sweep()
 
     def committed(self, end_offset: int) -> None:
-        """Nothing below this offset will be cut off: how to take it back is forgotten."""
+        """Drop the undo entries below this offset: no truncation will reach them."""
         undo = self._undo
         while undo and undo[0].last_offset < end_offset:
             self._undo_floor = undo.popleft().last_offset + 1
 
     def reaches(self, end_offset: int) -> bool:
-        """Whether `truncate_to` can go back so far; else the state is to be made of the log."""
+        """Return True if `truncate_to` can undo back to this offset; else the log must be read."""
         return end_offset >= self._undo_floor
 
     def truncate_to(self, end_offset: int) -> bool:
-        """Take back what stands from this offset on: a batch boundary, the new log end.
+        """Undo all batches from ``end_offset`` on: a batch boundary, the new log end.
 
-        False: too far back to be remembered.
+        Returns False if the undo entries do not reach back so far.
         """
         if not self.reaches(end_offset):
             return False
@@ -239,7 +239,7 @@ class ProducerStates:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, text, outcome=Outcome.NOT_WRITTEN)
 
     def _sweep(self) -> None:
-        """Forget who is expired, whatever a truncation may take back."""
+        """Forget producers that stay expired even if a truncation undoes every batch it can."""
         sure_ms = self._undo[0].newest_ms if self._undo else self._newest_ms
         self._producers = {
             producer_id: producer
@@ -250,7 +250,7 @@ class ProducerStates:
 
 
 def _repeated(producer: Producer, claim: Claim, count: int) -> Remembered | None:
-    """The remembered batch that so many records of this claim are."""
+    """Return the remembered batch that ``count`` records of this claim repeat, or None."""
     last = next_sequence(claim.sequence, count - 1)
     for batch in producer.batches if claim.epoch == producer.epoch else ():
         if batch.first_sequence == claim.sequence and batch.last_sequence == last:
@@ -274,7 +274,10 @@ def _check_newer_epoch(claim: Claim, producer: Producer) -> None:
 
 
 def _not_next(claim: Claim, last: int, expected: int) -> KafkaError:
-    """A gap, or something older than what is remembered: half the circle lies on either side."""
+    """Return the error of a sequence that is neither expected nor remembered.
+
+    Half of the sequence circle counts as older than the remembered batches, half as a gap.
+    """
     said = f"producer {claim.producer_id}, epoch {claim.epoch}: sequence {claim.sequence}"
     if (expected - 1 - last) % SEQUENCES < SEQUENCES // 2:
         text = f"{said} is older than the last {BATCHES_REMEMBERED} batches, expected {expected}"

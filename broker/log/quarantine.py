@@ -1,8 +1,8 @@
 """Directories of logs that are out of use: moved aside at once, unlinked later or never.
 
-<log directory>/.deleted/<topic id>:<partition>            deleted, or damaged
-<log directory>/.deleted/<topic id>:<partition>:removed    the replica was given to another broker
-<log directory>/.deleted/<topic id>:<partition>:2          damaged once more
+    <log directory>/.deleted/<topic id>:<partition>            deleted, or damaged
+    <log directory>/.deleted/<topic id>:<partition>:removed    the replica moved to another broker
+    <log directory>/.deleted/<topic id>:<partition>:2          damaged once more
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 FOLDER = ".deleted"
 DAMAGED_COPIES_MAX = 3
-"""Of one replica. Each may hold what no other replica has; a disk that damages a fourth one has to
-be replaced, and would else be filled up with copies."""
+"""Damaged copies kept of one replica. Each may hold records that no other replica has. A disk that
+damages a fourth copy must be replaced, and would otherwise fill up with copies."""
 _NAME_BYTES_MAX = 255
 _log = logging.getLogger("broker.log")
 
 
 class Quarantine:
-    """Owned by the `LogManager`. Nothing that is moved is durably so before `sync`."""
+    """The quarantine folder, owned by the `LogManager`. A move is durable only after `sync`."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
@@ -35,20 +35,21 @@ class Quarantine:
         self._folder = f"{root}/{FOLDER}"
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """Return the names of the quarantined directories."""
         return self._disk.names(self._folder) if self._disk.exists(self._folder) else []
 
     def purge(self, names: Iterable[str]) -> None:
-        """Unlink these."""
+        """Unlink these directories."""
         for name in names:
             self._disk.remove_tree(f"{self._folder}/{name}")
 
     def has_yet_to_move(self, name: str) -> bool:
-        """Whether a log's directory is where it was."""
+        """Return True if a log's directory is still in its original place."""
         return self._disk.exists(f"{self._root}/{name}")
 
     def move(self, name: str, quarantined: str) -> bool:
-        """Move a log's directory aside under another name; whether there was one."""
+        """Move a log's directory to quarantine under another name; return False if there was none.
+        """
         if not self.has_yet_to_move(name):
             return False
         quarantined = quarantined[:_NAME_BYTES_MAX]
@@ -59,13 +60,13 @@ class Quarantine:
         return True
 
     def sync(self) -> None:
-        """What was moved stays so."""
+        """Make all moves so far durable."""
         if self._disk.exists(self._folder):
             self._disk.sync_directory(self._folder)
         self._disk.sync_directory(self._root)
 
     def place_for_damaged(self, key: TopicIdPartition) -> str | None:
-        """A name that destroys no copy that is kept already; None: there are enough of them."""
+        """Return a name that overwrites no kept copy; None if `DAMAGED_COPIES_MAX` copies exist."""
         kept = set(self.names())
         text = text_of(key)
         places = [text, *(f"{text}:{number}" for number in range(2, DAMAGED_COPIES_MAX + 1))]

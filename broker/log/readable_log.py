@@ -1,4 +1,9 @@
-"""What a partition's log answers to readers, and what becomes of a log that can't be read."""
+"""The reading half of a partition's log, and its reaction to bytes that can't be read.
+
+Fetches, followers and searches by time read here; the work is done in `log_reader`, `time_search`
+and `page_cache`. A damaged batch or a read error takes the log offline and is reported, never
+served (invariant L22).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ T = TypeVar("T")
 
 
 class ReadableLog(ABC):
-    """The reading half of a `PartitionLog`."""
+    """The reading half of a `PartitionLog`, its only heir, which sets the attributes."""
 
     __slots__ = ()
 
@@ -53,21 +58,27 @@ class ReadableLog(ABC):
     @property
     @abstractmethod
     def segments(self) -> list[Segment]:
-        """Oldest first, the last one being written. Not to be changed."""
+        """All segments, oldest first, the last one being written. Not to be changed by the caller.
+        """
 
     @property
     def compacted_to(self) -> int:
-        """Below it records may be gone because of newer ones below it; 0: none ever was (R7)."""
+        """The offset below which compaction may have removed records.
+
+        0 if it never removed any (R7).
+        """
         stored = self._stored
         ever = self.config.compaction is not None or (stored is not None and stored.cleaned.marks)
         return self.segments[-1].base_offset if ever and self.segments else 0
 
     def read(self, from_offset: int, max_bytes: int, up_to_offset: int) -> list[BatchSlice]:
-        """Records from one offset up to another: see `log_reader.read`.
+        """Return records from ``from_offset`` up to, not including, ``up_to_offset``.
+
+        See `log_reader.read`.
 
         Raises:
             KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
-            CorruptionError: a batch is damaged; the log has failed.
+            CorruptionError: a batch is damaged; the log is offline now.
         """
         log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
         if from_offset >= up_to_offset:
@@ -75,7 +86,7 @@ class ReadableLog(ABC):
         return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
 
     def read_lines(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Lines:
-        """The lines of `read` alone, which takes less: see `log_reader.read_lines`.
+        """Return only the lines of `read`, which is cheaper: see `log_reader.read_lines`.
 
         Raises:
             KafkaError, CorruptionError: as `read`.
@@ -86,7 +97,9 @@ class ReadableLog(ABC):
         return self._reading(log_reader.read_lines, from_offset, max_bytes, up_to_offset)
 
     def read_packed(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Sequence[Piece]:
-        """As `read`; batches that are compressed and wanted whole come as they are stored.
+        """Return the records of `read`.
+
+        Compressed batches that are wanted whole stay as they are stored.
 
         Raises:
             KafkaError, CorruptionError: as `read`.
@@ -99,11 +112,12 @@ class ReadableLog(ABC):
         )
 
     def cold_range(self, from_offset: int, max_bytes: int) -> ColdRange | None:
-        """What such a read would wait for, to be warmed first: see `page_cache`."""
+        """Return the range that such a read would wait for on the disk, or None: see `page_cache`.
+        """
         return self._reading(cold_range, from_offset, max_bytes)
 
     def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
-        """Whole batches, for a follower that catches up: see `log_reader.read_raw`.
+        """Return whole batches, for a follower that catches up: see `log_reader.read_raw`.
 
         Raises:
             KafkaError, CorruptionError: as `read`.
@@ -114,10 +128,10 @@ class ReadableLog(ABC):
         return self._reading(log_reader.read_raw, from_offset, max_bytes, up_to_offset)
 
     def look_by_time(self, search: TimeSearch) -> bool:
-        """The next step of a search by time; whether it is over (`time_search`).
+        """Run the next step of a search by time; return True when it is over (`time_search`).
 
         Raises:
-            CorruptionError: a batch is damaged; the log has failed.
+            CorruptionError: a batch is damaged; the log is offline now.
         """
         return self._reading(search.step, self.log_start_offset, self.generation)
 
@@ -127,7 +141,10 @@ class ReadableLog(ABC):
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Read; bytes that rotted, or can't be read, fail the log: they are never served."""
+        """Call a reading function; bytes that are damaged or unreadable take the log offline.
+
+        Damaged bytes are never served; the records before them are, if there are any.
+        """
         try:
             return function(self._shared.files, self.segments, *arguments, **options)
         except (CorruptionError, OSError) as error:
@@ -147,11 +164,14 @@ class ReadableLog(ABC):
         arguments: tuple[object, ...],
         options: dict[str, object],
     ) -> T | None:
-        """What such a read finds before it meets damage; None where it stands at it, or searches.
+        """Return the records such a read finds before the damage.
 
-        Half as much each time: only what is asked for from the damaged batch on is refused.
+        None if there are none, or it searches.
+
+        Tries half as many bytes each time, so that only records from the damaged batch on are
+        refused.
         """
-        if len(arguments) != 3:  # from an offset, so many bytes, up to another
+        if len(arguments) != 3:  # (from_offset, max_bytes, up_to_offset)
             return None
         start, size, end = arguments
         left = size if isinstance(size, int) else 0
@@ -165,18 +185,18 @@ class ReadableLog(ABC):
 
     @property
     def epoch_entries(self) -> list[tuple[int, int]]:
-        """(leader epoch, start offset), oldest first."""
+        """All (leader epoch, start offset), oldest first."""
         return self._epochs.entries
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch <= the given one that has records here, and the offset behind them.
+        """Return the largest epoch <= ``epoch`` that has records here, and the offset behind them.
 
-        (-1, log start) where there is none (KIP-320's OffsetForLeaderEpoch).
+        (-1, log start) if there is none (KIP-320's OffsetForLeaderEpoch).
         """
         return self._epochs.end_offset_for(epoch, self.log_start_offset, self.log_end_offset)
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch of the record at this offset, -1 where there is none (rule R5)."""
+        """Return the leader epoch of the record at ``offset``, -1 if there is none (rule R5)."""
         return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
 
     # errors
@@ -193,15 +213,18 @@ class ReadableLog(ABC):
             self._shared.on_failed(doubtful, error)
 
     def _fail_in_doubt(self, error: OSError | CorruptionError) -> None:
-        """A change of the files stopped on the way."""
+        """Take the log offline: a change of its files stopped halfway."""
         self._fail(error if isinstance(error, OSError) else InDoubtError(str(error)))
 
     @abstractmethod
     def request_flush(self) -> None:
-        """Ask the flusher; the durable end moves later."""
+        """Request a sync; the durable end moves later."""
 
     def _not_cut(self, error: WriteError) -> NoReturn:
-        """The disk is full, and all is as before; but what is being synced has to be again."""
+        """Raise the storage error of a truncation that was refused with the log unchanged.
+
+        The sync that was under way is void, so a new one is requested.
+        """
         self.request_flush()
         self._storage_error(error.cause, error.outcome)
 

@@ -1,13 +1,14 @@
-"""What a log directory holds after a crash: torn tail or corruption, told apart (rule Q5).
+"""Recovery of a log after a crash: a torn tail is truncated, damage is refused (rule Q5).
 
-Unsynced pages reach the disk in any order, so a lost page in the middle with later ones present
-is no corruption. But every batch carries the durable end its writer knew: a bad batch below a
-durable end that a later batch (or the recovery point) proves was on the disk once, and is gone.
-The first is cut, with file and bytes in the log; the second is refused and nothing is touched.
+The `LogManager` calls `recover_log` for every directory at start. Unsynced pages reach the disk in
+any order, so a missing page in the middle with later ones present is no damage by itself. But every
+batch carries the durable end that its writer knew: a bad batch below a durable end that a later
+batch (or the recovery point) proves was on the disk once, and is damaged now. A torn tail is
+truncated, and file and bytes are logged; a damaged log is refused and nothing is touched.
 
-And open means synced (rule Q1): what is found behind the last proof may be in the page cache only,
-and after a failed sync the cache looks clean without the disk having it. So those bytes are
-written again, unchanged, and synced by the caller before anybody relies on them.
+An open log is a synced log (rule Q1): bytes behind the last proof may be in the page cache only,
+and after a failed sync the cache looks clean although the disk does not have them. So those bytes
+are written again, unchanged, and synced by the caller before anything relies on them.
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ if TYPE_CHECKING:
 LEADER_EPOCH_FILE = "leader-epoch"
 RECOVERY_POINT_FILE = "recovery-point"
 REMOVED_SUFFIX = ".deleted"
-"""Of a segment's files that are out of use and wait for being unlinked."""
+"""Suffix of a segment's files that are out of use and wait to be unlinked."""
 _log = logging.getLogger("broker.log")
 
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """A log as it was found and mended. ``segments`` has at least one entry unless it is empty.
+    """A log as it was found and repaired.
 
-    ``proven_end`` is what was surely synced before; everything is, once the caller has synced the
-    dirty segments and the directory.
+    ``segments`` has at least one entry unless the log is empty.
+
+    ``proven_end``: everything below was surely synced before this start. Everything else is durable
+    once the caller has synced the dirty segments and the directory.
     """
 
     log_start_offset: int
@@ -69,15 +72,15 @@ class RecoveredLog:
     epochs: LeaderEpochCache
     cut_bytes: int = 0
     producers: ProducerStates | None = None
-    """None: no batch here names one."""
+    """The producers of the log; None: no batch names one."""
     snapshots: list[tuple[str, bytes]] = field(default_factory=list)
-    """(name, bytes) of the producers where scanned segments begin: what seals them needs them."""
+    """(name, bytes) of producer snapshots where scanned segments begin, needed to seal these."""
     cleaned: CleanState = NEVER_CLEANED
-    """How far this replica had compacted it."""
+    """The extent to which this replica had compacted the log."""
 
 
 class _Point(NamedTuple):
-    """Where the good part of a log ends."""
+    """The place where the good part of a log ends, and why."""
 
     segment: int
     position: int
@@ -87,7 +90,7 @@ class _Point(NamedTuple):
 
 @dataclass(slots=True)
 class _Scan:
-    """State of one recovery."""
+    """The state of one recovery."""
 
     disk: Disk
     files: OpenFiles
@@ -111,18 +114,18 @@ def recover_log(
     producers: ProducerLimits | None = None,
     cuts: bool = True,
 ) -> RecoveredLog:
-    """Read, check and mend one partition's directory.
+    """Read, check and repair one partition's directory.
 
     Args:
         files: the broker's open files.
         directory: ``<topic>-<partition>`` with its path.
         clean_end: the log end that a clean shutdown recorded. The active segment is then taken
-            from its index file, and an end below this one is corruption.
+            from its index file, and an end below this one is damage.
         producers: how many producers are remembered, and for how long.
-        cuts: whether a torn tail is cut; else it is refused like any other damage.
+        cuts: True if a torn tail is truncated; else it is refused like any other damage.
 
     Raises:
-        CorruptionError: durable bytes are gone; names file and offset. Nothing was changed.
+        CorruptionError: durable bytes are damaged; names file and offset. Nothing was changed.
         OSError: the disk failed.
     """
     finish_swaps(files.disk, directory)
@@ -142,7 +145,7 @@ def recover_log(
         msg = f"the log ends too early file={where} offset={end} durable_end={scan.proven_end}"
         raise CorruptionError(msg)
     if end < scan.log_start:
-        # Everything that is left was deleted: the log starts over (or was about to) at its start.
+        # All remaining records were deleted: the log starts over (or was about to) at its start.
         cut_bytes += _cut(scan, _Point(-1, 0, scan.log_start, "all of it is below the log start"))
         end = scan.log_start
         scan.epochs.truncate_from_end(0)
@@ -171,10 +174,10 @@ def recover_log(
 def checkpoint_files(
     epochs: LeaderEpochCache, recovery_point: int, log_start_offset: int
 ) -> list[tuple[str, bytes]]:
-    """(name, bytes) of the files recovery starts from, to be written in this order.
+    """Return (name, bytes) of the files recovery starts from, to be written in this order.
 
-    Epochs first: a recovery point without them would hide segments from the scan. And as they are,
-    those below a new log start too: that one may never come to be.
+    Epochs first: a recovery point without them would exempt segments from the scan. Epochs below a
+    new log start are included: that start may never become durable.
     """
     return [
         (LEADER_EPOCH_FILE, encode_checkpoint(epochs.entries)),
@@ -183,7 +186,7 @@ def checkpoint_files(
 
 
 def start_file(recovery_point: int, log_start_offset: int) -> tuple[str, bytes]:
-    """(name, bytes) of the file that says where the log begins, and from where on it is scanned."""
+    """Return (name, bytes) of the file that holds the log start and the recovery point."""
     point = {"recovery_point": recovery_point, "log_start_offset": log_start_offset}
     return RECOVERY_POINT_FILE, encode_checkpoint(point)
 
@@ -209,7 +212,7 @@ def _read_checkpoints(scan: _Scan, *, cuts: bool) -> None:
         point = read_checkpoint(scan.disk, f"{scan.directory}/{RECOVERY_POINT_FILE}")
     except CorruptionError as error:
         if cuts and not isinstance(error, TornError):
-            raise  # what was deleted would be read again; only where nobody has more
+            raise  # deleted records would be readable again; accepted only if no replica has more
         _log.warning("log start rebuilt from the log reason=%s", error)
         scan.log_start = scan.segments[0].base_offset if scan.segments else 0
         return
@@ -220,7 +223,7 @@ def _read_checkpoints(scan: _Scan, *, cuts: bool) -> None:
         epochs = read_checkpoint(scan.disk, f"{scan.directory}/{LEADER_EPOCH_FILE}")
     except CorruptionError as error:
         _log.warning("epochs rebuilt from the log reason=%s", error)
-        scan.proven_end = point["recovery_point"]  # that was synced all the same (rule Q5)
+        scan.proven_end = point["recovery_point"]  # data below it was synced nevertheless (Q5)
         return
     if isinstance(epochs, list):
         scan.recovery_point = point["recovery_point"]
@@ -228,9 +231,9 @@ def _read_checkpoints(scan: _Scan, *, cuts: bool) -> None:
 
 
 def _drop_below_start(scan: _Scan) -> None:
-    """Segments wholly below the log start: a crash came between its checkpoint and their removal.
+    """Unlink segments wholly below the log start: a crash came before their removal.
 
-    The log start is durable, so their names may come back with a power cut as often as they like.
+    The log start is durable, so nothing is lost if their names reappear after a power failure.
     """
     segments = scan.segments
     while len(segments) > 1 and segments[1].base_offset <= scan.log_start:
@@ -240,7 +243,7 @@ def _drop_below_start(scan: _Scan) -> None:
 
 
 def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
-    """Take segments from their index files as far as they were surely synced; count them.
+    """Restore segments from their index files as far as they were surely synced; return how many.
 
     All of them after a clean shutdown, else those that end at or below the recovery point.
     """
@@ -259,7 +262,7 @@ def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
         expected = segment.next_offset
         trusted += 1
     if trusted and scan.epochs.epoch_of(max(_first_offset(scan), scan.log_start)) == NO_EPOCH:
-        # Of a log that was about to start over; the one that is here has to say its own again.
+        # The file belongs to a log that was about to start over; rebuild it from this log.
         _log.warning("epochs rebuilt from the log reason=%s begins too late", LEADER_EPOCH_FILE)
         trusted, expected = 0, _first_offset(scan)
     for segment in scan.segments[trusted:]:
@@ -269,9 +272,9 @@ def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
 
 
 def _restore_producers(scan: _Scan, trusted: int) -> None:
-    """The state below what will be scanned: a log whose producers were snapshot has a file of it.
+    """Restore the producer state below the part that will be scanned, if the log has a snapshot.
 
-    Every seal wrote one before it moved the recovery point, if there was anybody to remember.
+    Every seal of a log with producers wrote a snapshot before it moved the recovery point.
     """
     end = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
     if any(offset <= end for offset in snapshot_offsets(scan.disk, scan.directory)):
@@ -280,13 +283,15 @@ def _restore_producers(scan: _Scan, trusted: int) -> None:
 
 
 def _first_offset(scan: _Scan) -> int:
-    """What the first segment has to begin with: it holds the log start, which may lie inside."""
+    """Return the offset to begin with: of the first segment, which may hold the log start inside.
+    """
     first = scan.segments[0].base_offset if scan.segments else scan.log_start
     return min(first, scan.log_start)
 
 
 def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
-    """Check every batch behind the trusted segments; where the good part ends, if it does."""
+    """Check every batch behind the trusted segments; return the end of the good part, if any ends.
+    """
     expected = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
     for number in range(trusted, len(scan.segments)):
         segment = scan.segments[number]
@@ -296,7 +301,7 @@ def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
                 return _Point(before, scan.segments[before].size, expected, "gap")
             return _Point(-1, 0, expected, "the first segment is missing")
         if scan.producers is not None and len(scan.producers):
-            # Its roll may not have been sealed: the next flush does, and needs this (T4).
+            # This segment may not have been sealed: the next flush seals it and needs this (T4).
             data = encode_snapshot(scan.producers, expected)
             scan.snapshots.append((snapshot_name(expected), data))
         why = _scan_segment(scan, segment, scan.sizes[number])
@@ -307,7 +312,8 @@ def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
 
 
 def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
-    """Note every good batch from the start on; why it stopped before the end of the file."""
+    """Account for every good batch of a segment; return why the scan stopped before the file's end.
+    """
     fd = scan.files.use(segment)
     chunk, start = b"", 0
     segment.cut(0, segment.base_offset)
@@ -340,9 +346,9 @@ def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
 def _next_batch(
     disk: Disk, fd: int, position: int, chunk: bytes, start: int
 ) -> tuple[BatchHeader | None, bytes, int]:
-    """The header at a position, and a chunk (with its position) that holds the whole batch.
+    """Return the header at a position, and a chunk (with its position) that holds the whole batch.
 
-    The chunk ends where the file does; no header if that is inside one.
+    The chunk ends where the file does; the header is None if the file ends inside it.
     """
     at = position - start
     if at + HEADER_SIZE > len(chunk):
@@ -358,11 +364,11 @@ def _next_batch(
 
 
 def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
-    """Raise CorruptionError if anything proves that the bad batch was durable once (rule Q5).
+    """Raise CorruptionError if anything proves that the bad batch was once durable (rule Q5).
 
-    ``proven``: it is known already. What lies below the log start is missed by nobody, unless
-    something that is needed stands behind it in the same file: then it was synced before the log
-    start was written, whatever the stamps behind it say.
+    ``proven``: this is known already. Bytes below the log start are not missed, unless a needed
+    batch is behind them in the same file: then they were synced before the log start was written,
+    whatever the stamps behind them say.
     """
     proof, floor = scan.proven_end, max(bad.offset, scan.log_start)
     for number in range(max(bad.segment, 0), len(scan.segments)):
@@ -372,7 +378,7 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
                 if header.next_offset > scan.log_start and number == bad.segment:
-                    # Not behind a gap: that is of a log that was about to start over.
+                    # A batch behind a gap belongs to a log that was about to start over.
                     proof, floor = max(proof, scan.log_start), bad.offset
     if proven or proof > floor:
         segment = scan.segments[bad.segment] if bad.segment >= 0 else scan.segments[0]
@@ -384,9 +390,9 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
 
 
 def _cut(scan: _Scan, bad: _Point) -> int:
-    """Remove everything behind the good part, durably and from the end on (rule Q3).
+    """Truncate everything behind the good part, durably and from the end on (rule Q3).
 
-    Whatever a crash leaves of this is a longer log, never one with a hole.
+    A crash on the way leaves a longer log, never one with a hole. Returns the bytes removed.
     """
     removed = 0
     for number in range(len(scan.segments) - 1, bad.segment, -1):
@@ -411,7 +417,7 @@ def _cut(scan: _Scan, bad: _Point) -> int:
 
 
 def _rewrite_unproven(scan: _Scan) -> None:
-    """Write the bytes behind the last proof again, so that a sync says something (rule Q1)."""
+    """Write the bytes behind the last proof again, so that the next sync covers them (rule Q1)."""
     for segment in reversed(scan.segments):
         if segment.next_offset <= scan.proven_end:
             break
@@ -427,9 +433,10 @@ def _rewrite_unproven(scan: _Scan) -> None:
 
 
 def _sync_cut(scan: _Scan) -> None:
-    """A cut that was killed may be in the cache only: its tail would come back amid what follows.
+    """Sync the last segment: a truncation before the crash may be in the page cache only.
 
-    Where all that is left is proven nothing else is synced before more is written (ADR 0003).
+    Otherwise its tail could reappear among later bytes. If everything left is proven, nothing else
+    is synced before more is written (ADR 0003).
     """
     if scan.segments and not scan.segments[-1].dirty:
         scan.disk.sync_file(scan.files.use(scan.segments[-1]))
@@ -437,10 +444,11 @@ def _sync_cut(scan: _Scan) -> None:
 
 
 def _rewrite_identity(scan: _Scan) -> None:
-    """Whose log it is was to be synced with its first bytes: it may be in the cache only, too.
+    """Write the log's identity file again: it may be in the page cache only, like the first bytes.
 
-    In place: a crash leaves the same bytes. A log that lost them is refused for good (rule Q5).
-    Where no byte of a segment is left nothing is synced after this, and its end counts at once.
+    In place: a crash leaves the same bytes. A log that lost them is refused for ever (rule Q5). If
+    no segment holds a byte, no sync follows this and the log's end counts at once, so it is synced
+    here.
     """
     path = f"{scan.directory}/{PARTITION_FILE}"
     is_bare = not any(segment.size for segment in scan.segments)

@@ -1,11 +1,11 @@
-"""How much of a log's beginning may go: Kafka's retention.ms and retention.bytes. Pure.
+"""Retention: Kafka's retention.ms and retention.bytes, decided for one log. Pure.
 
-Whole segments only, oldest first, and never past the high watermark (invariant L24, KAFKA-5634). A
-segment's age is counted from the newest append time in it, by the clock of the leader that took
-the batch, not by the producers' timestamps (rule R10).
+Only whole segments are removed, oldest first, and never past the high watermark (invariant L24,
+KAFKA-5634). A segment's age counts from the newest append time in it, by the clock of the leader
+that appended the batch, not by the producers' timestamps (rule R10).
 
-A time that can't be right is a clock's error. Such a segment is as old as this broker has known it,
-by monotonic time: never older than it is, and not kept until a wrong time comes (`DoubtedTimes`).
+A time that can't be right is a clock's error. The age of such a segment is the time this broker has
+known it, by monotonic time: never more than its true age, and finite (`DoubtedTimes`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_AGES: Mapping[str, int] = MappingProxyType({})
 
 
 class RetentionConfig(NamedTuple):
-    """What a topic's configuration says; -1: no limit."""
+    """A topic's retention limits; -1: no limit."""
 
     retention_ms: int = UNLIMITED
     retention_bytes: int = UNLIMITED
@@ -35,28 +35,28 @@ class _Doubted(NamedTuple):
     next_offset: int
     size: int
     since_ms: int
-    """Monotonic."""
+    """Monotonic time in ms at which the segment was found."""
     is_behind: bool
 
 
 class DoubtedTimes:
-    """Segments whose append times can't be right, and since when they are known here.
+    """Segments whose append times can't be right, each with the time since it is known here.
 
-    One that has not come yet, or that is before that of the segment in front by more than clocks
-    may differ (and stays in doubt when that one is gone). Only while nothing is added to them: who
-    finds one that is written to rolls it. Owned by `LogTrimming`.
+    Either the time is in the future, or it is before the previous segment's by more than clocks may
+    differ (and it stays doubted when that segment is removed). Valid only while nothing is appended
+    to the segment: the caller rolls one that is being written to. Owned by `LogTrimming`.
     """
 
     def __init__(self, difference_max_ms: int) -> None:
         self._difference_max_ms = difference_max_ms
         self._known: dict[str, _Doubted] = {}
-        """By the segment's path."""
+        """Doubted times by the segment's path."""
         self._found: dict[str, _Doubted] = {}
 
     def ages(
         self, segments: Sequence[Segment], now_ms: int, monotonic_ms: int
     ) -> Mapping[str, int]:
-        """How old those are at least, by path."""
+        """Return the minimum age in ms of each doubted segment, by path."""
         ages, before_ms = None, NO_TIMESTAMP
         for segment in segments:
             newest_ms = segment.newest_append_ms
@@ -79,16 +79,16 @@ class DoubtedTimes:
         return _NO_AGES if ages is None else ages
 
     def forget_others(self) -> None:
-        """Behind a round over all logs: what was not found in it is gone, or right."""
+        """End a round over all logs: forget segments not found in it (removed, or right now)."""
         self._known, self._found = self._found, {}
 
 
 class Retained(NamedTuple):
-    """Where the log is to begin, and why."""
+    """A new log start, and the reason for it."""
 
     log_start: int
     roll_first: bool
-    """The active segment goes too: write to a new one first."""
+    """True if the active segment is removed too: write to a new one first."""
     why: str
 
 
@@ -100,9 +100,9 @@ def decide(
     now_ms: int,
     ages: Mapping[str, int] = _NO_AGES,
 ) -> Retained | None:
-    """The new log start, or None where nothing may go. ``ages``: see `DoubtedTimes`.
+    """Return the new log start, or None if nothing may be removed. ``ages``: see `DoubtedTimes`.
 
-    By size, a segment goes only if what is left still holds ``retention_bytes``: as Kafka does it.
+    By size, a segment is removed only if the rest still holds ``retention_bytes``, as in Kafka.
     """
     excess = sum(segment.size for segment in segments) - config.retention_bytes
     by_size = config.retention_bytes >= 0

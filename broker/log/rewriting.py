@@ -1,7 +1,8 @@
-"""What a cleaning does off the loop: reads keys, writes batches anew. By descriptors of its own.
+"""The work of a cleaning off the event loop: read keys, write batches anew, by own descriptors.
 
-Only closed files are read; nothing here knows a log, and nothing that is written is anybody's
-before the loop has taken it (`broker.log.swap`).
+`Cleaning` runs a `KeyScan` and then one `Rewrite` per group of segments on the cleaner's thread.
+Only closed files are read; nothing here knows a log, and no written file is part of a log before
+the event loop has taken it (`broker.log.swap`).
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ if TYPE_CHECKING:
 
 WRITE_BYTES = 262_144
 SYNC_BYTES = 4_194_304
-"""Synced as they are written: one long sync at the end would hold up everybody else's."""
+"""Bytes written between two syncs: one long sync at the end would delay the flusher's syncs."""
 
 Pace = Callable[[int], None]
-"""Called behind so many bytes of work; waits as long as it takes, raises `Stopped`."""
+"""A function called after so many bytes of work; waits to keep the rate, or raises `Stopped`."""
 
 
 class Stopped(Exception):  # noqa: N818 nothing went wrong
-    """The broker ends, or the log is not what it was any more: what was done so far is void."""
+    """The end of a pass without an error: the broker ends, or the log has changed.
+
+    Its work is void.
+    """
 
 
 class ClosedFile(NamedTuple):
-    """A closed segment, as another thread may know it."""
+    """The fields of a closed segment that another thread may use."""
 
     path: str
     base_offset: int
@@ -51,9 +55,10 @@ class ClosedFile(NamedTuple):
 
 
 class KeyScan:
-    """Off the loop: the newest offsets of keys in the dirty part, and the producers in all of it.
+    """The newest offset of each key in the dirty part of a log, and the producers in all of it.
 
-    ``end`` is how far it came: where the map was full, or the part that may be cleaned ends.
+    Runs off the event loop. ``end`` is the offset it reached: where the map was full, or the part
+    that may be cleaned ends.
     """
 
     def __init__(
@@ -69,10 +74,12 @@ class KeyScan:
         self.bytes_read = 0
 
     def run(self) -> None:
-        """See the class.
+        """Read all files up to ``end``.
 
         Raises:
-            CorruptionError: names file and position. OSError, Stopped.
+            CorruptionError: a batch is damaged; names file and position.
+            OSError: a file can't be read.
+            Stopped: from ``pace``.
         """
         start, end = self._planned.start, self._planned.end
         for file in self._files:
@@ -103,11 +110,11 @@ class KeyScan:
 
 
 class Rewrite:
-    """Off the loop: neighbouring segments into one file, synced under its first name.
+    """The rewrite of neighbouring segments into one file, synced under its first name.
 
-    It takes as many of ``files`` as fit into one segment (``taken``). ``new`` is None where nothing
-    would change. The file is written from the first change on only; what stands before it is copied
-    as it is.
+    Runs off the event loop. It takes as many of ``files`` as fit into one segment (``taken``).
+    ``new`` is None if nothing would change. The file is written from the first change on only;
+    batches before it are copied as they are.
     """
 
     def __init__(
@@ -127,7 +134,7 @@ class Rewrite:
         self._pending_bytes = 0
         self._unsynced = 0
         self._size = 0
-        """Bytes that are in the new file, or would be, unchanged, were there one."""
+        """Bytes in the new file; while there is none, unchanged bytes to be copied to it."""
         directory = files[0].path.rpartition("/")[0]
         self._new = Segment(directory, files[0].base_offset)
         self.path = files[0].path + CLEANED_SUFFIX
@@ -140,10 +147,12 @@ class Rewrite:
         self.records_dropped = 0
 
     def run(self) -> None:
-        """See the class.
+        """Read the files and write the new one.
 
         Raises:
-            CorruptionError: names file and position. OSError, Stopped: nothing is left of it.
+            CorruptionError: a batch is damaged; names file and position.
+            OSError: the disk failed, or is full.
+            Stopped: from ``pace``. The new file is removed.
         """
         try:
             self._run()
@@ -189,7 +198,7 @@ class Rewrite:
         self._pace(len(raw))
 
     def _begin(self, fd: int) -> None:
-        """Something changes in, or behind, the first file: what came out of it so far is copied."""
+        """Create the new file at the first change, and copy the unchanged batches before it."""
         self.fd = self._disk.open(self.path, create=True)
         self._disk.truncate(self.fd, 0)
         at = 0
@@ -231,7 +240,7 @@ class Rewrite:
         self._pace(size)
 
     def discard(self) -> None:
-        """Nobody takes it."""
+        """Close and remove the new file, unless the log has taken it."""
         fd, self.fd = self.fd, CLOSED
         if fd != CLOSED:
             with contextlib.suppress(OSError):
@@ -241,7 +250,7 @@ class Rewrite:
 
 @contextlib.contextmanager
 def _unpacking(header: BatchHeader, file: ClosedFile) -> Iterator[None]:
-    """A frame that can't be unpacked is damage, as a wrong crc is."""
+    """Report a frame that can't be unpacked as damage, like a wrong crc."""
     try:
         yield
     except BatchError as error:

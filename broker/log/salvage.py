@@ -1,10 +1,12 @@
-"""What can be kept of a damaged log, and what can't: read, judged, nothing is changed.
+"""The plan of a salvage: the parts of a damaged log that can be kept. Only reads.
 
-Every batch that is whole stays byte for byte at its offsets. What is missing between two of them is
-covered by empty batches, as compaction covers what it removed: logs stay contiguous, and no empty
-batch lies across leader epochs. Behind the last one the log is cut. Where a torn tail ends and
-damage begins is told by rule Q5, as a start tells it: only what something proves was durable is
-lost; behind the first place that nothing proves a start cuts, and so does this.
+`plan_salvage` reads a partition's whole directory (`_Walk`) and judges it (`_judge`);
+`broker.log.salvaging` carries the plan out. Every valid batch stays byte for byte at its offsets.
+Missing offsets between two of them are covered by empty batches, as compaction covers removed
+records: logs stay contiguous, and no empty batch spans leader epochs. Behind the last valid batch
+the log is truncated. A torn tail is told from damage as at a start (rule Q5): only bytes that
+something proves were durable are lost; behind the first place that nothing proves, a start
+truncates, and so does the salvage.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ if TYPE_CHECKING:
     from broker.log.disk import Disk
 
 PAGE_BYTES = 4_096
-"""What a disk gives back, or does not."""
+"""The unit in which a disk returns data, or fails to."""
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 
 
 class Bytes(NamedTuple):
-    """Bytes of a file, from a position up to another, that are no sound batch in its place."""
+    """A byte range of a file, [start, end), that holds no valid batch in its place."""
 
     file: str
     start: int
@@ -55,7 +57,7 @@ class Bytes(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Sound batches that stand one behind the other in a file: they stay as they are."""
+    """Valid batches that follow each other in a file: they stay unchanged."""
 
     file: str
     position: int
@@ -63,7 +65,7 @@ class Run(NamedTuple):
     first_offset: int
     next_offset: int
     durable_end: int
-    """The highest that their stamps say."""
+    """The highest durable end in their stamps."""
 
 
 class Cover(NamedTuple):
@@ -76,19 +78,19 @@ class Cover(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Offsets whose records are gone."""
+    """Offsets whose records are lost."""
 
     first_offset: int
     last_offset: int
     bytes: tuple[Bytes, ...]
-    """What stands in their place; nothing where a file is missing."""
+    """The bytes found in their place; empty if a file is missing."""
     is_covered: bool
-    """By empty batches; else the log ends here, and new records get these offsets again."""
+    """True if empty batches cover them; else the log ends here, and these offsets are reused."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What a salvage would leave."""
+    """The log that a salvage would leave."""
 
     directory: str
     key: TopicIdPartition
@@ -98,14 +100,14 @@ class Plan:
     pieces: list[Run | Cover] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What else is wrong, or worth knowing."""
+    """Further findings, for the operator."""
     is_damaged: bool = False
-    """Else a start opens it as it is, or after it has cut a torn tail."""
+    """False if a start opens the log as it is, or after truncating a torn tail."""
     state_is_lost: bool = False
-    """How far the log was compacted can't be read: see `broker.log.swap`."""
+    """True if the record of how far the log was compacted is unreadable (`broker.log.swap`)."""
     identity_is_lost: bool = False
     marked: str = ""
-    """Why the broker reports it unclean already: it leads by an unclean election only."""
+    """The reason why the broker already reports this replica unclean; empty: it does not."""
 
     @property
     def offsets_lost(self) -> int:
@@ -113,7 +115,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes of the new segments."""
+        """The bytes of the new segments."""
         return sum(each.size if isinstance(each, Run) else HEADER_SIZE for each in self.pieces)
 
 
@@ -122,14 +124,14 @@ class _Hole(NamedTuple):
     next_offset: int
     bytes: tuple[Bytes, ...]
     epochs: tuple[int, int]
-    """Before and behind it."""
+    """Leader epochs before and behind the hole."""
     append_ms: int
-    """The later of both sides."""
+    """The later append time of both sides, in ms."""
 
 
 @dataclass(slots=True)
 class _Point:
-    """What the small files say of a log."""
+    """The contents of a log's small files: log start, durable end, leader epochs."""
 
     log_start: int
     proven: int
@@ -144,17 +146,17 @@ def plan_salvage(
     high_watermark: int = 0,
     topic_id: TopicId | None = None,
 ) -> Plan:
-    """Read a partition's whole directory and say what of it can be kept.
+    """Read a partition's whole directory and plan which parts of it to keep.
 
     Args:
         disk: file operations; only reads.
         directory: ``<topic>-<partition>`` with its path.
         clean_end: the log end that a clean shutdown recorded.
-        high_watermark: as last written down; offsets below it were committed.
-        topic_id: for a log whose own word for it can't be read.
+        high_watermark: as last written; offsets below it were committed.
+        topic_id: for a log whose own file with its topic id can't be read.
 
     Raises:
-        CorruptionError: whose log this is can't be read, and ``topic_id`` does not say it.
+        CorruptionError: the log's identity can't be read, and ``topic_id`` is not given.
         OSError: the disk failed.
     """
     topic, key, named = _identity(disk, directory, topic_id)
@@ -183,7 +185,7 @@ def plan_salvage(
 def _identity(
     disk: Disk, directory: str, topic_id: TopicId | None
 ) -> tuple[str, TopicIdPartition, bool]:
-    """(topic, whose log, whether its own file says so)."""
+    """Return (topic, key of the log, True if the log's own file names it)."""
     path = f"{directory}/{PARTITION_FILE}"
     name, _, number = directory.rpartition("/")[2].rpartition("-")
     data = disk.read_file(path)
@@ -212,7 +214,7 @@ def _is_readable(disk: Disk, path: str) -> bool:
 def _point(
     disk: Disk, directory: str, sources: Sequence[tuple[int, str]], notes: list[str]
 ) -> _Point:
-    """Where the log begins and up to where it was synced: as a start takes them."""
+    """Return the log start, the recovery point and the epochs, as a start reads them."""
     found = _Point(sources[0][0] if sources else 0, 0, LeaderEpochCache())
     said: dict[str, object | None] = {}
     for name in (RECOVERY_POINT_FILE, LEADER_EPOCH_FILE):
@@ -231,7 +233,7 @@ def _point(
 
 
 def _sources(disk: Disk, directory: str, notes: list[str]) -> list[tuple[int, str]]:
-    """(base offset, file), in order. A replacement under way counts as a start would count it."""
+    """Return (base offset, file), in order. A replacement in progress counts as at a start."""
     names = disk.names(directory)
     found = {int(match[1]): name for name in names if (match := SEGMENT_NAME.fullmatch(name))}
     for name in names:
@@ -266,21 +268,21 @@ def _end_of_whole(disk: Disk, path: str) -> int | None:
 
 
 class _Walk:
-    """Through all files, in order: sound batches where they belong, and what is between them."""
+    """A walk through all files, in order: valid batches in their places, and the holes between."""
 
     def __init__(self, disk: Disk, begin: int) -> None:
         self._disk = disk
         self.items: list[Run | _Hole] = []
         self.end = begin
         self.bad: list[Bytes] = []
-        """Since the last sound batch."""
+        """Bad bytes found since the last valid batch."""
         self.has_strays = False
-        """Bytes between two batches that belong together: nothing is lost with them."""
+        """True if bad bytes lie between two adjacent batches: no offset is lost with them."""
         self._epoch = NO_EPOCH
         self._append_ms = -1
 
     def read(self, file: str, following: int | None) -> None:
-        """A file, whose batches end where the following one begins."""
+        """Read a file, whose batches end below ``following``, the base offset of the next file."""
         disk = self._disk
         fd = disk.open(file)
         try:
@@ -336,7 +338,7 @@ class _Walk:
 
 
 def _sound_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader | None:
-    """The batch that stands here, if all of it can be read."""
+    """Return the header of the batch here, if all of it is readable and valid."""
     try:
         header = parse_header(disk.read(fd, HEADER_SIZE, position))
         if header.magic != MAGIC or position + header.size > size:
@@ -350,7 +352,7 @@ def _sound_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader |
 
 
 def _next_magic(disk: Disk, fd: int, position: int, size: int) -> int:
-    """Where the next batch may begin; the end of the file where none does."""
+    """Return the position where the next batch may begin; the end of the file if there is none."""
     while position < size:
         chunk = _readable(disk, fd, position, size)
         if not chunk:
@@ -366,7 +368,7 @@ def _next_magic(disk: Disk, fd: int, position: int, size: int) -> int:
 
 
 def _readable(disk: Disk, fd: int, position: int, size: int) -> bytes:
-    """What can be read from here on: much, or up to the end of the page, or nothing."""
+    """Return the bytes readable from here: a large chunk, the rest of the page, or none."""
     rest = PAGE_BYTES - position % PAGE_BYTES
     for length in (SCAN_BYTES, rest):
         with suppress(OSError):
@@ -378,7 +380,7 @@ def _readable(disk: Disk, fd: int, position: int, size: int) -> bytes:
 
 
 def _judge(plan: Plan, walk: _Walk, point: _Point, known_end: int) -> None:
-    """Which holes are damage and which a torn tail (rule Q5), and what the log will be."""
+    """Decide which holes are damage and which a torn tail (rule Q5), and fill the plan."""
     items, end, bad = walk.items, walk.end, tuple(walk.bad)
     for number, item in enumerate(items):
         if isinstance(item, _Hole) and not _is_proven(items[number:], item.first_offset, point):
@@ -395,7 +397,7 @@ def _judge(plan: Plan, walk: _Walk, point: _Point, known_end: int) -> None:
     if point.proven > max(end, point.log_start):
         _lose(plan, end, known_end, bad, is_covered=False)
     if end < point.log_start or not plan.pieces:
-        # Nothing is left of it: it begins where it ended, so that no offset means two records.
+        # Nothing is left: the new log begins at the old end, so that no offset names two records.
         plan.pieces.clear()
         plan.log_start = plan.log_end = max(
             [point.log_start, end, *([known_end] * bool(plan.lost))]
@@ -410,17 +412,17 @@ def _is_proven(behind: Sequence[Run | _Hole], offset: int, point: _Point) -> boo
 def _lose(
     plan: Plan, first: int, following: int, places: tuple[Bytes, ...], *, is_covered: bool
 ) -> None:
-    """What is below the log start was deleted: it is no loss."""
+    """Add lost offsets to the plan; those below the log start were deleted and are no loss."""
     first = max(first, plan.log_start)
     if first < following:
         plan.lost.append(Lost(first, following - 1, places, is_covered))
 
 
 def _covers(hole: _Hole, known: LeaderEpochCache) -> Iterator[Cover]:
-    """Empty batches for a hole, one for each epoch that is known to have begun in it.
+    """Yield empty batches for a hole, one for each epoch that is known to have begun in it.
 
-    Where nobody knows it, all of it counts to the epoch before: the one behind it begins with a
-    record that is there.
+    If that is unknown, the whole hole counts to the epoch before it: the epoch behind it begins
+    with a record that exists.
     """
     before, behind = hole.epochs
     first = hole.first_offset
@@ -436,4 +438,4 @@ def _covers(hole: _Hole, known: LeaderEpochCache) -> Iterator[Cover]:
         while start < end:
             upto = min(end, start + DELTA_MAX)
             yield Cover(start, upto, epoch, hole.append_ms)
-            start = upto  # noqa: PLW2901 more than one batch can say
+            start = upto  # noqa: PLW2901 a batch spans at most DELTA_MAX offsets

@@ -1,13 +1,13 @@
-"""Puts a log that a start can open in the place of a damaged one, and keeps that one beside.
+"""Replaces a damaged log by one that a start can open, and keeps the damaged one beside it.
 
-    <root>/.salvage/<topic>-<partition>               the new log while it is made
+    <root>/.salvage/<topic>-<partition>               the new log while it is being written
     <root>/.deleted/<topic id>:<partition>:salvaged   the damaged one, whole; never overwritten
 
-First the partition is marked in ``damaged``: from then on every start reports it unclean (rule R6),
-so that its loss is recorded in the cluster's metadata, and it leads again by an unclean election
-only. Then the new log is written, synced, and read once more; then both directories take each
-other's names in one step. A crash at any point leaves the old log or the new one, and the next run
-finishes or discards what it finds. To be run by who holds the broker's locks.
+A command-line tool that holds the broker's locks runs it. First the partition is marked in
+``damaged``: from then on every start reports it unclean (rule R6), so that its loss is recorded in
+the cluster's metadata, and it leads again only by an unclean election. Then the new log is written,
+synced, and read back; then both directories exchange names in one step. A crash at any point leaves
+the old log or the new one, and the next run finishes or discards what it finds.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
 
 SCRATCH = ".salvage"
 UNFINISHED = "unfinished.tmp"
-"""Lies in a new log until it is in its place; a start removes it with all else that ends so."""
+"""A file in the new log until it is in place; a start removes it like every other ``.tmp``."""
 COPY_MARK = ":salvaged"
 _NO_TIME = -1
 _log = logging.getLogger("broker.log")
 
 
 class Salvaged(NamedTuple):
-    """What was done, or would be."""
+    """The result of a salvage, or of its plan."""
 
     plan: Plan
     copy: str
-    """Where the damaged log is kept; empty where none was set aside."""
+    """Path of the kept damaged log; empty if none was replaced."""
     finished_earlier: str
-    """Where the log is that an interrupted run had replaced already; empty without one."""
+    """Path of the log that an earlier, interrupted run had already replaced; empty: none."""
 
 
 class Salvage:
-    """Of one partition's log, while no broker runs."""
+    """The salvage of one partition's log, while no broker runs."""
 
     def __init__(
         self, disk: Disk, root: str, name: str, *, topic_id: TopicId | None = None
     ) -> None:
-        """``root``: the broker's log directory; ``name``: <topic>-<partition>."""
+        """Prepare it. ``root``: the broker's log directory; ``name``: <topic>-<partition>."""
         self._disk = disk
         self._root = root
         self._name = name
@@ -70,7 +70,7 @@ class Salvage:
         self._scratch = f"{root}/{SCRATCH}/{name}"
 
     def plan(self) -> Plan:
-        """What can be kept; nothing is changed.
+        """Return what can be kept; nothing is changed.
 
         Raises:
             CorruptionError, OSError: see `plan_salvage`.
@@ -94,10 +94,10 @@ class Salvage:
         )
 
     def run(self) -> Salvaged:
-        """Do it, durably. A log that a start can open is left as it is.
+        """Replace the damaged log, durably. A log that a start can open is left unchanged.
 
         Raises:
-            CorruptionError: whose log it is can't be read, or the cluster's marks can't.
+            CorruptionError: the log's identity can't be read, or the cluster's marks can't.
             OSError: the disk failed, or is full. The log is the old one, or the new one.
         """
         finished = self._finish_earlier()
@@ -113,10 +113,13 @@ class Salvage:
         disk.sync_directory(f"{self._root}/{SCRATCH}")
         return Salvaged(plan, self._keep_old(plan), finished)
 
-    # what an interrupted run has left
+    # remains of an interrupted run
 
     def _finish_earlier(self) -> str:
-        """Discard a new log that is not finished; keep an old one that was replaced already."""
+        """Discard an unfinished new log, or keep the old log that was already replaced.
+
+        Return its path.
+        """
         disk = self._disk
         if not disk.exists(self._scratch):
             return ""
@@ -132,7 +135,10 @@ class Salvage:
         return ""
 
     def _keep_old(self, plan: Plan) -> str:
-        """The damaged log gets the name it is kept under; the new one loses its mark."""
+        """Move the damaged log to the folder where it is kept.
+
+        The new log loses its unfinished mark.
+        """
         disk, folder = self._disk, f"{self._root}/{FOLDER}"
         disk.make_directory(folder)
         disk.sync_directory(self._root)
@@ -151,7 +157,8 @@ class Salvage:
     # steps
 
     def _mark(self, plan: Plan) -> None:
-        """Every start reports it until an unclean election was held; no clean end is claimed."""
+        """Mark the log: every start reports it until an unclean election; no clean end is claimed.
+        """
         small = DirectoryFiles(self._disk, self._root)
         marks = small.read_damaged()
         marks[plan.key] = f"salvaged: {plan.offsets_lost} offsets lost{_ranges(plan.lost)}"
@@ -198,13 +205,13 @@ class Salvage:
             write_atomically(self._disk, self._scratch, name, data)
 
     def _check(self, plan: Plan) -> None:
-        """What was written is read once more, before anything depends on it."""
+        """Read back the new log before anything depends on it."""
         made = plan_salvage(self._disk, f"{self._root}/{SCRATCH}/{self._name}")
         if made.is_damaged or (made.log_start, made.log_end) != (plan.log_start, plan.log_end):
             msg = f"what was written to {self._scratch} can't be read back: nothing was replaced"
             raise CorruptionError(msg)
 
-    # what the broker's small files say
+    # the broker's small files
 
     @property
     def _watermarks(self) -> str:
@@ -214,7 +221,7 @@ class Salvage:
         try:
             said = read_checkpoint(self._disk, f"{self._root}/{CLEAN_SHUTDOWN_FILE}")
         except (CorruptionError, ValueError):
-            return None  # a start does not believe it, either
+            return None  # a start ignores a damaged file, too
         return said if isinstance(said, dict) else None
 
     def _clean_end(self) -> int | None:
@@ -233,7 +240,7 @@ class _Writer:
         self._size = self._unsynced = 0
 
     def write(self, plan: Plan) -> None:
-        """A segment for each old file of which something is left."""
+        """Write a segment for each old file of which something is kept."""
         source = ""
         try:
             for piece in plan.pieces:
@@ -282,7 +289,7 @@ class _Writer:
 
 
 def _empty_batch(cover: Cover) -> bytes:
-    """It proves nothing about what was durable: it was never written by the leader it names."""
+    """Return an empty batch that proves nothing durable: the leader it names never wrote it."""
     return build_header(
         b"",
         durable_end=0,
@@ -298,7 +305,7 @@ def _empty_batch(cover: Cover) -> bytes:
 
 
 def _ranges(lost: list[Lost]) -> str:
-    """`` 3..7, 12..12``, the first ten."""
+    """Return `` 3..7, 12..12``, the first ten ranges."""
     shown = [f"{each.first_offset}..{each.last_offset}" for each in lost[:10]]
     more = ", …" if len(lost) > len(shown) else ""
     return f" {', '.join(shown)}{more}" if shown else ""

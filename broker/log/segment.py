@@ -1,4 +1,10 @@
-"""One append-only file of batches, with its sparse index, and the cache of open files."""
+"""A segment: one append-only file of batches with its sparse index, and the cache of open files.
+
+`LogSegments` owns the segments of a log and writes to the last one; readers, recovery and the
+cleaner look up positions here. `OpenFiles` is one object for the whole broker: it hands out the
+descriptor of a segment and closes the least recently used ones. The index of a closed segment is
+read from its file on demand; if that file is damaged, the index is rebuilt from batch headers.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +38,27 @@ if TYPE_CHECKING:
     from broker.log.disk import Disk
 
 LOOKED_AT = 64
-"""Open files looked at for one that can be closed."""
+"""Most open files examined in one search for files that can be closed."""
 EVICTED_AT_ONCE = 16
-"""Closed when the process is out of descriptors: others need some too."""
+"""Files closed at once when the process is out of descriptors: other users need some too."""
 SCAN_BYTES = 1_048_576
-"""Bytes read at once where a segment is read through."""
+"""Bytes per read where a whole segment is read in order."""
 HEADERS_BYTES = 65_536
-"""Bytes read at once where only headers are of interest: of large batches the rest is not read."""
+"""Bytes per read where only headers are needed; the payload of large batches is skipped."""
 CLOSED = -1
 _new_tuple = tuple.__new__
 
 
 class Segment:
-    """Batches from ``base_offset`` up to ``next_offset``, in ``size`` bytes.
+    """Batches from ``base_offset`` up to, not including, ``next_offset``, in ``size`` bytes.
 
-    Owned by one PartitionLog, used on the loop only; the flusher thread gets bare descriptors.
-    ``flushing`` counts syncs in flight. A segment that is neither ``dirty`` nor ``flushing`` is
-    synced up to ``size``; only such a one may lose its descriptor to the cache (rule Q6). ``size``
-    moves only behind a whole write (rule R2).
+    Owned by one PartitionLog and used on the event loop only; the flusher thread gets bare
+    descriptors. ``flushing`` counts syncs in flight. A segment that is neither ``dirty`` nor
+    ``flushing`` is synced up to ``size``; only such a segment may lose its descriptor to the cache
+    (rule Q6). ``size`` moves only after a complete write (rule R2).
 
-    ``is_index_written``: the index file is there, and speaks of these bytes: what of it is in
-    memory may go (`IndexMemory`). Never so of a segment that is written to or was cut.
+    ``is_index_written``: the index file exists and matches these bytes, so its copy in memory may
+    be dropped (`IndexMemory`). Never true for a segment that is being written to or was truncated.
     """
 
     __slots__ = (
@@ -79,13 +85,13 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_append_ms = NO_TIMESTAMP
         self.newest_append_ms = NO_TIMESTAMP
-        """Retention goes by it: the clock of the leader that took the batch (rule R10)."""
+        """Newest append time, by the clock of the leader that appended; retention uses it (R10)."""
         self.fd = CLOSED
         self.dirty = False
         self.flushing = 0
         self.is_index_written = False
         self._index: OffsetIndex | None = OffsetIndex()
-        """All of it; None: it is in its file, or has to be rebuilt."""
+        """The whole index; None: it is in its file, or has to be rebuilt."""
         self._stored_index: StoredIndex | None = None
 
     @property
@@ -104,7 +110,7 @@ class Segment:
         max_timestamp: int,
         append_timestamp: int,
     ) -> None:
-        """A batch now stands whole at the end of the file."""
+        """Account for a batch that was appended completely at the end of the file."""
         if self._index is not None:
             self._index.add(base_offset - self.base_offset, self.size, self.max_timestamp)
         if not self.size:
@@ -115,7 +121,7 @@ class Segment:
         self.newest_append_ms = max(self.newest_append_ms, append_timestamp)
 
     def note_header(self, header: BatchHeader) -> None:
-        """`note`, from the batch's header."""
+        """Call `note` with the fields of this batch header."""
         self.note(
             header.base_offset,
             header.next_offset,
@@ -125,10 +131,11 @@ class Segment:
         )
 
     def cut(self, position: int, next_offset: int) -> None:
-        """The file was cut at this batch boundary.
+        """Account for a truncation of the file to ``position``, a batch boundary.
 
-        ``max_timestamp`` may stay too new: a search by time then looks here in vain and goes on.
-        So may ``newest_append_ms``: retention then keeps it longer.
+        ``max_timestamp`` may stay too new: a search by time then examines this segment in vain and
+        continues. ``newest_append_ms`` may stay too new as well: retention keeps the segment
+        longer.
         """
         self.size = position
         self.next_offset = next_offset
@@ -139,13 +146,13 @@ class Segment:
         elif self._index is not None:
             self._index.truncate(position)
 
-    # reading; `OpenFiles.use` comes first
+    # reading; call `OpenFiles.use` first
 
     def position_for(self, files: OpenFiles, offset: int) -> int:
-        """The position of a batch at or before the one that holds the offset, and close to it.
+        """Return the position of a batch at or shortly before the one that holds ``offset``.
 
         Raises:
-            CorruptionError: the index had to be rebuilt, and the walk met bytes that are no batch.
+            CorruptionError: the index had to be rebuilt, and bytes in the segment are no batch.
         """
         index, relative = self._index, offset - self.base_offset
         if index is None:
@@ -155,7 +162,7 @@ class Segment:
         return index.position_for(relative)
 
     def position_for_time(self, files: OpenFiles, timestamp_ms: int) -> int:
-        """A position such that every batch before it is older than the timestamp.
+        """Return a position such that every batch before it is older than ``timestamp_ms``.
 
         Raises:
             CorruptionError: as `position_for`.
@@ -163,29 +170,30 @@ class Segment:
         return self._look(files, lambda index: index.position_for_time(timestamp_ms))
 
     def find(self, files: OpenFiles, offset: int) -> tuple[int, BatchHeader]:
-        """(position, header) of the batch that holds the offset.
+        """Return (position, header) of the batch that holds ``offset``.
 
         Raises:
-            CorruptionError: the walk met bytes that are no batch, or began behind the offset.
+            CorruptionError: bytes on the way are no batch, or the walk began behind the offset.
         """
         fd = files.use(self)
         for position, header in self.headers(files.disk, fd, self.position_for(files, offset)):
             if header.next_offset > offset:
                 if header.base_offset > offset:
-                    break  # a cut here would leave what is to go
+                    break  # a truncation here would leave records that must be removed
                 return position, header
         msg = f"no batch holds the offset file={self.log_path} offset={offset}"
         raise CorruptionError(msg)
 
     def headers(self, disk: Disk, fd: int, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-        """Each (position, header) from a batch boundary on; payloads are skipped, not checked.
+        """Yield each (position, header) from a batch boundary on; payloads are skipped, unchecked.
 
-        Nor is the checksum, so what a header says of its place is held against its neighbours: it
-        comes once the next one, or the segment's end, has shown where it ends, in bytes and in
-        offsets. All the rest of it may have rotted.
+        Checksums are not verified either, so the place of a header is checked against its
+        neighbours:
+        a header is yielded once the next header, or the end of the segment, confirms where its
+        batch ends in bytes and in offsets. All other fields may be damaged.
 
         Raises:
-            CorruptionError: these bytes are no batch, or not the one that belongs here.
+            CorruptionError: these bytes are no batch, or not the batch that belongs here.
         """
         chunk, start, size, end = b"", position, self.size, self.next_offset
         expected = self.base_offset if not position else None
@@ -217,10 +225,10 @@ class Segment:
         return CorruptionError(f"a header is wrong: offset {found}, expected {expected} {where}")
 
     def batch(self, disk: Disk, fd: int, position: int, header: BatchHeader) -> bytes:
-        """One whole batch, its crc checked.
+        """Return one whole batch after checking its crc.
 
         Raises:
-            CorruptionError: names file and offset.
+            CorruptionError: the crc is wrong; names file and offset.
         """
         raw = disk.read(fd, header.size, position)
         try:
@@ -233,7 +241,7 @@ class Segment:
     # the index file
 
     def index_bytes(self, disk: Disk, fd: int) -> bytes:
-        """The index file of this segment as it is now."""
+        """Return the content of this segment's index file as of now."""
         index = self._index
         if index is None:
             index = self._index = self._load_index(disk) or self._rebuild_index(disk, fd)
@@ -250,7 +258,10 @@ class Segment:
         )
 
     def restore(self, disk: Disk, log_size: int) -> bool:
-        """Take everything from the index file, if it is sound and speaks of a log of this size."""
+        """Restore all fields from the index file, if it is valid and fits ``log_size`` bytes.
+
+        Returns False, with nothing changed, otherwise.
+        """
         try:
             head, _ = open_index(disk, self.index_path)
         except CorruptionError:
@@ -267,20 +278,21 @@ class Segment:
         return True
 
     def index_is_written(self, files: OpenFiles) -> None:
-        """The index file is on the disk as this segment is now: memory may let go of it."""
+        """Record that the index file matches this segment now: the copy in memory may be dropped.
+        """
         self.is_index_written = True
         if self._index is not None:
             files.indexes.used(self, self._index.held_bytes)
 
     def drop_index(self) -> None:
-        """Memory is needed for others. Nothing happens to one that is not in its file."""
+        """Free the memory of the index, unless the index is only in memory."""
         if self.is_index_written:
             self._index = self._stored_index = None
 
     def take_index(self, files: OpenFiles) -> None:
-        """All of it into memory, to stay: the file goes, or the segment grows on.
+        """Load the whole index into memory and keep it: its file is removed, or the segment grows.
 
-        Where its file is damaged it is rebuilt when it is next needed.
+        If the file is damaged, the index is rebuilt when it is needed next.
         """
         if self._index is None:
             self._index = self._load_index(files.disk)
@@ -289,13 +301,13 @@ class Segment:
         files.indexes.forget(self)
 
     def _look(self, files: OpenFiles, look: Callable[[OffsetIndex | StoredIndex], int]) -> int:
-        """Ask the index: in memory, in its file, or rebuilt by walking the headers."""
+        """Query the index in memory, in its file, or rebuilt from the headers, in this order."""
         if self._index is None and self.is_index_written:
             try:
                 stored = self._stored_index or self._open_index(files.disk)
                 found = look(stored)
             except CorruptionError:
-                self.take_index(files)  # not from a damaged file: rebuilt below
+                self.take_index(files)  # the file is damaged: the index is rebuilt below
             else:
                 files.indexes.used(self, stored.held_bytes)
                 return found
@@ -311,14 +323,14 @@ class Segment:
         if head != self._head():
             msg = f"index {self.index_path} is of another segment"
             raise CorruptionError(msg)
-        if isinstance(index, OffsetIndex):  # of a file that is read as a whole
+        if isinstance(index, OffsetIndex):  # this file format is read as a whole
             self._index = index
         else:
             self._stored_index = index
         return index
 
     def _load_index(self, disk: Disk) -> OffsetIndex | None:
-        """All of the index file, if it speaks of this segment."""
+        """Return the whole index from its file, or None if the file does not match this segment."""
         data = disk.read_file(self.index_path) if self.is_index_written else None
         try:
             if data is not None:
@@ -339,20 +351,20 @@ class Segment:
 
 
 class OpenFiles:
-    """Descriptors of segments, the least recently used one closed first; of the whole broker.
+    """Descriptors of segments for the whole broker; the least recently used one is closed first.
 
-    A dirty segment, or one whose sync is in flight, keeps its descriptor: a failed write-back is
-    reported to descriptors that were open, so closing one would lose the error (rule Q6). The
-    limit is exceeded rather than that.
+    Used on the event loop. A dirty segment, or one whose sync is in flight, keeps its descriptor: a
+    failed write-back is reported only to descriptors that were open, so closing one would hide the
+    error (rule Q6). Such segments may push the number of open files above ``limit``.
     """
 
     def __init__(self, disk: Disk, limit: int) -> None:
         self.disk = disk
         self.indexes = IndexMemory()
-        """What of sealed segments' indexes is in memory."""
+        """Accounting of the sealed segments' indexes that are in memory."""
         self.reads = ReadCounts()
         self.on_pressure: Callable[[], None] = lambda: None
-        """Called where the limit is reached and what is open is not synced."""
+        """Called when the limit is reached and no open file is synced, so none can be closed."""
         self._pressed = False
         self._limit = limit
         self._open: OrderedDict[Segment, None] = OrderedDict()
@@ -361,7 +373,7 @@ class OpenFiles:
         return len(self._open)
 
     def use(self, segment: Segment) -> int:
-        """The segment's descriptor, opened (and the file created) if need be."""
+        """Return the segment's descriptor; open the file, creating it, if it is not open."""
         if segment.fd >= 0:
             self._open.move_to_end(segment)
             return segment.fd
@@ -378,12 +390,12 @@ class OpenFiles:
         return segment.fd
 
     def adopt(self, segment: Segment, fd: int) -> None:
-        """A descriptor that was opened elsewhere is this segment's from now on."""
+        """Take over a descriptor that was opened elsewhere as this segment's."""
         segment.fd = fd
         self._open[segment] = None
 
     def forget(self, segment: Segment) -> None:
-        """The segment goes, or the log is closed: nothing here holds on to it any more."""
+        """Close the file and drop its index: the segment is removed, or its log is closed."""
         self.indexes.forget(segment)
         self._close(segment)
 
@@ -394,16 +406,20 @@ class OpenFiles:
             segment.fd = CLOSED
 
     def make_room(self) -> bool:
-        """The process is out of descriptors: close some, or see that some can be closed soon."""
+        """Close some files, as the process is out of descriptors; return False if none could be.
+
+        In that case `on_pressure` is called, so that some can be closed after the next sync.
+        """
         if self._evict(EVICTED_AT_ONCE):
             return True
         self._relieve()
         return False
 
     def _evict(self, wanted: int) -> int:
-        """Close so many of the least recently used; how many there were among the next ones.
+        """Close up to ``wanted`` of the least recently used synced files; return the number closed.
 
-        Those that can't be closed yet go behind the others: no look at the same ones again.
+        Files that cannot be closed yet move to the end of the order, so that the next call examines
+        others.
         """
         closed = 0
         for segment in list(islice(self._open, LOOKED_AT)):
@@ -417,9 +433,9 @@ class OpenFiles:
         return closed
 
     def _relieve(self) -> None:
-        """Nearly all that is open waits for a sync."""
+        """Call `on_pressure`: nearly every open file waits for a sync."""
         if not self._pressed:
-            self._pressed = True  # what is synced then may open files too
+            self._pressed = True  # the sync may open files too
             try:
                 self.on_pressure()
             finally:

@@ -1,9 +1,10 @@
-"""Segments out of use: renamed at once, unlinked later and off the loop (0.27 s for one of 1 GB).
+"""Removal of segment files: renamed at once, unlinked later, off the event loop.
 
-Those below a log's start wait for Kafka's ``file.delete.delay.ms``: whoever still reads from an
-open file finishes first. A crash in between costs nothing: what the next start finds below a
-durable log start, it removes. Those that a cut removes go with the next step: a full disk waits for
-their room. Whatever is renamed, a start unlinks before it looks at a log.
+Unlinking a file of 1 GB takes 0.27 s. Segments below the log start wait for Kafka's
+``file.delete.delay.ms``, so that a reader with an open file can finish. A crash in between costs
+nothing: the next start removes what lies below a durable log start. Segments that a truncation
+removes are unlinked at the next step, because a full disk may wait for their room. A start unlinks
+every renamed file before it reads a log.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
 
 SEGMENTS_AT_ONCE = 64
-"""Taken out of use in one step: two renames each, about 3 ms of the loop."""
+"""Segments renamed in one step: two renames each, about 3 ms of the event loop."""
 FILES_AT_ONCE = 256
-"""Unlinked in one step off the loop."""
+"""Files unlinked in one step, off the event loop."""
 CUT_FILES_AT_ONCE = 4
-"""Of these, that a cut removed: 1 to 2 s of a busy disk where each holds 1 GB."""
+"""Share of it for truncated segments: 1 to 2 s of a busy disk if each holds 1 GB."""
 _log = logging.getLogger("broker.log")
 
 
 class SegmentRemovals:
-    """Owned by the `LogManager`, on its loop; it is run with every background flush."""
+    """Segment files that wait to be unlinked; owned by the `LogManager`, on its event loop.
+
+    The background flush task calls `run_some` after every interval.
+    """
 
     def __init__(self, disk: Disk, delay_ms: int) -> None:
         self._disk = disk
@@ -40,15 +44,16 @@ class SegmentRemovals:
         self._now_ms = 0
         self._waiting: dict[PartitionLog, None] = {}
         self._renamed: deque[tuple[int, str]] = deque()
-        """(when it may go, path), the next one first."""
+        """(time in ms from which it may be unlinked, path), the earliest first."""
         self._cut: deque[str] = deque()
         self._names_given = 0
 
     def put_away(self, path: str) -> None:
-        """What `Disk.unlink` does; the work of it comes later, off the loop.
+        """Remove a file as `Disk.unlink` does, but do the expensive part later, off the event loop.
 
-        As durable once the directory is synced: no start takes the new name for a segment. None is
-        given twice in one life, so nothing that stands there since is unlinked instead.
+        The file is renamed. That is as durable as an unlink once the directory is synced: no start
+        takes the new name for a segment. No new name is given twice during one run, so a file
+        created later is never unlinked instead.
 
         Raises:
             OSError: as `Disk.unlink`.
@@ -62,21 +67,21 @@ class SegmentRemovals:
         except OSError as error:
             if error.errno not in PASSING:
                 raise
-            self._disk.unlink(path)  # which needs no room for a longer name
+            self._disk.unlink(path)  # an unlink needs no room for a longer name
         else:
             self._cut.append(renamed)
 
     def note(self, log: PartitionLog) -> None:
-        """This log's start has moved, or is known: segments may lie below it."""
+        """Check this log for segments below its start, which has moved or was just read."""
         if log.stored is not None and log.stored.holds_below(log.log_start_offset):
             self._waiting[log] = None
 
     def forget(self, log: PartitionLog) -> None:
-        """This log is gone, its directory with it."""
+        """Forget this log: it is deleted, with its directory."""
         self._waiting.pop(log, None)
 
     def rename_some(self) -> None:
-        """Take the next segments out of use."""
+        """Rename the next segments that lie below their log's start."""
         left = SEGMENTS_AT_ONCE
         for log in list(self._waiting):
             stored = log.stored
@@ -84,7 +89,7 @@ class SegmentRemovals:
                 del self._waiting[log]
                 continue
             if log.durable_end < log.log_start_offset:
-                continue  # it starts over: until that is durable a crash brings the old log back
+                continue  # the log starts over: until that is durable, a crash restores the old log
             try:
                 paths = stored.remove_below(log.log_start_offset, left)
             except OSError as error:
@@ -98,7 +103,7 @@ class SegmentRemovals:
                 return
 
     async def run_some(self, elapsed_ms: int) -> None:
-        """A step of it; ``elapsed_ms`` have passed since the last one."""
+        """Run one step of removals; ``elapsed_ms`` have passed since the last one."""
         self._now_ms += elapsed_ms
         self.rename_some()
         due = self._due()

@@ -1,4 +1,7 @@
-"""What stands whole in files of which nothing else is known: it may prove what was durable once."""
+"""Valid batches in files of which nothing else is known: they may prove what was durable once.
+
+Recovery and the `LogManager` use them to tell a torn file from a damaged one (rule Q5).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
     from broker.log.disk import Disk
 
 SEGMENT_NAME = re.compile(r"(\d{20})\.log")
-"""Of a segment that counts: no file that is out of use, or is not yet in it."""
+"""Name of a segment in use: not of a file that is out of use, or not yet in use."""
 
 
 def holds_proof(disk: Disk, directory: str) -> bool:
-    """Whether any batch in the directory proves that something in it was durable once."""
+    """Return True if any batch in the directory proves that something in it was durable once."""
     for name in disk.names(directory):
         if SEGMENT_NAME.fullmatch(name):
             fd = disk.open(f"{directory}/{name}")
@@ -40,7 +43,7 @@ def holds_proof(disk: Disk, directory: str) -> bool:
 
 
 def sound_batches(disk: Disk, fd: int, position: int) -> Iterator[BatchHeader]:
-    """Every whole and stamped batch from this position on, wherever it starts."""
+    """Yield every whole and stamped batch from this position on, at whatever byte it starts."""
     size = disk.size(fd)
     while position < size:
         chunk = disk.read(fd, SCAN_BYTES, position)

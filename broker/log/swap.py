@@ -1,12 +1,12 @@
-"""Some segments of a log replaced by one, so that no crash leaves a hole, or both.
+"""The replacement of some segments of a log by one, so that no crash leaves a hole, or both.
 
     <base>.log.cleaned   the new file; whole and synced before it gets its next name
-    <base>.log.swap      it counts from now on: what it replaces may go
-    <base>.log           it has taken the place of the first old one; the others are gone
+    <base>.log.swap      it counts from now on: the segments it replaces may be removed
+    <base>.log           it has taken the place of the first old segment; the others are removed
 
 Each step is durable before the next (rule Q6). A start discards a ``.cleaned`` and finishes a
-``.swap``; before, it is the old segments that count. How far a replica's log is clean stands in
-``cleaned`` beside them.
+``.swap`` (`finish_swaps`). Before the rename to ``.swap``, the old segments count. The file
+``cleaned`` beside the segments records how far a replica's log is clean.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ SWAP_SUFFIX = ".log.swap"
 STATE_FILE = "cleaned"
 READ_BYTES = 262_144
 HEADERS_BYTES = 16_384
-"""Read at once where only headers are of interest."""
+"""Bytes per read where only headers are needed."""
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 _SEGMENT_NAME = re.compile(r"(\d{20})\.(log|index)")
 _log = logging.getLogger("broker.log")
 
 
 class Swap:
-    """One replacement under way. ``run_once`` may be called from any thread, by more than one.
+    """A replacement in progress. ``run_once`` may be called from any thread, by more than one.
 
     The log reads the new segment already, through its open descriptor: until ``finish`` (on the
-    loop) it must not lose that, since the name does not lead there yet.
+    event loop) it must not close that, since the file's final name does not lead to it yet.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Swap:
         self._gone = [segment.path for segment in old]
         self._lock = threading.Lock()
         self._ran = self._finished = self._indexed = False
-        new.flushing += 1  # rule Q6: kept open
+        new.flushing += 1  # keeps the descriptor open (rule Q6)
 
     def run_once(self) -> None:
         """Put the new file in the place of the old ones, durably; later calls only wait for that.
 
         Raises:
-            OSError: it stopped on the way. May be called again: each step is done or not.
+            OSError: it stopped halfway. May be called again: each step is done or not.
         """
         with self._lock:
             if not self._ran:
@@ -96,7 +96,10 @@ class Swap:
             _log.warning("disk full, index left out file=%s error=%s", self._new.index_path, error)
 
     def finish(self) -> None:
-        """It ran: the descriptor may go, and the index that is in its file. On the loop."""
+        """Release the descriptor and the index in memory, after the swap has run.
+
+        On the event loop.
+        """
         if not self._finished:
             self._finished = True
             self._new.flushing -= 1
@@ -105,7 +108,7 @@ class Swap:
 
 
 class StateChange:
-    """How far the log is clean is being written; see `Swap`."""
+    """A write, in progress, of how far the log is clean; used like a `Swap`."""
 
     def __init__(self, stored: CleanedLog, state: CleanState) -> None:
         self._stored = stored
@@ -114,7 +117,7 @@ class StateChange:
         self._ran = False
 
     def run_once(self) -> None:
-        """Write it, durably; later calls only wait for that.
+        """Write the state, durably; later calls only wait for that.
 
         Raises:
             OSError: it was not written. May be called again.
@@ -125,12 +128,12 @@ class StateChange:
                 self._ran = True
 
     def finish(self) -> None:
-        """It ran: it is true from now on. On the loop."""
+        """Set the log's state, after it was written. On the event loop."""
         self._stored.cleaned = self._state
 
 
 class CleanedLog(Protocol):
-    """What this module knows of a log's files."""
+    """The part of a log's files that this module uses."""
 
     directory: str
     cleaned: CleanState
@@ -140,7 +143,7 @@ class CleanedLog(Protocol):
 
 
 def _remove(disk: Disk, directory: str, gone: Sequence[str], new: str) -> None:
-    """Unlink what the new file replaces, but for the one that its last rename replaces."""
+    """Unlink the replaced files, except the one that the last rename replaces."""
     for path in gone:
         disk.unlink(path + ".index")
         if path != new:
@@ -149,10 +152,10 @@ def _remove(disk: Disk, directory: str, gone: Sequence[str], new: str) -> None:
 
 
 def finish_swaps(disk: Disk, directory: str) -> None:
-    """What a crash left of replacements is discarded or finished, before the log is read.
+    """Discard or finish the replacements that a crash left, before the log is read.
 
     Raises:
-        CorruptionError: a file that was synced whole is not; names it. Nothing was removed.
+        CorruptionError: a file that was synced whole is damaged; names it. Nothing was removed.
         OSError: the disk failed.
     """
     names = disk.names(directory)
@@ -199,7 +202,7 @@ def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
 def whole_batches(
     disk: Disk, fd: int, size: int, path: str, position: int = 0
 ) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Each (header, whole batch) of a closed segment's file, every crc and every stamp checked.
+    """Yield each (header, whole batch) of a closed segment's file, every crc and stamp checked.
 
     Raises:
         CorruptionError: names file and position.
@@ -230,7 +233,7 @@ def whole_batches(
 
 
 def _read(disk: Disk, fd: int, length: int, position: int, path: str) -> bytes:
-    """What can't be read is as good as damaged: it says nothing about what can be written."""
+    """Read; treat unreadable bytes as damaged, because a read error does not mean writes fail."""
     try:
         return disk.read(fd, length, position)
     except OSError as error:
@@ -239,7 +242,7 @@ def _read(disk: Disk, fd: int, length: int, position: int, path: str) -> bytes:
 
 
 def headers(disk: Disk, fd: int, size: int, path: str) -> Iterator[BatchHeader]:
-    """Each header of a closed segment's file; the rest is not read where it is long.
+    """Yield each header of a closed segment's file; long payloads are not read.
 
     Raises:
         CorruptionError: names file and position.
@@ -262,21 +265,21 @@ def headers(disk: Disk, fd: int, size: int, path: str) -> Iterator[BatchHeader]:
         position += header.size
 
 
-# ---- how far the log is clean
+# ---- the state of cleaning
 
 
 def write_state(disk: Disk, directory: str, state: CleanState) -> None:
-    """Durable on return."""
+    """Write how far the log is clean. Durable on return."""
     content = {"marks": state.marks, "epoch": state.epoch, "dropped_to": state.dropped_to}
     write_atomically(disk, directory, STATE_FILE, encode_checkpoint(content))
 
 
 def read_state(disk: Disk, directory: str, end_offset: int) -> CleanState:
-    """What the file says of a log that ends here.
+    """Return how far a log that ends at ``end_offset`` is clean.
 
     Raises:
-        CorruptionError: it is damaged, and with it what keeps a lagging replica from missing a
-            tombstone that is gone here (rule R7): this replica is to be filled anew.
+        CorruptionError: the file is damaged, and with it the bound that keeps a lagging replica
+            from missing a tombstone dropped here (rule R7): this replica must be filled anew.
     """
     content = read_checkpoint(disk, f"{directory}/{STATE_FILE}")
     if content is None:

@@ -1,10 +1,9 @@
-"""The first record of a time or later, looked for in steps that are short wherever it lies.
+"""The first record of a given time or later, searched in short steps.
 
-The sparse index says where to begin; from there on it takes a look at each header, and at each
-line of a batch that may hold it. As a rule one step is all. But a batch may hold 65 MB of lines
-(a producer that numbers its batches writes each as one), and where times go up and down, or the
-log begins inside a segment, a whole log may have to be looked through: between two steps others
-have their turn, on the same loop.
+The sparse index gives the start; from there each header is examined, and each line of a batch that
+may hold the record. As a rule one step suffices. But a batch may hold 65 MB of lines (a batch of an
+idempotent producer is never split), and if times go up and down, or the log begins inside a
+segment, a whole log may have to be searched: between two steps other tasks run on the event loop.
 """
 
 from __future__ import annotations
@@ -25,46 +24,47 @@ if TYPE_CHECKING:
     from broker.record.batch import BatchHeader
 
 HEADERS_PER_STEP = 1_000
-"""Looked at: about 1 ms."""
+"""Headers examined per step: about 1 ms."""
 LINES_BYTES_PER_STEP = 262_144
-"""Looked through: about 1 ms where lines are short."""
+"""Bytes of lines examined per step: about 1 ms if lines are short."""
 BATCH_COST = 10
 BYTES_LIKE_A_HEADER = LINES_BYTES_PER_STEP // HEADERS_PER_STEP
-"""What a look into a batch takes of `HEADERS_PER_STEP`."""
+"""Bytes of lines that count as one of `HEADERS_PER_STEP`."""
 LARGE_BYTES = 1_048_576
-"""Of stored bytes or lines: such a batch is read in pieces, and unpacked on a thread."""
+"""Stored bytes, or lines, above which a batch is read in pieces and unpacked on a thread."""
 PIECE_BYTES = 4_194_304
-"""Of a large batch, read in one step."""
+"""Bytes of a large batch read in one step."""
 _LINE = re.compile(rb'\{"offset":(\d+),(?:"timestamp":(\d+),)?[^\n]*\n')
-"""A whole stored line: the next match begins with the next one."""
+"""A whole stored line: the next match begins with the next line."""
 
 
 class TimeSearch:
-    """One search in one log. Owned by who asks; a log that was cut meanwhile is searched anew."""
+    """A search in one log, owned by the task that requested it; restarted if the log is truncated.
+    """
 
     __slots__ = ("_batch", "_generation", "_left", "_reached", "_timestamp_ms", "found", "work")
 
     def __init__(self, timestamp_ms: int) -> None:
         self._timestamp_ms = timestamp_ms
         self._reached = 0
-        """Nothing below it is what is looked for."""
+        """Every record below this offset is older than the searched time."""
         self._batch: _Batch | None = None
         self._generation = -1
         self._left = 0
         self.found: int | None = None
-        """The offset, once the search is over; None: all records are older."""
+        """The offset found, once the search is over; None: all records are older."""
         self.work: Callable[[], None] | None = None
-        """To be done on a thread before the next step."""
+        """Work to run on a thread before the next step; None: none."""
 
     def step(
         self, files: OpenFiles, segments: list[Segment], log_start: int, generation: int
     ) -> bool:
-        """Look on from where the last step ended; True: it is over.
+        """Continue where the last step ended; return True when the search is over.
 
-        ``generation``: of the log; another one than before means that it was cut.
+        ``generation``: the log's truncation generation; a new one means that the log was truncated.
 
         Raises:
-            CorruptionError: names file and offset.
+            CorruptionError: a batch is damaged; names file and offset.
         """
         self.work = None
         if generation != self._generation:
@@ -74,7 +74,7 @@ class TimeSearch:
         if self._batch is None:
             return self._look_at_headers(files, segments)
         if self._batch.segment not in segments:
-            self._batch = None  # compacted meanwhile: it is looked for anew
+            self._batch = None  # its segment was compacted meanwhile: search for the batch again
             return False
         return self._look_into(self._batch, files)
 
@@ -108,7 +108,8 @@ class TimeSearch:
         return False
 
     def _look_into(self, batch: _Batch, files: OpenFiles) -> bool:
-        """A step in this batch; ``_batch`` is None where it is through."""
+        """Search the next piece of this batch; clear ``_batch`` at its end. Return True if found.
+        """
         if batch.text is None:
             self.work = batch.read_on(files)
         if batch.text is None:
@@ -125,7 +126,7 @@ class TimeSearch:
 
 
 class _Batch:
-    """A batch that may hold it: read, unpacked, and looked through line by line."""
+    """A batch that may hold the record: read, unpacked, and searched line by line."""
 
     __slots__ = ("_raw", "at", "header", "position", "segment", "text")
 
@@ -134,16 +135,16 @@ class _Batch:
         self.position = position
         self.header = header
         self._raw: bytearray | None = bytearray()
-        """What has been read of a large one; None: it has turned out wrong on the thread."""
+        """The bytes read of a large batch; None: the thread found it damaged."""
         self.text: bytes | bytearray | None = None
-        """Its lines, from ``at`` on."""
+        """Lines of the batch, not yet searched from ``at`` on; None: not read yet."""
         self.at = 0
 
     def read_on(self, files: OpenFiles) -> Callable[[], None] | None:
-        """Read the next piece, if there is any; what a thread has to do then.
+        """Read the next piece, if any is left; return the work that a thread must do then, or None.
 
         Raises:
-            CorruptionError: names file and offset.
+            CorruptionError: the batch is damaged; names file and offset.
         """
         size, raw = self.header.size, self._raw
         if raw is None or size <= LARGE_BYTES:
@@ -175,7 +176,7 @@ class _Batch:
             raise self._damage(str(error)) from None
 
     def _open(self) -> None:
-        """On a thread: check and unpack. What is wrong is found again, and said, on the loop."""
+        """Check and unpack, on a thread. Damage is found again, and raised, on the event loop."""
         raw = self._raw
         assert raw is not None
         try:
@@ -201,7 +202,7 @@ class _Batch:
         )
 
     def look(self, timestamp_ms: int, from_offset: int) -> int | None:
-        """Look through the next lines."""
+        """Search the next lines; return the offset found, or None."""
         text = self.text
         assert text is not None, "read_on comes first"
         end = min(self.at + LINES_BYTES_PER_STEP, len(text))

@@ -1,6 +1,6 @@
 r"""The record batch: a fixed binary header in front of newline-terminated JSON lines (decision D4).
 
-A batch is what is written, pushed to followers, and (its lines) what a fetch returns. Layout,
+A batch is written to the log and pushed to followers as it is; a fetch returns its lines. Layout,
 little-endian, 84 bytes, then the lines:
 
     magic            4   b"\xffQB1": 0xFF never occurs in UTF-8, so no payload can imitate it
@@ -52,7 +52,7 @@ _STAMP = Struct("<qI")
 HEADER_SIZE = WHOLE.size
 _STAMP_AT = 8
 CRC_FROM = 24
-"""Where in a batch that begins which its crc covers."""
+"""Position in a batch of the first byte that its crc covers."""
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
@@ -60,9 +60,9 @@ NO_SEQUENCE = -1
 _VALUE_FORMAT_SHIFT = 2
 _FORMAT_MASK = 0b11
 FORMATS_MASK = 0b1111
-"""Attribute bits of both formats."""
+"""Attribute bits of the key format and the value format."""
 _LENGTH, _CRC, _BASE_OFFSET, _COUNT, _DELTA, _LEADER_EPOCH = 1, 4, 5, 6, 7, 8
-"""Places in a `BatchHeader`: by number a field costs a third of what it costs by name."""
+"""Places in a `BatchHeader`: access by number costs a third of access by name."""
 _new_tuple = tuple.__new__
 _TRANSACTIONAL = 1 << 4
 _CONTROL = 1 << 5
@@ -71,7 +71,7 @@ COMPRESSION_MASK = 0b111 << COMPRESSION_SHIFT
 
 
 class RecordFormat(IntEnum):
-    """How the JSON text of a key or value is to be read (interfaces, section 3)."""
+    """The meaning of the JSON text of a key or value (interfaces, section 3)."""
 
     JSON = 0
     """Any JSON text, byte for byte as the client sent it."""
@@ -82,11 +82,11 @@ class RecordFormat(IntEnum):
 
 
 class BatchError(ValueError):
-    """These bytes are not a whole, valid batch."""
+    """The bytes are not a whole, valid batch."""
 
 
 class BatchHeader(NamedTuple):
-    """The header, field by field, in the order of the bytes."""
+    """The header of a batch, field by field, in the order of the bytes."""
 
     magic: bytes
     length: int
@@ -121,7 +121,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """No holes: line k holds offset base + k (rule R7)."""
+        """True without holes: line k holds offset base + k (rule R7)."""
         return self.count == self.last_offset_delta + 1
 
     @property
@@ -142,7 +142,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_compressed(self) -> bool:
-        """What stands behind the header of the stored batch is a frame, not lines."""
+        """True if the stored batch holds a zstd frame behind its header, not lines."""
         return bool(self.attributes & COMPRESSION_MASK)
 
 
@@ -150,8 +150,8 @@ class BatchSlice(NamedTuple):
     """Some consecutive records of one batch, as stored lines.
 
     ``header`` describes the whole batch (formats, timestamps, epoch). ``lines`` holds ``count``
-    whole lines, the first of them at ``first_offset``; reading goes on at ``next_offset``. A view
-    into a larger buffer: copy it if it must outlive the answer.
+    whole lines, the first of them at ``first_offset``; reading continues at ``next_offset``.
+    ``lines`` may be a view into a larger buffer: copy it if it must outlive the response.
     """
 
     header: BatchHeader
@@ -168,7 +168,7 @@ def attributes_of(
     transactional: bool = False,
     control: bool = False,
 ) -> int:
-    """The attribute bits of a batch."""
+    """Return the attribute bits of a batch."""
     return (
         key_format
         | value_format << _VALUE_FORMAT_SHIFT
@@ -178,7 +178,10 @@ def attributes_of(
 
 
 def durable_check(durable_end: int, crc: int) -> int:
-    """The check over a local part; bound to its batch, so that no stamp fits another batch."""
+    """Return the check over a local part.
+
+    Seeded with the batch's crc, so that it fits no other batch.
+    """
     return crc32(_I64.pack(durable_end), crc)
 
 
@@ -198,7 +201,7 @@ def build_header(  # noqa: PLR0913 one argument a field: this runs once per batc
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
 ) -> bytes:
-    """The 84 bytes that belong in front of these lines."""
+    """Return the 84 bytes that belong in front of these lines."""
     rest = _REST.pack(
         base_offset,
         count,
@@ -218,7 +221,7 @@ def build_header(  # noqa: PLR0913 one argument a field: this runs once per batc
 
 
 def parse_header(buffer: Buffer, at: int = 0) -> BatchHeader:
-    """Read the header at this position. Nothing is checked but that 84 bytes are there.
+    """Read the header at this position. Only its length of 84 bytes is checked.
 
     Raises:
         BatchError: fewer bytes than a header.
@@ -230,9 +233,9 @@ def parse_header(buffer: Buffer, at: int = 0) -> BatchHeader:
 
 
 def place_of(buffer: Buffer, at: int) -> tuple[int, int, int]:
-    """(size, base offset, next offset) of the batch whose header lies here whole; magic checked.
+    """Return (size, base offset, next offset) of the batch whose whole header lies here.
 
-    The short form of `parse_header` for walks over many small batches.
+    The magic is checked. The short form of `parse_header` for walks over many small batches.
 
     Raises:
         BatchError: no batch starts here.
@@ -247,10 +250,10 @@ def place_of(buffer: Buffer, at: int) -> tuple[int, int, int]:
 def verify(buffer: Buffer, at: int = 0) -> BatchHeader:
     """Read the batch at this position and check its magic, size, crc and counts.
 
-    The local part is left to `is_stamped`: a batch from a peer carries the peer's.
+    The local part is checked by `is_stamped`: a batch from a peer carries the peer's.
 
     Raises:
-        BatchError: what is wrong with it.
+        BatchError: the batch is invalid; the message names the fault.
     """
     header = parse_header(buffer, at)
     if header.magic != MAGIC:
@@ -275,7 +278,7 @@ def verify(buffer: Buffer, at: int = 0) -> BatchHeader:
 
 
 def rebuilt(header: BatchHeader, lines: Buffer) -> bytes:
-    """A batch with this header's fields and these lines; length, crc and local part are made anew.
+    """Return a batch with this header's fields and these lines; length, crc and local part are new.
 
     The durable end stays: it was true when the batch was first written here (rule Q5).
     """
@@ -302,7 +305,7 @@ def rebuilt(header: BatchHeader, lines: Buffer) -> bytes:
 
 
 def is_stamped(header: BatchHeader) -> bool:
-    """Whether the local part is whole and belongs to this batch (rule Q5)."""
+    """Return True if the local part is whole and belongs to this batch (rule Q5)."""
     return header.durable_check == crc32(_I64.pack(header.durable_end), header.crc)
 
 
@@ -314,7 +317,7 @@ def stamp(buffer: bytearray | memoryview, at: int, durable_end: int, crc: int) -
 def stamp_run(
     buffer: bytearray | memoryview, headers: Sequence[BatchHeader], durable_end: int
 ) -> None:
-    """`stamp` every batch of a run with these headers."""
+    """Call `stamp` for every batch of a run with these headers."""
     at, end = 0, _I64.pack(durable_end)
     for header in headers:
         _STAMP.pack_into(buffer, at + _STAMP_AT, durable_end, crc32(end, header.crc))
@@ -322,14 +325,14 @@ def stamp_run(
 
 
 def writable(batches: Buffer) -> bytearray | memoryview:
-    """These bytes to be stamped: a view that a stream received into as it is, else a copy."""
+    """Return these bytes in a writable form: a writable view as it is, else a copy."""
     if isinstance(batches, memoryview) and not batches.readonly:
         return batches
     return bytearray(batches)
 
 
 def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Each (position, header) of a run of whole batches; magic checked, crc not.
+    """Yield each (position, header) of a run of whole batches; magic checked, crc not.
 
     Raises:
         BatchError: the run does not consist of whole batches.
@@ -345,9 +348,10 @@ def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def _quickly_verified(view: memoryview, at: int, end: int) -> BatchHeader | None:
-    """The header here, if all `verify` looks at is right; else that has to say what is wrong.
+    """Return the header here if everything `verify` checks is right, else None.
 
-    Half the time: a follower does this for every batch, and many hold one record.
+    Takes half the time of `verify`, which then names the fault: a follower does this for every
+    batch, and many batches hold one record.
     """
     if end - at < HEADER_SIZE:
         return None
@@ -362,6 +366,8 @@ def _quickly_verified(view: memoryview, at: int, end: int) -> BatchHeader | None
 
 def verify_run(buffer: Buffer, next_offset: int, epoch: int) -> list[BatchHeader]:
     """Check a run of batches that is to follow a log with this end and last epoch.
+
+    Return the headers.
 
     Raises:
         BatchError: the bytes are not whole valid batches.
@@ -396,7 +402,7 @@ _SLICE = Struct("<IIqq")
 
 
 def encode_slices(slices: Sequence[BatchSlice]) -> bytes:
-    """Slices as one frame body, for the broker that forwards a fetch (decision D7)."""
+    """Encode slices as one frame body, for the broker that forwards a fetch (decision D7)."""
     parts: list[Buffer] = []
     for piece in slices:
         parts.append(
@@ -408,7 +414,7 @@ def encode_slices(slices: Sequence[BatchSlice]) -> bytes:
 
 
 def decode_slices(frame: bytes | memoryview) -> list[BatchSlice]:
-    """The inverse of `encode_slices`; the lines are views into the frame.
+    """Decode the result of `encode_slices`; the lines are views into the frame.
 
     Raises:
         BatchError: the frame is cut short.

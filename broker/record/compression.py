@@ -1,7 +1,8 @@
-"""zstd in place of a batch's lines (`compression.type`): packed, bounded, unpacked. Pure.
+"""zstd compression of a batch's lines (`compression.type`): packed, bounded, unpacked. Pure.
 
-One frame holds the lines of one batch, its size in its header; the batch says so in Kafka's codec
-number (attribute bits 6 to 8). `lines_of` is the one way from what is stored to lines.
+A leader packs the lines of a batch into one frame (`pack`), which holds their size in its header;
+the batch names Kafka's codec number (attribute bits 6 to 8). `lines_of` is the only way from stored
+bytes to lines. Responses reuse stored frames (`framed`, `framed_once`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.record")
 
 ZSTD = 4
-"""Kafka's number of the codec (KIP-110)."""
+"""Kafka's number of the zstd codec (KIP-110)."""
 LEVEL = 1
-"""1 to 4 cost 2 ms a megabyte and come to the same size; 5 and above hold the loop for 7 to 1,000
-ms a megabyte and save a tenth to a third (docs/performance.md)."""
+"""zstd level. 1 to 4 cost 2 ms a megabyte and give the same size; 5 and above block the event loop
+for 7 to 1,000 ms a megabyte and save a tenth to a third (docs/performance.md)."""
 MIN_LINES_BYTES = 512
-"""Shorter lines are stored as they are: they would lose a third at most, for twice the work."""
+"""Shorter lines are stored unpacked: they would shrink by a third at most, for twice the work."""
 WINDOW_BYTES_MAX = 1 << 23
-"""What any reader of `Content-Encoding: zstd` has to have room for (RFC 9659)."""
+"""Largest window that any reader of `Content-Encoding: zstd` must support (RFC 9659)."""
 _RAW_FRAME = 1 << 20
 _RAW_BLOCK = 1 << 17
 """Largest block of a frame (RFC 8878, 3.1.1.2)."""
@@ -42,12 +43,13 @@ _RAW_HEAD = b"\x28\xb5\x2f\xfd\xa0"
 
 _compressors: list[zstandard.ZstdCompressor] = []
 _decompressors: list[zstandard.ZstdDecompressor] = []
-"""Idle contexts: making one costs four times what a small batch does. A context serves one caller
-at a time (the interpreter is let go meanwhile), so each takes one out and puts it back."""
+"""Idle contexts: creating one costs four times as much as a small batch. A context serves one
+caller at a time (it releases the interpreter lock), so each caller takes one out and puts it
+back."""
 
 
 class PackedSlice(NamedTuple):
-    """All records of one batch, still compressed: for whoever passes the frame on."""
+    """All records of one batch, still compressed: for a reader that passes the frame on."""
 
     header: BatchHeader
     frame: bytes | memoryview
@@ -55,21 +57,22 @@ class PackedSlice(NamedTuple):
     next_offset: int
     count: int  # type: ignore[assignment]  # tuple.count is of no use here
     lines_size: int
-    """Bytes of lines in it, as the frame says."""
+    """Bytes of lines in the frame, from its header."""
 
     @classmethod
     def whole(cls, header: BatchHeader, frame: bytes | memoryview) -> PackedSlice:
-        """A batch as it is stored. BatchError as `unpacked_size`."""
+        """Return a whole batch as it is stored. BatchError as `unpacked_size`."""
         size, base = unpacked_size(frame), header.base_offset
         return cls(header, frame, base, header.next_offset, header.count, size)
 
     @classmethod
     def received(cls, piece: BatchSlice) -> PackedSlice:
-        """A slice whose lines are a frame, as it came from a peer. BatchError as `whole`."""
+        """Return a slice from a peer whose lines are a frame. BatchError as `whole`."""
         return cls(*piece, unpacked_size(piece.lines))
 
     def as_sent(self) -> BatchSlice:
-        """The inverse of `received`: what has to be said beside it is that this is a frame."""
+        """Return the inverse of `received`; the sender must also state that the lines are a frame.
+        """
         return BatchSlice(self.header, self.frame, self.first_offset, self.next_offset, self.count)
 
 
@@ -77,11 +80,11 @@ Piece = BatchSlice | PackedSlice
 
 
 def pack(lines: bytes | memoryview) -> bytes | None:
-    """These lines as one frame to be stored; None where that is not shorter.
+    """Return these lines as one frame to be stored; None if that is not shorter.
 
-    It is read back before it is anybody's: what is acknowledged stands in this frame alone, on all
-    replicas, and may be passed on for years before somebody looks into it. Where it would not say
-    the same, which only a fault of memory or of the library explains, lines are stored.
+    The frame is read back before use: acknowledged records exist in this frame alone, on all
+    replicas, and may be passed on for years before a client unpacks it. If it does not give the
+    same lines, which only a fault of memory or of the library explains, the lines are stored.
     """
     return None if len(lines) < MIN_LINES_BYTES else _shorter(lines)
 
@@ -111,7 +114,8 @@ def _compressed(lines: bytes | memoryview) -> bytes:
 
 
 def _decompressed(frame: bytes | memoryview) -> bytes:
-    """What one frame holds, no more than it says. BatchError where it is broken."""
+    """Return the content of one frame, at most the size in its header. BatchError if it is broken.
+    """
     try:
         context = _decompressors.pop()
     except IndexError:
@@ -126,10 +130,10 @@ def _decompressed(frame: bytes | memoryview) -> bytes:
 
 
 def unpacked_size(frame: bytes | memoryview) -> int:
-    """How many bytes of lines a frame says it holds.
+    """Return the number of bytes of lines that a frame's header states.
 
     Raises:
-        BatchError: it is no frame, or says nothing or more than a batch may hold.
+        BatchError: it is no frame, or states no size, or more than a batch may hold.
     """
     try:
         size = zstandard.frame_content_size(frame)
@@ -143,13 +147,13 @@ def unpacked_size(frame: bytes | memoryview) -> int:
 
 
 def lines_of(header: BatchHeader, stored: bytes | memoryview) -> bytes | memoryview:
-    """The lines of a batch, whatever stands behind its header.
+    """Return the lines of a batch, given the bytes stored behind its header.
 
-    Takes no more memory than `unpacked_size`, and that is bounded.
+    Takes no more memory than `unpacked_size`, which is bounded.
 
     Raises:
-        BatchError: an unknown codec; a frame that is broken, holds more or less than it says, has
-            something behind it, or does not end with a whole line.
+        BatchError: an unknown codec; a frame that is broken, holds more or less than it states, has
+            bytes behind it, or does not end with a whole line.
     """
     codec = (header.attributes & COMPRESSION_MASK) >> COMPRESSION_SHIFT
     if not codec or not header.count:
@@ -166,10 +170,11 @@ def lines_of(header: BatchHeader, stored: bytes | memoryview) -> bytes | memoryv
 
 
 def stored_as(header: BatchHeader, lines: bytes, count: int) -> tuple[BatchHeader, bytes]:
-    """Header and payload of a batch that keeps ``count`` records: compressed as it was, if at all.
+    """Return header and payload of a batch that keeps ``count`` records, compressed if it was so.
 
-    Length and attributes fit the payload; crc and local part are `rebuilt`'s. Few lines that took
-    less as a part of the frame are a frame again: cleaning never makes a log longer.
+    Length and attributes fit the payload; `rebuilt` sets crc and local part. Lines below the usual
+    minimum are compressed again if they were shorter as a part of the old frame: cleaning never
+    makes a log longer.
     """
     frame = None
     if header.is_compressed:
@@ -188,10 +193,11 @@ class Framed(NamedTuple):
 
 
 def framed(pieces: Iterable[Piece], before: Callable[[Piece], bytes] | None = None) -> Framed:
-    """The lines of these pieces, in order, as zstd frames one behind the other (RFC 8878, 3.1).
+    """Return the lines of these pieces, in order, as consecutive zstd frames (RFC 8878, 3.1).
 
-    Frames go as they are stored; what was cut out of a compressed batch is compressed again, what
-    was stored as lines goes as it is. ``before``: bytes put in front of each piece's lines.
+    Stored frames are used as they are; records sliced out of a compressed batch are compressed
+    again, stored lines are framed uncompressed. ``before``: bytes put in front of each piece's
+    lines.
     """
     parts: list[bytes | memoryview] = []
     plain: list[bytes | memoryview] = []
@@ -219,7 +225,7 @@ def framed(pieces: Iterable[Piece], before: Callable[[Piece], bytes] | None = No
 
 
 def fits_one_frame(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The first of these pieces that `framed_once` may put together, one at least."""
+    """Return the first of these pieces that `framed_once` may put together, at least one."""
     size = 0
     for number, piece in enumerate(pieces):
         size += piece.lines_size if isinstance(piece, PackedSlice) else len(piece.lines)
@@ -229,10 +235,10 @@ def fits_one_frame(pieces: Sequence[Piece]) -> Sequence[Piece]:
 
 
 def framed_once(pieces: Sequence[Piece], before: Callable[[Piece], bytes] | None = None) -> Framed:
-    """As `framed`, in a single frame: the stored one, where that is all there is, else a new one.
+    """Return the result of `framed` in a single frame: the stored one if it is all, else a new one.
 
-    For readers that may not know of a second frame. As much work as unpacking and packing all of
-    it, 2 ms a megabyte: `fits_one_frame` bounds that.
+    For readers that may not support a second frame. Takes as much work as unpacking and packing all
+    of it, 2 ms a megabyte: `fits_one_frame` bounds that.
 
     Raises:
         BatchError: a frame is broken.
@@ -253,9 +259,9 @@ def framed_once(pieces: Sequence[Piece], before: Callable[[Piece], bytes] | None
 
 
 def _as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memoryview]:
-    """Lines as zstd frames of their own between others, compressed only where ``shorten``.
+    """Return lines as zstd frames of their own, compressed only if ``shorten``.
 
-    Frames that hold bytes as they are cost nothing but a copy, and 33 bytes a megabyte.
+    Uncompressed frames cost only a copy, and 33 bytes a megabyte.
     """
     if shorten and len(lines) >= MIN_LINES_BYTES:
         return [_compressed(lines)]

@@ -1,9 +1,11 @@
 """Produce requests to stored lines: one decode, one encode, the client's bytes untouched.
 
-A stored line is ``{"offset":N,"timestamp"?,"headers"?,"key":K,"value":V}`` and a line feed. Keys
-and values are never parsed and dumped again (rule R12): msgspec hands their text through as
-`msgspec.Raw`. Measured at 0.28 µs a record of 100 bytes, a quarter of parse and dump.
-Without msgspec the same functions run on orjson (`broker.record.plain_lines`).
+The HTTP layer decodes a body (`decode_records`, `check_formats`); the leader's log numbers the
+records and encodes batches (`encode_batches`). A stored line is
+``{"offset":N,"timestamp"?,"headers"?,"key":K,"value":V}`` and a line feed. Keys and values are
+never parsed and dumped again (rule R12): msgspec passes their text through as `msgspec.Raw`.
+Measured at 0.28 µs a record of 100 bytes, a quarter of parse and dump. Without msgspec the same
+functions run on orjson (`broker.record.plain_lines`).
 """
 
 from __future__ import annotations
@@ -44,21 +46,21 @@ else:
         HAS_MSGSPEC = False
     else:
         HAS_MSGSPEC = True
-        # In a union msgspec doesn't hand raw text through. So the declared type is Raw, a field
-        # left out stays None, and an explicit null is made None by `_check_rare_fields`.
+        # In a union msgspec doesn't pass raw text through. So the declared type is Raw, a field
+        # left out stays None, and `_check_rare_fields` turns an explicit null into None.
         OptionalRaw = msgspec.Raw
 
 BATCH_BYTES_MAX = 1_048_576
-"""Lines of one batch. Above 1 MB a batch costs 1.3 to 2.5 times as much per byte (caches)."""
+"""Bytes of lines of one batch. Above 1 MB each byte costs 1.3 to 2.5 times as much (caches)."""
 BATCH_LINES_MAX = 68_157_440
-"""65 MiB, also of one that may not be cut: a batch is pushed in one frame, and the largest record
-that a topic can be configured to take (64 MiB) has room here with what a line adds."""
+"""Bytes of lines of a batch that may not be split: 65 MiB. A batch is pushed in one frame, and the
+largest record that a topic can be configured to accept (64 MiB) fits with what a line adds."""
 TIMESTAMP_MAX = 253_402_300_799_999
-"""The last millisecond of the year 9999: dates of every client library end there."""
+"""The last millisecond of the year 9999, where the dates of every client library end."""
 PARTITION_MAX = 2**31 - 1
 NESTING_TAKEN = 500
-"""Levels of a body that are taken for sure: the parser's own limit, which depends on who calls, is
-a few hundred above."""
+"""Levels of nesting that are accepted for sure: the parser's own limit, which depends on the depth
+of the call stack, is a few hundred above."""
 _RARE = (b'"offset"', b'"headers"', b'"timestamp"', b'"partition"', b"\\u")
 
 if HAS_MSGSPEC:
@@ -73,12 +75,12 @@ if HAS_MSGSPEC:
         omit_defaults=True,
         kw_only=True,
     ):
-        """One record of a produce request, and one stored line once its offset is set.
+        """A record of a produce request, and a stored line once its offset is set.
 
         The order of the fields is the order in the line. ``partition`` is for routing and never
-        stored; ``offset`` is the log's to set, a client that sends it is refused. Key and value
-        have a default *factory*, because a shared default would be left out of the line, and a
-        missing one has to be stored as null.
+        stored; ``offset`` is set by the log, a client that sends it is refused. Key and value have
+        a default *factory*, because a shared default would be left out of the line, and a missing
+        one must be stored as null.
         """
 
         partition: int | None = None
@@ -91,10 +93,10 @@ if HAS_MSGSPEC:
     if TYPE_CHECKING:
 
         class BareRecord(ProduceRecord):
-            """A record of which the client sent key and value alone, as nearly all do.
+            """A record of which the client sent only key and value, as nearly all clients do.
 
-            Its other fields are of a type that no JSON text is: who sends one is refused, and the
-            body decoded as `ProduceRecord`. So nobody need look for them, neither by searching the
+            Its other fields have a type that no JSON text matches: a body with one of them is
+            refused, and decoded as `ProduceRecord`. So no code need search for them, neither in the
             body (which took longer than decoding it) nor record by record.
             """
 
@@ -104,7 +106,7 @@ if HAS_MSGSPEC:
         class BareRecord(
             ProduceRecord, gc=False, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
         ):
-            """See above."""
+            """The class of the same name above, with field types that match no JSON text."""
 
             partition: _Nothing = None
             offset: _Nothing = -1
@@ -112,12 +114,12 @@ if HAS_MSGSPEC:
             headers: _Nothing = None
 
     class _BareEnvelope(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
-        """The body nearly everybody sends."""
+        """The body that nearly every client sends."""
 
         records: list[BareRecord]
 
     class _Envelope(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
-        """A v2 produce body. Schema fields are another door's business; here they mean nothing."""
+        """A v2 produce body. Its schema fields are accepted and ignored."""
 
         records: list[ProduceRecord]
         key_schema: OptionalRaw = None
@@ -133,7 +135,7 @@ if HAS_MSGSPEC:
         try:
             return _decode_bare_envelope(body).records
         except msgspec.DecodeError:
-            pass  # what is wrong, if anything is, the other decoder says
+            pass  # the other decoder reports the fault, if there is one
         try:
             return _decode_envelope(body).records
         except msgspec.ValidationError as error:
@@ -146,7 +148,7 @@ if HAS_MSGSPEC:
             raise KafkaError(ErrorCode.INVALID_REQUEST, not_json(body, str(error))) from None
 
     def make_raw(text: bytes) -> msgspec.Raw:
-        """JSON text as the type a record holds its key, value and headers in."""
+        """Return JSON text in the type that a record holds its key, value and headers in."""
         return msgspec.Raw(text)
 
 elif not TYPE_CHECKING:
@@ -155,15 +157,16 @@ elif not TYPE_CHECKING:
     from broker.record.plain_lines import encode_lines
 
     class BareRecord(ProduceRecord):
-        """Never made: whatever a record holds, it is looked at."""
+        """A class never instantiated: without msgspec every record's optional fields are checked.
+        """
 
     def make_raw(text):
-        """JSON text as the type a record holds its key, value and headers in."""
+        """Return JSON text in the type that a record holds its key, value and headers in."""
         return text
 
 
 class EncodedBatch(NamedTuple):
-    """A batch as it is written, and what the log keeps of it."""
+    """A batch as it is written, and the fields that the log keeps of it."""
 
     raw: bytes
     base_offset: int
@@ -172,9 +175,10 @@ class EncodedBatch(NamedTuple):
 
 
 def not_json(body: bytes, why: str) -> str:
-    """What is said of a body that is no JSON; ``why`` in the parser's words.
+    """Return the error text for a body that is no JSON; ``why`` is the parser's message.
 
-    They are wrong about two: an empty one, and half a surrogate pair before a string's end.
+    That message is wrong for two bodies: an empty one, and one with half a surrogate pair before a
+    string's end.
     """
     if not body.strip():
         return "the body is empty"
@@ -191,11 +195,11 @@ def decode_records(body: bytes) -> Sequence[ProduceRecord]:
     """Read the body of a v2 produce request: all `BareRecord`, or none of them.
 
     Line breaks between tokens become spaces, lexically and only after the original was decoded:
-    inside a string a raw one is refused by that decode, so none is ever changed there (rule R12).
+    that decode refuses a raw line break inside a string, so none is ever changed there (rule R12).
 
     Raises:
         KafkaError: INVALID_REQUEST: not UTF-8, not JSON, nested too deep, of the wrong shape
-            (`UnprocessableRecordsError` where only the fields are wrong).
+            (`UnprocessableRecordsError` if only the fields are wrong).
     """
     try:
         if not body.isascii():
@@ -219,14 +223,14 @@ def decode_records(body: bytes) -> Sequence[ProduceRecord]:
 
 
 def are_bare(records: Sequence[ProduceRecord]) -> bool:
-    """Whether these records, all of one body, hold nothing but keys and values."""
+    """Return True if these records, all of one body, hold nothing but keys and values."""
     return type(records[0]) is BareRecord
 
 
 def check_formats(
     records: Sequence[ProduceRecord], key_format: RecordFormat, value_format: RecordFormat
 ) -> None:
-    """Check keys and values that must be strings, and put base64 into its one stored form.
+    """Check keys and values that must be strings, and convert base64 to its one stored form.
 
     Raises:
         KafkaError: INVALID_REQUEST, naming the data.
@@ -240,18 +244,19 @@ def check_formats(
 
 
 def key_view(record: ProduceRecord, key_format: RecordFormat) -> bytes | None:
-    """The bytes view of a record's key: what its partition is computed from; None without a key."""
+    """Return the bytes view of a record's key, which selects its partition; None without a key."""
     return bytes_view(bytes(record.key), key_format)
 
 
 def record_size(record: ProduceRecord) -> int:
-    """The bytes max.message.bytes limits: key, value and headers as they are stored."""
+    """Return the bytes that max.message.bytes limits: key, value and headers as they are stored."""
     size = len(record.key) + len(record.value)
     return size if record.headers is None else size + len(record.headers)
 
 
 def oversized(records: Sequence[ProduceRecord], max_message_bytes: int) -> list[int]:
-    """The indexes of records over the limit: each is refused alone, the others are stored."""
+    """Return the indexes of records over the limit: each is refused alone, the others are stored.
+    """
     return [
         index for index, record in enumerate(records) if record_size(record) > max_message_bytes
     ]
@@ -274,16 +279,18 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
     codec: int = 0,
     pack: Callable[[bytes], bytes | None] | None = None,
 ) -> list[EncodedBatch]:
-    """Number the records and render them as batches of at most ``batch_bytes_max`` of lines.
+    """Number the records and encode them as batches of at most ``batch_bytes_max`` bytes of lines.
 
-    One record may be larger. The records are changed: offset set, partition cleared. More than
-    `BATCH_LINES_MAX` in one batch: KafkaError MESSAGE_TOO_LARGE.
+    A single record may be larger. The records are changed: offset set, partition cleared.
 
     ``append_time``: the topic's message.timestamp.type is append, so the producer's own times are
     dropped. A record without a time has the broker's.
 
-    ``pack``: a batch's lines as ``codec`` stores them, None where that is no shorter
+    ``pack``: returns a batch's lines as ``codec`` stores them, None if that is no shorter
     (`broker.record.compression`).
+
+    Raises:
+        KafkaError: MESSAGE_TOO_LARGE, more than `BATCH_LINES_MAX` in one batch.
     """
     if are_bare(records):
         timed = False
@@ -331,7 +338,8 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
 
 
 def _number(records: Sequence[ProduceRecord], base_offset: int, *, append_time: bool) -> bool:
-    """Set offsets, clear what is not stored; whether a record has a time of its own."""
+    """Set offsets, clear fields that are not stored; return True if a record has a time of its own.
+    """
     timed = False
     for offset, record in enumerate(records, base_offset):
         record.partition = None
@@ -344,7 +352,7 @@ def _number(records: Sequence[ProduceRecord], base_offset: int, *, append_time: 
 
 
 def _cut(lines: bytes, at: int, batch_bytes_max: int) -> int:
-    """Where the batch that starts here ends: behind a whole line, and never empty."""
+    """Return the end of the batch that starts at ``at``: behind a whole line, and never empty."""
     end = len(lines)
     if end - at > batch_bytes_max:
         end = lines.rfind(b"\n", at, at + batch_bytes_max) + 1 or lines.index(b"\n", at) + 1
@@ -388,7 +396,7 @@ def _check_rare_fields(records: Sequence[ProduceRecord]) -> None:
 
 
 def _check_headers(headers: object, index: int) -> None:
-    """Headers are ``[{"key": text, "value": base64 or null}]``, as Strimzi and Karapace agree."""
+    """Check headers: ``[{"key": text, "value": base64 or null}]``, as in Strimzi and Karapace."""
     where = f"at `$.records[{index}].headers`"
     if not isinstance(headers, list):
         msg = f"expected an array of headers - {where}"

@@ -2,7 +2,8 @@
 
 orjson proves that the body is JSON, but its result has lost the client's text (20-digit integers,
 duplicate keys); so the text of each value is cut out of the body by a lexical scan that relies on
-that proof. `broker.record.lines` shows this module's names where msgspec is missing.
+that proof. `broker.record.lines` uses this module's names if msgspec is missing; `fields_of` serves
+compaction and rendering in the same case.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _RECORD_FIELDS = frozenset({"partition", "timestamp", "headers", "key", "value"}
 
 
 class PlainRecord:
-    """The same fields as the msgspec struct `broker.record.lines.ProduceRecord`."""
+    """A record with the fields of the msgspec struct `broker.record.lines.ProduceRecord`."""
 
     __slots__ = ("headers", "key", "offset", "partition", "timestamp", "value")
 
@@ -86,7 +87,7 @@ def decode_envelope(body: bytes) -> list[PlainRecord]:
 
 
 def encode_lines(records: Sequence[PlainRecord]) -> bytes:
-    """Stored lines, fields in their fixed order (interfaces, section 3)."""
+    """Return stored lines, with fields in their fixed order (interfaces, section 3)."""
     parts = []
     for record in records:
         parts.append(b'{"offset":%d' % record.offset)
@@ -99,7 +100,7 @@ def encode_lines(records: Sequence[PlainRecord]) -> bytes:
 
 
 def fields_of(line: bytes) -> dict[str, bytes]:
-    """The raw text of each field of one stored line."""
+    """Return the raw text of each field of one stored line."""
     return {name: line[start:end] for name, (start, end) in _members(line, 0)}
 
 
@@ -132,7 +133,7 @@ def _whole_number(parsed: dict[str, object], name: str, index: int) -> int | Non
 
 
 def _members(body: bytes, at: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Each (name, span of the value's text) of the object that starts here; a later one wins."""
+    """Yield (name, span of the value's text) of the object that starts here; a later name wins."""
     at = _token(body, at).end()
     while True:
         token = _token(body, at)
@@ -148,7 +149,7 @@ def _members(body: bytes, at: int) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _elements(body: bytes, at: int) -> list[tuple[int, int]]:
-    """The span of each element's text of the array that starts here."""
+    """Return the span of each element's text of the array that starts here."""
     spans: list[tuple[int, int]] = []
     at = _token(body, at).end()
     while True:
@@ -163,7 +164,7 @@ def _elements(body: bytes, at: int) -> list[tuple[int, int]]:
 
 
 def _value(body: bytes, at: int) -> tuple[int, int]:
-    """The span of the value's text that starts at or behind this position."""
+    """Return the span of the value's text that starts at or behind this position."""
     token = _token(body, at)
     start, end = token.span(1)
     depth = 1 if token[1] in _OPENING else 0

@@ -1,7 +1,7 @@
-"""Stored lines to what a door promises: arrays, spliced timestamps, the v2 record shape.
+"""Stored lines in the forms of the HTTP API: arrays, added timestamps, the v2 record shape.
 
-Lines go out as they are wherever a client takes them; only the v2 shape, which repeats topic and
-partition in every record, is rendered record by record.
+Fetch responses call it. Lines are returned unchanged wherever the API allows; only the v2 shape,
+which repeats topic and partition in every record, is rendered record by record.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _FORMATS = {
     for key in RecordFormat
     for value in RecordFormat
 }
-"""What `batch_line` says of the formats, by the attribute bits: names are slow to come by."""
+"""Text of both formats in `batch_line`, by the attribute bits; enum names are slow to look up."""
 
 
 def lines_to_array(slices: Sequence[BatchSlice]) -> bytes:
-    """The stored lines of these slices as one JSON array: a same-length replace, no parse.
+    """Return the stored lines of these slices as one JSON array: a same-length replace, no parse.
 
-    A stored line never holds another line feed (rule R12), so each one is a separator.
+    A stored line never holds another line feed (rule R12), so each line feed is a separator.
     """
     return b"".join(array_pieces(slices))
 
 
 def array_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
-    """`lines_to_array` in one piece behind the other."""
+    """Return the result of `lines_to_array` in consecutive pieces."""
     return array_of([piece.lines for piece in slices])
 
 
 def array_of(lines: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Runs of stored lines as one JSON array, in pieces: two copies in all, not four."""
+    """Return runs of stored lines as one JSON array, in pieces: two copies in all, not four."""
     if not lines:
         return [b"[]"]
     pieces: list[bytes | memoryview] = [b"[", *lines]
@@ -70,17 +70,17 @@ def array_of(lines: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def lines_with_batches(slices: Sequence[BatchSlice]) -> bytes:
-    """The stored lines, each run of one batch behind a line that says how to read it.
+    """Return the stored lines, each run of one batch behind a line that describes the batch.
 
-    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format"}}``: what a
-    line itself does not hold. ``timestamp`` is that of records without one of their own. No work
+    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format"}}``: facts
+    that a line does not hold. ``timestamp`` applies to records without one of their own. No work
     per record; a stored line starts with its offset, so the two kinds can't be confused.
     """
     return b"".join(batch_pieces(slices))
 
 
 def batch_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
-    """`lines_with_batches` in pieces."""
+    """Return the result of `lines_with_batches` in pieces."""
     pieces: list[bytes | memoryview] = []
     for piece in slices:
         pieces += (batch_line(piece), piece.lines)
@@ -88,7 +88,7 @@ def batch_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
 
 
 def batch_line(piece: Piece) -> bytes:
-    """The line about a batch that `lines_with_batches` puts before its lines."""
+    """Return the line about a batch that `lines_with_batches` puts before its lines."""
     header = piece.header
     return (b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,%b}}\n') % (
         piece.first_offset,
@@ -100,16 +100,16 @@ def batch_line(piece: Piece) -> bytes:
 
 
 def splice_timestamps(piece: BatchSlice) -> bytes:
-    """The lines with ``"timestamp"`` in each: the record's own, else the batch's append time."""
+    """Return the lines, each with a ``"timestamp"``: its own, else the batch's append time."""
     lines = piece.lines if isinstance(piece.lines, bytes) else bytes(piece.lines)
     return _UNTIMED.sub(rb'\1,"timestamp":%d,' % piece.header.append_timestamp, lines)
 
 
 def skip_lines(lines: bytes, header: BatchHeader, offset: int) -> int:
-    """How many bytes of a batch's lines come before the record at or behind this offset.
+    """Return how many bytes of a batch's lines come before the record at or behind this offset.
 
-    In a dense batch line k holds offset base + k; in a compacted one it is found by the offset it
-    says (rule R7: a split by count skipped a live record).
+    In a dense batch line k holds offset base + k; in a compacted one the record is found by the
+    offset in its line (rule R7: a split by count skipped a live record).
     """
     if offset <= header.base_offset:
         return 0
@@ -125,7 +125,7 @@ def skip_lines(lines: bytes, header: BatchHeader, offset: int) -> int:
 
 
 def offset_of_line(lines: bytes, at: int) -> int:
-    """The offset that the stored line at this position says."""
+    """Return the offset in the stored line at this position."""
     return int(lines[at + _OFFSET_AT : lines.index(b",", at)])
 
 
@@ -137,13 +137,14 @@ def render_v2(
     door: RecordFormat,
     with_timestamp: bool = True,
 ) -> bytes:
-    """Records in the v2 shape, separated by commas and without brackets.
+    """Return records in the v2 shape, separated by commas and without brackets.
 
-    ``{"topic":T,"key":…,"value":…,"partition":P,"offset":N,"timestamp"?,"headers"?}``; ``door`` is
-    JSON or BINARY (base64). Keys and values are converted only where the stored format differs.
+    ``{"topic":T,"key":…,"value":…,"partition":P,"offset":N,"timestamp"?,"headers"?}``; ``door``,
+    the format of the response, is JSON or BINARY (base64). Keys and values are converted only if
+    the stored format differs.
 
     Raises:
-        UnreadableRecordError: through the json door, bytes that are not JSON.
+        UnreadableRecordError: in the json format, bytes that are not JSON.
     """
     header = piece.header
     if header.key_format is door and header.value_format is door:
@@ -177,10 +178,10 @@ def _render_converted(
 
 
 def convert(text: bytes, stored: RecordFormat, door: RecordFormat, offset: int, what: str) -> bytes:
-    """A stored key or value (``what``) as JSON text for this door.
+    """Return a stored key or value (``what``) as JSON text in the response's format ``door``.
 
     Raises:
-        UnreadableRecordError: bytes that are not JSON, through the json door.
+        UnreadableRecordError: bytes that are not JSON, in the json format.
     """
     if text == NULL or stored is door:
         return text
@@ -218,7 +219,7 @@ if HAS_MSGSPEC:
     _encode = msgspec.json.Encoder().encode
 
     def _split_line(line: bytes) -> Line:
-        """The text of offset, timestamp, headers, key and value of a stored line."""
+        """Return the text of offset, timestamp, headers, key and value of a stored line."""
         stored = _decode_line(line)
         return (
             b"%d" % stored.offset,
@@ -231,7 +232,7 @@ if HAS_MSGSPEC:
     def _render_unchanged(
         piece: BatchSlice, topic: str, partition: int, *, with_timestamp: bool
     ) -> bytes:
-        """The v2 shape where no key or value has to be converted: one decode, one encode."""
+        """Return the v2 shape if no key or value has to be converted: one decode, one encode."""
         records = _decode_lines(piece.lines)
         default = piece.header.append_timestamp
         for record in records:
@@ -246,7 +247,7 @@ if HAS_MSGSPEC:
 elif not TYPE_CHECKING:
 
     def _split_line(line):
-        """The text of offset, timestamp, headers, key and value of a stored line."""
+        """Return the text of offset, timestamp, headers, key and value of a stored line."""
         fields = fields_of(line)
         return (
             fields["offset"],

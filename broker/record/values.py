@@ -1,7 +1,7 @@
-"""What one key or value means: its bytes view, its partition, whether its base64 is base64.
+"""The meaning of one key or value: its bytes view, its partition, its base64.
 
-A stored key or value is JSON text. The *bytes view* (interfaces, section 3) is what the client
-meant by it, and the same through every door: partitioning and conversion go by it.
+A stored key or value is JSON text. The *bytes view* (interfaces, section 3) is the data that the
+client meant by it, the same in every format: partitioning and conversion use it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 NULL = b"null"
 _QUOTE = 0x22
 _SHOWN_BYTES_MAX = 100
-"""How much of a refused value an error message repeats."""
+"""Bytes of a refused value that an error message repeats."""
 
 
 class UnprocessableRecordsError(KafkaError):
-    """The body is JSON, but not what a produce request looks like (HTTP says 422, not 400)."""
+    """The body is JSON, but no valid produce request (HTTP status 422, not 400)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_REQUEST, message)
 
 
 class UnreadableRecordError(KafkaError):
-    """A stored record can't be shown through the door it was asked for (42203 over HTTP)."""
+    """A stored record that can't be returned in the requested format (42203 over HTTP)."""
 
     def __init__(self, offset: int, what: str) -> None:
         super().__init__(
@@ -39,12 +39,12 @@ class UnreadableRecordError(KafkaError):
 
 
 def bytes_view(text: bytes, record_format: RecordFormat) -> bytes | None:
-    """The client's bytes behind this JSON text; None for null (a tombstone).
+    """Return the client's bytes behind this JSON text; None for null (a tombstone).
 
     json: the text itself, quotes included. string: UTF-8. binary: the decoded base64.
 
     Raises:
-        KafkaError: INVALID_REQUEST, not a string or not base64 where the format wants it.
+        KafkaError: INVALID_REQUEST, not a string or not base64 where the format requires it.
     """
     if text == NULL:
         return None
@@ -56,16 +56,15 @@ def bytes_view(text: bytes, record_format: RecordFormat) -> bytes | None:
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """The partition of a keyed record: crc32 (IEEE, as zlib) of the bytes view, modulo.
+    """Return the partition of a keyed record: crc32 (IEEE, as zlib) of the bytes view, modulo.
 
-    The same through every door, the SDK and Spark. Vectors: see
-    tests/unit/test_record_values.py.
+    The same for every format, the SDK and Spark. Vectors: see tests/unit/test_record_values.py.
     """
     return zlib.crc32(key) % partitions
 
 
 def decode_base64(text: bytes) -> bytes:
-    """The bytes of a JSON string that holds strict base64 (RFC 4648, padded, no line breaks).
+    """Return the bytes of a JSON string that holds strict base64 (RFC 4648, padded, one line).
 
     Raises:
         KafkaError: INVALID_REQUEST, with the text clients know from other REST proxies.
@@ -89,12 +88,12 @@ def decode_base64(text: bytes) -> bytes:
 
 
 def encode_base64(view: bytes) -> bytes:
-    """These bytes as the JSON text a binary record is stored as."""
+    """Return these bytes as the JSON text that a binary record is stored as."""
     return b'"' + binascii.b2a_base64(view, newline=False) + b'"'
 
 
 def check_binary(text: bytes) -> bytes:
-    r"""The text to store for a binary key or value: plain base64 in quotes, or null.
+    r"""Return the text to store for a binary key or value: plain base64 in quotes, or null.
 
     A legal JSON escape (``"\/"``) is resolved, so that stored base64 never holds one.
 
@@ -108,7 +107,7 @@ def check_binary(text: bytes) -> bytes:
 
 
 def is_json(view: bytes) -> bool:
-    """Whether a client's JSON library will read these bytes."""
+    """Return True if a client's JSON library will read these bytes."""
     try:
         orjson.loads(view)
     except orjson.JSONDecodeError:

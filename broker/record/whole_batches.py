@@ -1,8 +1,8 @@
-"""Runs of sound batches that an answer takes as they are: what a fetch spends per batch.
+"""Runs of valid batches that a response takes unchanged: the work of a fetch per batch.
 
-One look at a header and one crc each, nothing twice. Whatever is not plain (not whole, not sound,
-empty, compressed, not all wanted) ends a run: the careful way of `log_reader`, with `verify`, has
-the words for it.
+`log_reader` calls these functions on the buffer it has read: one header and one crc per batch,
+nothing twice. A batch that is not plain (not whole, not valid, empty, compressed, not all wanted)
+ends a run; `log_reader` then handles it with `verify`, which names the fault.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _new_tuple = tuple.__new__
 
 
 class Lines(NamedTuple):
-    """The lines of consecutive batches, without what the batches say of them."""
+    """The lines of consecutive batches, without the batches' headers."""
 
     pieces: Sequence[bytes | memoryview]
     next_offset: int
-    """Where reading goes on."""
+    """The offset at which reading continues."""
 
 
 def sound_run(view: memoryview, at: int, up_to: int, limit: int) -> int:
-    """How far sound batches reach from this position on, in whole ones.
+    """Return the position up to which valid whole batches reach from this position on.
 
-    Ends before the first one that is not whole or not sound, reaches past the offset ``up_to``, or
-    past the position ``limit``. Empty and compressed ones are as good as any.
+    The run ends before the first batch that is not whole or not valid, reaches past the offset
+    ``up_to``, or past the position ``limit``. Empty and compressed batches are included.
     """
     unpack = _LOOK.unpack_from
     limit = min(limit, len(view))
@@ -63,10 +63,10 @@ def sound_run(view: memoryview, at: int, up_to: int, limit: int) -> int:
 def whole_slices(
     view: memoryview, at: int, wanted: tuple[int, int], room: int
 ) -> tuple[list[BatchSlice], int, int]:
-    """Sound batches from this position on that an answer takes as they are, and what comes next.
+    """Return valid batches from this position on that a response takes unchanged.
 
-    Ends before the first one that is not whole, not sound, empty, compressed, not all inside
-    ``wanted`` (first offset, end), or longer than what is left of ``room``.
+    The run ends before the first batch that is not whole, not valid, empty, compressed, not all
+    inside ``wanted`` (first offset, end), or longer than the rest of ``room``.
 
     Returns:
         The slices, the position behind them, the room left.
@@ -98,9 +98,9 @@ def whole_slices(
 def whole_lines(
     view: memoryview, at: int, wanted: tuple[int, int], room: int
 ) -> tuple[list[Lines], int, int]:
-    """`whole_slices` for a reader of lines alone: all of them as one, if there are any.
+    """Return the result of `whole_slices` for a reader of lines alone, as one `Lines`, if any.
 
-    Headers that nobody looks at take half of a read where batches hold one record each.
+    Creating unused headers takes half of a read if batches hold one record each.
     """
     lines: list[bytes | memoryview] = []
     add, unpack = lines.append, _LOOK.unpack_from

@@ -1,1 +1,1 @@
-"""Judges of a finished run: pure functions from a history and readings to a verdict."""
+"""Checks of a finished run: pure functions from a history and readings to a verdict."""

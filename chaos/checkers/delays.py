@@ -1,4 +1,4 @@
-"""What a query over the flights must answer, reckoned anew from the flights as they were read."""
+"""Check of the demo's Spark query: its result against one computed here from the same flights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chaos.history import Line
 
 Row = tuple[str, int, int, int, float]
-"""Carrier, month, flights, flights that departed, sum of their delays in minutes."""
+"""(carrier, month, flights, flights that departed, sum of their delays in minutes)."""
 
 
 class _Flight(msgspec.Struct, gc=False):
@@ -29,7 +29,7 @@ _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def reckon(flights: Iterable[Line]) -> set[Row]:
-    """Flights and delays per carrier and month; a record that is no flight is left out."""
+    """Return flights and delays per carrier and month; a record that is no flight is left out."""
     counts: dict[tuple[str, int], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
     for line in flights:
         flight = _decode_flight(line.value)
@@ -46,7 +46,7 @@ def reckon(flights: Iterable[Line]) -> set[Row]:
 
 
 def answered(results: Iterable[Line]) -> set[Row]:
-    """The table in the topic of results: a key's last record holds."""
+    """Return the rows in the topic of results; a key's last record is valid."""
     last = {line.key: _decode_row(line.value) for line in results}
     return {
         (row["carrier"], row["month"], row["flights"], row["departed"], float(row["delay"]))
@@ -55,7 +55,7 @@ def answered(results: Iterable[Line]) -> set[Row]:
 
 
 def check_delays(flights: Iterable[Line], results: Iterable[Line]) -> Verdict:
-    """The table equals what we reckon: no flight missing from it, none counted twice."""
+    """Check that the table equals the computed one: no flight missing, none counted twice."""
     expected, found = reckon(flights), answered(results)
     faults = [f"expected {row}" for row in sorted(expected - found)]
     faults += [f"found {row}" for row in sorted(found - expected)]

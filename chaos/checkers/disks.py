@@ -1,4 +1,4 @@
-"""What a broken disk must be told as, and how a node on it must end."""
+"""Checks of disk faults: the error that writers receive, and the exit status of the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_told(history: History, words: str) -> Verdict:
-    """Attempts were refused in these words, and each of them as one that wrote nothing."""
+    """Check that attempts were refused with this text, each as surely not written."""
     saying = [failure for failure in history.unacknowledged if words in failure.reason]
     unknown = sum(1 for failure in saying if failure.unknown)
     faults = [] if saying else [f"nobody was told {words!r}"]
@@ -22,11 +22,11 @@ def check_told(history: History, words: str) -> Verdict:
 
 
 def check_ended_with(said: str, node: str, status: int) -> Verdict:
-    """The supervisor saw the node's process end with this exit status, and with no other.
+    """Check that the node's process ended with this exit status, and with no other.
 
     Args:
-        said: what `quorumlog up` printed.
-        node: its name, as ``broker-1``.
+        said: the output of `quorumlog up`.
+        node: its name, such as ``broker-1``.
         status: the documented one.
     """
     found = [int(one) for one in re.findall(rf"{re.escape(node)} ended exit=(\d+) ", said)]

@@ -1,9 +1,9 @@
-"""The brokers' event journals, read together: what must hold across nodes, keyed by leader epoch.
+"""Checks across the brokers' event journals: invariants that hold between nodes, by leader epoch.
 
-A sample of a state shows one moment; a journal shows every change, in the order in which a process
-made it. Nothing here goes by clocks: events of one life of a broker are ordered by their sequence,
-events of several by leader epoch and offset. Each check says how often it was evaluated, and none
-is satisfied by an empty journal.
+The runner reads the journals of stopped brokers and calls each check. A sample of a state shows one
+moment; a journal shows every change, in the order in which a process made it. No clock is used:
+events of one life of a broker are ordered by their sequence, events of several by leader epoch and
+offset. Each check reports how often it was evaluated, and an empty journal satisfies none.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """One event of one broker's journal."""
+    """An event of one broker's journal."""
 
     broker: int
     sequence: int
     life: str
-    """Incarnation id: one process."""
+    """Incarnation id of the broker process that wrote the event."""
     kind: str
     topic: str
     topic_id: str
@@ -40,7 +40,7 @@ class Event(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For an example in a report."""
+        """Return the event as text for an example in a report."""
         return (
             f"broker {self.broker} event {self.sequence}: {self.kind} {self.topic}-"
             f"{self.partition} epoch {self.epoch} {dict(self.facts)}"
@@ -48,11 +48,11 @@ class Event(NamedTuple):
 
 
 Journals = dict[int, list[Event]]
-"""Broker → its events, in the order written."""
+"""The journals of several brokers: broker → its events, in the order written."""
 
 
 class Chain(NamedTuple):
-    """A replica's hash chain over [start, end), and the lowest start it could say one for."""
+    """A replica's hash chain over [start, end), and the lowest start that it supports."""
 
     first: int
     start: int
@@ -61,7 +61,7 @@ class Chain(NamedTuple):
 
 
 def event_of(broker: int, said: Mapping[str, Any]) -> Event:
-    """An event from its JSON object."""
+    """Return the event of a JSON object from a broker's journal."""
     partition = said["partition"]
     return Event(
         broker=broker,
@@ -79,7 +79,7 @@ def event_of(broker: int, said: Mapping[str, Any]) -> Event:
 def check_journals_whole(
     journals: Journals, brokers: Sequence[int], *, may_lose: bool = False
 ) -> Verdict:
-    """Every broker has a journal from its first event on, and no number is missing in it.
+    """Check that every broker has a journal from its first event on, without gaps in its numbers.
 
     ``may_lose``: disks were full or lost their power, which costs events that were not synced.
     """
@@ -98,7 +98,7 @@ def check_journals_whole(
 
 
 def check_one_leader_an_epoch(journals: Journals) -> Verdict:
-    """At most one life of one broker led a partition in a leader epoch (rule R3)."""
+    """Check that at most one life of one broker led a partition in a leader epoch (rule R3)."""
     led: dict[tuple[tuple[str, int], int], set[tuple[int, str]]] = defaultdict(set)
     for event in _kind(journals, "role_changed"):
         if event.facts["role"] == "leader":
@@ -114,9 +114,9 @@ def check_one_leader_an_epoch(journals: Journals) -> Verdict:
 
 
 def check_high_watermarks(journals: Journals) -> Verdict:
-    """A replica's high watermark never goes back in one life of its broker, nor past its log end.
+    """Check that a replica's high watermark never falls in one life, nor exceeds its log end.
 
-    Invariants L7 and L8. A log that starts over empty has a new one: it was lost or removed here.
+    Invariants L7 and L8. A log that starts over empty begins anew: it was lost or removed.
     """
     known: dict[tuple[str, tuple[str, int]], int] = {}
     faults: list[str] = []
@@ -142,9 +142,9 @@ def check_high_watermarks(journals: Journals) -> Verdict:
 
 
 def check_truncations(journals: Journals, *, unclean_allowed: bool = False) -> Verdict:
-    """A log is cut only where that is told, and never below its own high watermark.
+    """Check that every truncation has an event, and that none goes below the high watermark.
 
-    Invariants L13 and L15: only followers cut.
+    Invariants L13 and L15: only followers truncate.
     """
     ends: dict[tuple[str, tuple[str, int]], int] = {}
     led: dict[tuple[str, tuple[str, int]], int] = {}
@@ -154,7 +154,7 @@ def check_truncations(journals: Journals, *, unclean_allowed: bool = False) -> V
     for event in _in_order(journals):
         here = event.life, event.where
         if event.sequence in after_gap[event.broker]:
-            ends.clear()  # events were lost, and a truncation may have been among them
+            ends.clear()  # events were lost, possibly a truncation among them
         if event.kind == "truncated":
             cuts += 1
             looks += 1
@@ -185,10 +185,10 @@ def check_truncations(journals: Journals, *, unclean_allowed: bool = False) -> V
 
 
 def check_leaders_hold_committed(journals: Journals) -> Verdict:
-    """A leader begins with all that any replica knew as committed in an earlier epoch.
+    """Check that a leader begins with all that any replica knew as committed in an earlier epoch.
 
-    Invariants L3 and L4, keyed by (epoch, offset): what a deposed leader committed later, in its
-    own epoch, counts too.
+    Invariants L3 and L4, keyed by (epoch, offset): records that a deposed leader committed later,
+    in its own epoch, count too.
     """
     committed: dict[tuple[str, int], list[tuple[int, int, Event]]] = defaultdict(list)
     reigns: list[Event] = []
@@ -196,8 +196,8 @@ def check_leaders_hold_committed(journals: Journals) -> Verdict:
     for event in _in_order(journals):
         said = event.facts.get("high_watermark")
         if said is not None:
-            # With a new role it is what was known in the one before. Of a life's first role that is
-            # not told: it may have been this very epoch, in an earlier life.
+            # The high watermark of a new role was known in the role before. For a life's first role
+            # that epoch is unknown: it may have been the same epoch, in an earlier life.
             here = event.life, event.where
             epoch = epochs.get(here, event.epoch) if event.kind == "role_changed" else event.epoch
             epochs[here] = event.epoch
@@ -224,7 +224,7 @@ def check_leaders_hold_committed(journals: Journals) -> Verdict:
 def _highest_by_epoch(
     known: list[tuple[int, int, Event]],
 ) -> tuple[list[int], list[tuple[int, Event]]]:
-    """Epoch keys, sorted, and up to each the highest offset that was known as committed."""
+    """Return the sorted epochs, and for each the highest offset known as committed up to it."""
     known.sort(key=lambda row: row[0])
     best = list(accumulate(((offset, event) for _, offset, event in known), _higher))
     return [key for key, _, _ in known], best
@@ -235,7 +235,7 @@ def _higher(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Even
 
 
 def check_one_isr_an_epoch(journals: Journals) -> Verdict:
-    """A partition epoch has one ISR, and a leader never counts fewer than are in it (rule M3)."""
+    """Check that all reports of a partition epoch name the same ISR (rule M3)."""
     found: dict[tuple[tuple[str, int], int], set[tuple[int, ...]]] = defaultdict(set)
     for event in _in_order(journals):
         if event.kind == "isr_changed":
@@ -253,11 +253,11 @@ def check_one_isr_an_epoch(journals: Journals) -> Verdict:
 
 
 def check_chains(chains: Mapping[int, Mapping[int, Chain]], replicas: Mapping[int, int]) -> Verdict:
-    """All replicas hold the same batches, by their hash chains (invariant L1).
+    """Check that all replicas hold the same batches, by their hash chains (invariant L1).
 
     Args:
         chains: partition → broker → its chain, over the same offsets for all.
-        replicas: partition → how many replicas it must have.
+        replicas: partition → number of replicas it must have.
     """
     faults: list[str] = []
     offsets = 0
@@ -277,7 +277,7 @@ def check_chains(chains: Mapping[int, Mapping[int, Chain]], replicas: Mapping[in
 
 
 def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdict:
-    """What lies on the disks of stopped brokers is whole, as ``log dump --verify`` judges it."""
+    """Check that the logs of stopped brokers are undamaged according to ``log dump --verify``."""
     faults: list[str] = []
     batches = 0
     for broker, rows in reports.items():
@@ -285,7 +285,7 @@ def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Ver
             faults.append(f"broker {broker}: no partition was checked")
         for row in rows:
             if "/.deleted/" in row["folder"]:
-                continue  # set aside as damaged, or deleted: nothing reads it any more
+                continue  # a quarantined or deleted log, which nothing reads any more
             batches += row["batches"]
             if row["is_damaged"]:
                 faults.append(f"broker {broker}: {row['folder']}: {row['findings']}")
@@ -295,7 +295,7 @@ def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Ver
 
 
 def _after_gaps(events: Sequence[Event]) -> set[int]:
-    """Sequence numbers of the first event of a replica behind each gap."""
+    """Return the sequence numbers of the first replica event after each gap."""
     found = set()
     lost = False
     for before, after in pairwise(events):
@@ -307,12 +307,12 @@ def _after_gaps(events: Sequence[Event]) -> set[int]:
 
 
 def _starts_over(event: Event) -> bool:
-    """A replica that takes a role with an empty log: it was made anew here."""
+    """Return whether a replica takes a role with an empty log, and so was created anew."""
     return event.kind == "role_changed" and event.facts["log_end"] == event.facts["log_start"]
 
 
 def _in_order(journals: Journals) -> Iterator[Event]:
-    """Broker after broker, each in its own order; events of replicas only."""
+    """Yield the events of replicas, broker by broker, each in its own order."""
     for events in journals.values():
         yield from (event for event in events if event.partition >= 0)
 

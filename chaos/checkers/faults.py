@@ -1,4 +1,7 @@
-"""Was each fault felt, was enough written around it, and did anybody go round the proxies?"""
+"""Checks that a run proves something.
+
+Faults were felt, enough was written around them, no node ended by itself or bypassed its proxies.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def check_felt(history: History) -> Verdict:
-    """Every fault has effects that can be counted from outside, and each of them grew.
+    """Check that every fault has countable effects, and that each of them grew.
 
-    A fault without evidence is a fault that may not have happened: a run with one proves nothing.
+    A fault without evidence may not have happened; a run with one proves nothing.
     """
     faults = [] if history.faults else ["nothing was broken"]
     told = []
@@ -39,10 +42,11 @@ def check_floor(
     *,
     sheltered: Iterable[int] = (),
 ) -> Verdict:
-    """Enough was acknowledged on every partition before, during and after each fault.
+    """Check that enough was acknowledged on every partition before, during and after each fault.
 
-    "Everything became unknown or 503" satisfies every other checker; it proves nothing, so it is
-    red. `sheltered`: partitions that a fault may stop while it lasts (they must go on after it).
+    A run in which everything became unknown or 503 would pass every other check although it proves
+    nothing. `sheltered`: partitions that a fault may stop while it lasts; they must continue after
+    it.
     """
     answered: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
     for ack in history.acknowledgements:
@@ -68,7 +72,7 @@ def check_floor(
 
 
 def _windows(faults: list[Fault]) -> list[tuple[str, float, float]]:
-    """(name, from, to) before, during and after each fault, in milliseconds."""
+    """Return (name, from, to) before, during and after each fault, in milliseconds."""
     found: list[tuple[str, float, float]] = []
     since = float("-inf")
     for fault in faults:
@@ -82,11 +86,11 @@ def _windows(faults: list[Fault]) -> list[tuple[str, float, float]]:
 
 
 def check_bypass(connections: int, proxied: Mapping[str, int]) -> Verdict:
-    """No node reached another on a way that has no proxy.
+    """Check that no node reached another on a path without a proxy.
 
     Args:
-        connections: made to the address nodes are told and must not use.
-        proxied: bytes that went through the proxies, by plane: 0 would mean that nobody used them.
+        connections: made to the address that nodes are configured with and must not use.
+        proxied: bytes that passed the proxies, by plane; 0 would mean that no node used them.
     """
     faults = [] if connections == 0 else [f"{connections} connections went round the proxies"]
     faults += [
@@ -105,11 +109,13 @@ def check_bypass(connections: int, proxied: Mapping[str, int]) -> Verdict:
 def check_alive(
     before: Mapping[str, int | None], after: Mapping[str, int | None], killed: Collection[str]
 ) -> Verdict:
-    """No process ended but those that were killed: a broken invariant ends a node, and says so.
+    """Check that no process ended except the killed ones.
+
+    A broken invariant ends a node with a message in its log.
 
     Args:
         before: node → pid when everything was ready.
-        after: the same at the end; a supervisor that started one again shows as another pid.
+        after: the same at the end; a restarted node has another pid.
         killed: the nodes that the run itself killed.
     """
     faults = [
@@ -125,7 +131,7 @@ def check_alive(
 
 
 def check_back_to_normal(name: str, took_ms: int | None, limit_ms: int, state: str) -> Verdict:
-    """After the heal every replica is in sync again, within the limit (None: never)."""
+    """Check that every replica was in sync again within the limit after the heal (None: never)."""
     late = took_ms is None or took_ms > limit_ms
     took = "never" if took_ms is None else f"after {took_ms / 1000:.1f} s"
     return verdict(
@@ -136,10 +142,10 @@ def check_back_to_normal(name: str, took_ms: int | None, limit_ms: int, state: s
 
 
 def check_logs(logs: Mapping[str, str]) -> Verdict:
-    """No node wrote down a stack: whatever fails for a known reason is told in a line of its own.
+    """Check that no node logged a stack trace: an expected failure is logged in a line of its own.
 
     Args:
-        logs: node → all that its lives wrote.
+        logs: node → the log output of all its lives.
     """
     stacks = {node: text.count("Traceback (most recent call last)") for node, text in logs.items()}
     faults = [

@@ -1,4 +1,4 @@
-"""How long nothing was acknowledged after a fault, and whether enough was to prove anything."""
+"""Checks of availability: gaps in acknowledgements after a fault, and enough load around it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Milliseconds in which a partition acknowledged nothing although something waited."""
+    """Milliseconds in which a partition acknowledged nothing although a record waited."""
 
     ms: int
     partition: int
 
 
 def windows(history: History) -> list[tuple[Fault, int | None]]:
-    """Each fault with the time of the next one (None: until the end)."""
+    """Return each fault with the time of the next one (None: until the end)."""
     ends: list[int | None] = [fault.at_ms for fault in history.faults[1:]]
     return list(zip(history.faults, [*ends, None], strict=False))
 
 
 def longest_produce_gap(history: History, since_ms: int, until_ms: int | None) -> Gap:
-    """The longest gap that ended in the window, over all partitions.
+    """Return the longest gap that ended in the window, over all partitions.
 
     A partition's gap ends with an acknowledgement and begins with the one before, or when the
-    record was due if that is later: silence counts only while somebody waits. Rows that never were
+    record was due if that is later: time counts only while a record waits. Rows that were never
     acknowledged end no gap; `check_load` reports them.
     """
     last: dict[int, int] = {}
@@ -47,7 +47,7 @@ def longest_produce_gap(history: History, since_ms: int, until_ms: int | None) -
 def check_produce_gap(
     history: History, fault: Fault, until_ms: int | None, limit_ms: int
 ) -> Verdict:
-    """Writes went on within the limit after the fault."""
+    """Check that writes continued within the limit after the fault."""
     gap = longest_produce_gap(history, fault.at_ms, until_ms)
     faults = [] if gap.ms <= limit_ms else [f"partition {gap.partition}: {gap.ms} ms"]
     if not any(ack.answered_ms > fault.at_ms for ack in history.acknowledgements):
@@ -63,7 +63,7 @@ def check_produce_gap(
 def check_metadata_gap(
     history: History, fault: Fault, until_ms: int | None, limit_ms: int
 ) -> Verdict:
-    """Metadata writes went on within the limit after the fault."""
+    """Check that metadata writes continued within the limit after the fault."""
     answers = [write.answered_ms for write in history.metadata_writes if write.ok]
     before = [at for at in answers if at <= fault.at_ms]
     after = [at for at in answers if at > fault.at_ms and (until_ms is None or at < until_ms)]
@@ -81,10 +81,11 @@ def check_metadata_gap(
 
 
 def check_load(history: History, min_load_after_fault_ms: int) -> Verdict:
-    """Enough was acknowledged for the other checks to mean something.
+    """Check that enough was acknowledged for the other checks to mean something.
 
-    All input rows, and, for each fault, load for long enough after it on every partition that had
-    any before it. Everything unknown or refused is inconclusive, and that is red.
+    All input rows must be, and after each fault there must be load for long enough, on every
+    partition that had any before it. A run in which everything is unknown or refused is
+    inconclusive and fails.
     """
     rows = {position.row for ack in history.acknowledgements for position in ack.positions}
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""What the members of a consumer group were delivered, against what the topic holds."""
+"""Checks of the demo's group: records delivered to its members against the content of the topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from chaos.history import Reading
 
 Place = tuple[int, int]
-"""(partition, offset)."""
+"""Place of a record: (partition, offset)."""
 
 
 class Delivery(NamedTuple):
@@ -28,7 +28,7 @@ class Delivery(NamedTuple):
 def check_all_delivered(
     held: Reading, digests: Mapping[Place, int], members: Mapping[str, Sequence[Delivery]]
 ) -> Verdict:
-    """Every record of the reading reached some member, as it was sent; nothing else did."""
+    """Check that every record of the reading reached a member as sent, and nothing else did."""
     delivered: dict[Place, set[int]] = defaultdict(set)
     for deliveries in members.values():
         for one in deliveries:
@@ -50,10 +50,10 @@ def check_all_delivered(
 
 
 def check_one_owner(members: Mapping[str, Sequence[Delivery]], killed: str) -> Verdict:
-    """No record reached two living members, and each member read each partition in order.
+    """Check that no record reached two living members, and that each read partitions in order.
 
-    The killed member's last answers were not committed yet: its successor reads them again, which
-    is what at least once means. They are counted. Anything else that came twice had two owners.
+    The killed member's last records were not committed yet, and its successor reads them again, as
+    at least once allows. They are counted. Any other record that came twice had two owners.
     """
     living: dict[Place, str] = {}
     faults: list[str] = []
@@ -83,7 +83,7 @@ def check_taken_over(
     at_ms: int,
     limit_ms: int,
 ) -> Verdict:
-    """The killed member had the partition under way, and another one went on with it in time."""
+    """Check that another member continued the killed member's partition within the limit."""
     before = [one for one in members[killed] if one.partition == partition]
     after = [
         (one.at_ms, member)

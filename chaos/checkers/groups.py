@@ -1,4 +1,4 @@
-"""Did a group skip a record, and did a commit that was acknowledged come back as less?"""
+"""Checks of a scenario's group: no record is skipped, no acknowledged commit is lost."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_nothing_skipped(history: History, committed: Mapping[int, int]) -> Verdict:
-    """Every record below what the group has committed was given to one of its members.
+    """Check that every record below the group's committed offset was delivered to a member.
 
-    Given twice is a member's own doing: it goes back to the last commit when it is in doubt.
+    A repeated delivery is a member's own doing: after a failure it returns to the last commit.
     """
     given: dict[int, set[int]] = {}
     copies = 0
@@ -43,11 +43,11 @@ def check_nothing_skipped(history: History, committed: Mapping[int, int]) -> Ver
 
 
 def check_commits_stay(history: History, committed: Mapping[int, int]) -> Verdict:
-    """An acknowledged commit is never taken back: not in the end, and not for any later read.
+    """Check that an acknowledged commit is never undone, in the end or for any later read.
 
     Members commit in order, each partition has one owner at a time, and a member that has lost a
-    partition is refused: so an older commit never overwrites a newer one, and no read that was
-    sent after a commit was acknowledged is given a record below it, whoever reads.
+    partition is refused. So an older commit never overwrites a newer one, and no read that was sent
+    after a commit was acknowledged returns a record below it, to any member.
     """
     commits: dict[int, list[tuple[int, int]]] = {}
     for commit in history.group_commits:
@@ -76,7 +76,7 @@ def check_commits_stay(history: History, committed: Mapping[int, int]) -> Verdic
 
 
 def check_read_on(since_ms: int, history: History, least: int) -> Verdict:
-    """After the fault the group went on: so many records were given to it, and committed."""
+    """Check that the group received at least `least` records after the fault, and committed."""
     given = sum(len(read.offsets) for read in history.group_reads if read.answered_ms >= since_ms)
     commits = sum(1 for commit in history.group_commits if commit.answered_ms >= since_ms)
     faults = [] if given >= least and commits else [f"{given} records, {commits} commits"]

@@ -1,4 +1,4 @@
-"""A workload that never sends a value twice: how often is each value there?"""
+"""Check for a workload that never sends a value twice: the number of copies of each value."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_once(history: History, reading: Reading, unknown_max: float) -> Verdict:
-    """Acknowledged: there exactly once. Refused: not there. Unknown: there once or not at all.
+    """Check copies: acknowledged exactly one, refused none, unknown at most one.
 
-    Only for histories in which every record was sent once; one that was not is a fault of the
-    workload. More than the given part of attempts unknown is red: that is no way to show it.
+    Only for histories in which every record was sent once; any other is an error of the workload.
+    More than the given share of unknown attempts fails, because it proves too little.
     """
     served = Counter(
         Record(line.key, line.value) for lines in reading.partitions.values() for line in lines

@@ -1,4 +1,4 @@
-"""What readers saw as the run went on and what lies on disks, against what is served at last."""
+"""Checks of records seen during a run, and of records on disks, against the final reading."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def check_seen_stays(history: History, reading: Reading) -> Verdict:
-    """What a reader once saw at an offset is there in the end, unchanged; no tail ever jumped.
+    """Check that a record once read at an offset stays there unchanged, without gaps in the tail.
 
-    Includes answers of a deposed leader: what it shows must be committed all the same. A 4xx for
-    an offset that exists would send a client back to the start, so it is red too.
+    Includes answers of a deposed leader: records that it serves must be committed all the same. A
+    4xx for an offset that exists would send a client back to the start, so it fails too.
     """
     final = {
         partition: {line.offset: line for line in lines}
@@ -51,9 +51,10 @@ def check_seen_stays(history: History, reading: Reading) -> Verdict:
 
 
 def check_unknown_ran(history: History, reading: Reading) -> Verdict:
-    """Some attempts of unknown outcome are in the log: their requests ran, the answers were lost.
+    """Check that some attempts of unknown outcome are in the log.
 
-    Where replies are what was lost, none would mean that the fault hit something else.
+    Their requests ran, and the answers were lost. In a run that loses replies, none would mean that
+    the fault hit something else.
     """
     unknown = {
         history.records[row]
@@ -75,12 +76,12 @@ def check_unknown_ran(history: History, reading: Reading) -> Verdict:
 def check_replicas(
     served: Reading, disks: Sequence[Reading], replicas: Mapping[int, int]
 ) -> Verdict:
-    """Every replica holds on its disk exactly what is served.
+    """Check that every replica's disk holds exactly the served records.
 
     Args:
-        served: what a broker served.
+        served: the records that a broker served.
         disks: per broker, the lines in its files, for the partitions it has.
-        replicas: partition → how many replicas it must have.
+        replicas: partition → number of replicas it must have.
     """
     faults: list[str] = []
     compared = 0

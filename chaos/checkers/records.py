@@ -1,4 +1,4 @@
-"""Is every acknowledged record there, exactly as sent, where it was acknowledged, in order?"""
+"""Checks of acknowledged records: present, as sent, at the acknowledged place, in order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def check_present(history: History, readings: Sequence[Reading]) -> Verdict:
-    """Every acknowledged record is served, at its partition and offset, by another broker.
+    """Check that every acknowledged record is served at its place by another broker.
 
-    A record counts as read only where the reading broker is not the one it was written through:
-    what one broker says twice proves nothing about the cluster.
+    A reading counts only if its broker is not the one that the record was written through: two
+    answers of one broker prove nothing about the cluster.
     """
     by_offset = [(reading.broker, _index(reading)) for reading in readings]
     faults: list[str] = []
@@ -54,7 +54,7 @@ def check_present(history: History, readings: Sequence[Reading]) -> Verdict:
 
 
 def check_offsets(readings: Sequence[Reading]) -> Verdict:
-    """Each partition is served from 0 on, every offset once, and all readings agree."""
+    """Check that each partition is served from 0 on, without gaps, and that all readings agree."""
     faults: list[str] = []
     served = 0
     first: dict[int, list[Line]] = {}
@@ -74,10 +74,10 @@ def check_offsets(readings: Sequence[Reading]) -> Verdict:
 
 
 def check_order(history: History) -> Verdict:
-    """The acknowledged records of a key stand in the order they were sent, in one partition.
+    """Check that a key's acknowledged records are in the order sent, in one partition.
 
-    Judged by acknowledged positions, which `check_present` proves to be the real ones. A copy left
-    by an attempt of unknown outcome is not judged here (see `check_repeats`).
+    Uses acknowledged positions, which `check_present` proves to be the real ones. A copy left by an
+    attempt of unknown outcome is not checked here (see `check_repeats`).
     """
     per_key: dict[bytes, list[Position]] = {}
     for ack in history.acknowledgements:
@@ -101,7 +101,7 @@ def check_order(history: History) -> Verdict:
 
 
 def check_partitioner(history: History, partitions: int) -> Verdict:
-    """A keyed record's partition is crc32 of the key's JSON text modulo the partitions."""
+    """Check that a record's partition is crc32 of its key's JSON text modulo the partitions."""
     expected: dict[bytes, int] = {}
     faults: list[str] = []
     for ack in history.acknowledgements:
@@ -129,9 +129,10 @@ def _place(position: Position) -> str:
 
 
 def readers_for(history: History, brokers: Iterable[int]) -> list[int]:
-    """The fewest brokers to read through, so that every record is read by one it didn't go through.
+    """Return the fewest brokers to read through so that no record is read by its own broker only.
 
-    One that nothing was written through if there is such a one; else two.
+    A record's own broker is the one that it was written through. The result is one broker that
+    nothing was written through, if there is one, else two.
     """
     choice = sorted(brokers)
     written: dict[int, int] = dict.fromkeys(choice, 0)

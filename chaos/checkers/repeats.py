@@ -1,4 +1,4 @@
-"""Copies: those a client made by retrying after an unknown outcome, and those nobody asked for."""
+"""Check of copies: those from a client's retries, and those made by the system."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def check_repeats(history: History, reading: Reading) -> Verdict:
-    """Everything served was sent, and not more often than acknowledgements and unknowns allow.
+    """Check that every served record was sent, and has no more copies than retries allow.
 
     For each record: copies served ≤ times acknowledged + attempts of unknown outcome. One more is
-    the system's own repeat, or an attempt it called `not_written` that was written: a failure. A
-    record that nobody sent is one, too. Copies above the acknowledged ones, within that bound, are
-    the client's own retries: counted, not blamed.
+    the system's own duplicate, or an attempt reported as `not_written` that was written: a failure.
+    So is a record that was never sent. Copies above the acknowledged ones, within that bound, are
+    the client's own retries, which are counted only.
     """
     acknowledged: Counter[Record] = Counter()
     unknown: Counter[Record] = Counter()

@@ -1,4 +1,7 @@
-"""Who ruled when: one leader per epoch, one controller per term, and no storm of elections."""
+"""Checks of leadership and metadata: one leader per epoch, one controller per term, few elections.
+
+The last checks compare the metadata that the controllers have applied.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_one_ruler(history: History) -> Verdict:
-    """No epoch of a partition had two leaders, no term two active controllers, whoever told it."""
+    """Check that no epoch of a partition had two leaders, and no term two active controllers."""
     leaders: dict[tuple[int, int], set[int]] = {}
     for told in history.leaderships:
         if told.leader is not None:
@@ -41,10 +44,10 @@ def check_one_ruler(history: History) -> Verdict:
 
 
 def check_churn(history: History, fault: Fault, terms_max: int) -> Verdict:
-    """While a fault lasts, controllers change at most so often.
+    """Check that controllers change at most `terms_max` times while a fault lasts.
 
-    A controller that hears nobody must not depose one that the majority follows, again and again
-    (guarantees §2.4: three depositions within 2 s, for as long as the fault lasted).
+    A controller that receives nothing must not depose, again and again, one that the majority
+    follows (guarantees §2.4: three depositions within 2 s, for as long as the fault lasted).
     """
     until = float("inf") if fault.healed_ms is None else fault.healed_ms
     terms = {reign.term for reign in history.reigns if fault.at_ms <= reign.seen_ms < until}
@@ -59,9 +62,9 @@ def check_churn(history: History, fault: Fault, terms_max: int) -> Verdict:
 
 
 def check_topics(history: History, present: frozenset[str]) -> Verdict:
-    """Topics whose creation was acknowledged are there in the end, deleted ones are not.
+    """Check that acknowledged creations and deletions of topics hold in the end.
 
-    A name whose last attempt has an unknown outcome is not judged. What the probe wrote reads
+    A name whose last attempt has an unknown outcome is not checked. The probe's writes read
     ``create NAME`` or ``delete NAME``.
     """
     last: dict[str, tuple[str, bool]] = {}
@@ -83,7 +86,10 @@ def check_topics(history: History, present: frozenset[str]) -> Verdict:
 
 
 def check_stepped_down(took_ms: int | None, limit_ms: int) -> Verdict:
-    """A controller without a majority stopped calling itself active in time (None: not looked)."""
+    """Check that a controller without a majority stopped being active within the limit.
+
+    `took_ms` None: not measured, which fails.
+    """
     late = took_ms is None or took_ms > limit_ms
     figures = "not looked at" if took_ms is None else f"after {took_ms / 1000:.2f} s"
     return verdict(
@@ -94,10 +100,10 @@ def check_stepped_down(took_ms: int | None, limit_ms: int) -> Verdict:
 
 
 def check_controllers_agree(facts: Mapping[int, Mapping[str, object]]) -> Verdict:
-    """In the end every controller has applied the same (rule M1: its counter of records is dense).
+    """Check that in the end every controller has applied the same records (rule M1).
 
     Args:
-        facts: controller → what it says it has applied; one that did not answer is missing.
+        facts: controller → its report of applied state; one that did not answer is missing.
     """
     faults = [] if len(facts) > 1 else [f"only {len(facts)} controllers answered"]
     first = next(iter(facts.values()), {})
@@ -111,10 +117,12 @@ def check_controllers_agree(facts: Mapping[int, Mapping[str, object]]) -> Verdic
 
 
 def common_index(states: Mapping[int, Mapping[str, object]]) -> int | None:
-    """The newest Raft entry that every controller has applied; None where that is not told.
+    """Return the newest Raft entry that every controller has applied.
+
+    None if one does not report it.
 
     Args:
-        states: controller → what its ``/controller/v1/state`` says.
+        states: controller → the body of its ``/controller/v1/state``.
     """
     applied = [state.get("applied_index") for state in states.values()]
     known = [index for index in applied if isinstance(index, int)]
@@ -122,11 +130,11 @@ def common_index(states: Mapping[int, Mapping[str, object]]) -> int | None:
 
 
 def check_same_history(states: Mapping[int, Mapping[str, object]], controllers: int) -> Verdict:
-    """Invariant R12: at equal indexes the state machines of all controllers have equal hashes.
+    """Check that the controllers' state machines have equal hashes at equal indexes (R12).
 
     Args:
         states: controller → its ``/controller/v1/state?index=N``, with the same N for all.
-        controllers: how many there are; one that did not answer proves nothing.
+        controllers: their number; one that did not answer proves nothing.
     """
     faults = [] if len(states) == controllers > 1 else [f"{len(states)} of {controllers} answered"]
     told: dict[tuple[object, object, object], list[int]] = {}

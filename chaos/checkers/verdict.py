@@ -1,16 +1,16 @@
-"""The shape every checker answers in."""
+"""The result type of every check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_EXAMPLES = 5
-"""Examples kept per verdict: enough to start looking, few enough to read."""
+"""Most examples kept per verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line of the report: what was checked, whether it held, with which figures."""
+    """A line of the report: the check's name, its result, figures, and examples of failures."""
 
     name: str
     passed: bool
@@ -19,11 +19,14 @@ class Verdict:
 
 
 def verdict(name: str, figures: str, faults: list[str]) -> Verdict:
-    """Passed where there are no faults; otherwise the first few are the examples."""
+    """Return a verdict that passes without faults.
+
+    Otherwise the first few faults are its examples.
+    """
     return Verdict(name, not faults, figures, tuple(faults[:MAX_EXAMPLES]))
 
 
 def shown(text: bytes, width: int = 60) -> str:
-    """A record's text, short enough for a line."""
+    """Return a record's text, shortened to `width` characters."""
     decoded = text.decode(errors="replace")
     return decoded if len(decoded) <= width else decoded[: width - 1] + "…"

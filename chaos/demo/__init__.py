@@ -1,4 +1,4 @@
-"""`make demo`: a cluster is fed every flight, broken again and again, and asked for everything."""
+"""`make demo`: a cluster receives every flight, is broken repeatedly, and is read back."""
 
 from chaos.demo.entry import main
 

@@ -1,4 +1,4 @@
-"""``python -m chaos.demo``."""
+"""Entry point of ``python -m chaos.demo``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOAD_AFTER_FAULT_S = 12.0
-"""A little more than `MIN_LOAD_AFTER_FAULT_MS`, so that a slow kill does not eat into it."""
+"""Default load after each fault; a little more than `MIN_LOAD_AFTER_FAULT_MS`, to leave time for a
+slow kill."""
 HOME = Path(".demo-data")
 USAGE, SKIPPED = 2, 3
 
@@ -52,7 +53,11 @@ def _options(arguments: Sequence[str] | None) -> Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all checks held, 1 one did not, 2 usage or no data, 3 skipped, 130 ended."""
+    """Run the demo and return its exit status.
+
+    0: all checks passed. 1: one failed. 2: usage or no data. 3: the Spark leg was skipped. 130:
+    interrupted.
+    """
     options = _options(arguments)
     screen = Screen()
     began = time.monotonic()

@@ -1,4 +1,7 @@
-"""Every flight is streamed in while a leader and the active controller are killed; read back."""
+"""First leg of the demo: stream every flight while two processes are killed, then read back.
+
+The leader of the fullest partition is killed, then the active controller.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 LOAD_BEFORE_FAULTS_S = 5.0
 MIN_LOAD_AFTER_FAULT_MS = 10_000
 GAP_LIMIT_MS = 3000
-"""Worst case promised for any one process killed under load (docs/claims.md)."""
+"""Longest gap promised after any one process is killed under load (docs/claims.md)."""
 
 
 async def play(stage: Stage) -> None:
-    """Create, stream and break, read back."""
+    """Create the topic, stream with faults, check the load, and read everything back."""
     now = stage.now()
     body = {
         "topic_name": TOPIC,

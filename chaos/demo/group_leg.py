@@ -1,4 +1,7 @@
-"""The demo's consumer group: three members, three brokers, one of them killed half way."""
+"""Consumer group leg of the demo: three members on three brokers, one killed while it reads.
+
+Each member is a process (`group_member.py`) that writes its deliveries to a file.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,13 @@ JOIN_DEADLINE_S = 20.0
 READ_DEADLINE_S = 90.0
 LEAVE_DEADLINE_S = 20.0
 KILL_AT_SHARE = 0.2
-"""Of the fullest partition: so that much of it is left for the successor."""
+"""Share of the fullest partition read before the kill; the rest is left for the successor."""
 TAKE_OVER_LIMIT_MS = SESSION_TIMEOUT_MS + 4_000
 POLL_S = 0.02
 READS_OF_FULLEST = 40
-"""Answers that the fullest partition takes at least, so that the kill finds it under way."""
+"""Fewest answers that the fullest partition takes, so that the kill comes while it is read."""
 READ_BYTES = (2_048, 524_288)
-"""The least and the most that a member asks for at once."""
+"""Smallest and largest `max_bytes` of a member's request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class _Member:
 
     @property
     def rows(self) -> int:
-        """Records delivered so far."""
+        """Number of records delivered so far."""
         return self.out.stat().st_size // ROW.size if self.out.exists() else 0
 
 
@@ -91,7 +94,7 @@ async def play(stage: Stage) -> None:
 
 @asynccontextmanager
 async def _members(stage: Stage, fullest: Sequence[Line]) -> AsyncIterator[list[_Member]]:
-    """Members that have all joined and now read; none is left afterwards."""
+    """Yield members that have all joined and now read; none is left afterwards."""
     stored = sum(len(line.key) + len(line.value) for line in fullest)
     least, most = READ_BYTES
     max_bytes = min(most, max(least, stored // READS_OF_FULLEST))
@@ -148,7 +151,7 @@ async def _alive(members: Sequence[_Member]) -> None:
 
 
 async def _kill_at(members: Sequence[_Member], partition: int, offset: int) -> None:
-    """Until some member was given this much of the partition."""
+    """Wait until a member has received the partition up to this offset."""
     async with within(READ_DEADLINE_S, f"the group reads partition {partition} up to {offset}"):
         while True:
             await _alive(members)
@@ -192,7 +195,7 @@ def _digests(held: Reading) -> Mapping[Place, int]:
 
 
 async def _check_committed(http: Http, now: ClusterFile, held: Reading) -> Verdict:
-    """The members that left had committed all they were given."""
+    """Check that the members which left had committed all their deliveries."""
     path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{GROUP}/offsets"
     answer = await http.get_json(now.brokers[-1].url + path)
     committed = {

@@ -1,10 +1,10 @@
-"""One member of a consumer group, as a process of its own: plain HTTP, nothing kept but a file.
+"""A member of a consumer group as a process of its own, over plain HTTP.
 
 `python -m chaos.demo.group_member --url U --group G --name N --topic T --max-bytes B --out FILE`
 
 Joins, prints ``joined``, reads from the first line on its standard input until that ends, leaves.
-Each answer is written to FILE before the next one is asked for, so a member that is killed leaves
-what it was given: 24 bytes a record, see `deliveries`.
+Each answer is written to FILE before the next request, so that a killed member leaves its
+deliveries: 24 bytes a record, see `deliveries`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SESSION_TIMEOUT_MS = 3_000
 AUTO_COMMIT_INTERVAL_MS = 500
 READ_TIMEOUT_MS = 500
 WORK_S = 0.02
-"""What a member takes for the records of one answer."""
+"""Simulated processing time for the records of one answer."""
 CALL_TIMEOUT_S = 15.0
 V2 = "application/vnd.kafka.v2+json"
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 ROW = struct.Struct("<QIQI")
-"""When (ms of the monotonic clock), partition, offset, digest."""
+"""Format of a delivery: time (ms of the monotonic clock), partition, offset, digest."""
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -46,23 +46,23 @@ _decode = msgspec.json.Decoder(list[_Record]).decode
 
 
 class MemberError(Exception):
-    """The broker refused, or did not answer: a read whose answer is lost can't be made again."""
+    """The broker refused or did not answer; a read whose answer is lost cannot be repeated."""
 
 
 def digest(key: bytes, value: bytes) -> int:
-    """Of a record's JSON texts."""
+    """Return the crc32 of a record's JSON texts."""
     return zlib.crc32(value, zlib.crc32(key))
 
 
 def deliveries(out: Path) -> list[Delivery]:
-    """What a member's file holds; a row that was cut by its death is left out."""
+    """Return the content of a member's file; a row cut short by a kill is left out."""
     content = out.read_bytes() if out.exists() else b""
     whole = content[: len(content) // ROW.size * ROW.size]
     return [Delivery(*row) for row in ROW.iter_unpack(whole)]
 
 
 class Member:
-    """Owned by `main`; one consumer instance, always through the same broker."""
+    """A consumer instance, always through the same broker. Owned by `main`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, group: str, name: str) -> None:
         self._session = session
@@ -87,7 +87,7 @@ class Member:
         await self._call("POST", f"{self._instance}/subscription", {"topics": [topic]})
 
     async def read(self, max_bytes: int) -> bytes:
-        """The rows of one answer."""
+        """Return the rows of one answer."""
         query = f"timeout={READ_TIMEOUT_MS}&max_bytes={max_bytes}"
         body = await self._call("GET", f"{self._instance}/records?{query}", accept=JSON_V2)
         now_ms = time.monotonic_ns() // 1_000_000
@@ -97,7 +97,7 @@ class Member:
         )
 
     async def leave(self) -> None:
-        """Give everything up at once."""
+        """Delete the instance."""
         await self._call("DELETE", self._instance)
 
     async def _call(self, method: str, url: str, body: object = None, accept: str = V2) -> bytes:
@@ -135,7 +135,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Exit status: 0 left the group as told, 1 refused or not answered."""
+    """Return the exit status: 0 left the group at the end of input, 1 refused or not answered."""
     parser = argparse.ArgumentParser(prog="python -m chaos.demo.group_member", description=__doc__)
     for name in ("url", "group", "name", "topic"):
         parser.add_argument(f"--{name}", required=True)

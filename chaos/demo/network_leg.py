@@ -1,4 +1,4 @@
-"""One scenario of broken networks, on a cluster of its own behind real proxies."""
+"""Network leg of the demo: one scenario of a broken network, on a new cluster with proxies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = "network"
 
 
 async def play(stage: Stage) -> None:
-    """Cut a partition's leader off, as `quorumlog chaos run` does; its checks are ours."""
+    """Play the scenario leader-cut as `quorumlog chaos run` does; its verdicts join the demo's."""
     seed = SystemRandom().randrange(1 << 32)
     directory = stage.directory / FOLDER
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""Everything is read back through a broker it was not written through, and judged."""
+"""Read the topic through brokers that it was not written through, and check the records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ_MAX_BYTES = 4 << 20
 
 
 async def read_and_judge(stage: Stage, accept: str, prefix: str) -> None:
-    """Read the topic; what was read is `stage.held` from then on."""
+    """Read the topic, set `stage.held` to the result, and check it."""
     now, history = stage.now(), stage.history
     brokers = [node.id for node in now.brokers]
     readings = [

@@ -1,4 +1,4 @@
-"""Every process is killed at once; the same command brings everything back."""
+"""Restart leg of the demo: every process is killed at once, and the same command restarts all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COME_BACK_LIMIT_S = 30.0
 
 
 async def play(stage: Stage) -> None:
-    """Kill, start again, write once per key, read everything back."""
+    """Kill all, start again, write once per key, and read everything back."""
     count = stage.cluster.kill_everything()
     stage.screen.say(f"killed all {count} processes at once; starting again")
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The demo's Spark query: from the flights into a second topic, checked by reckoning it anew."""
+"""Spark leg of the demo: a query from the flights into a second topic, checked by recomputation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 PIPELINE = "spark_source.pipelines.flights"
 RESULTS = "delays"
 SPARK_DEADLINE_S = 240.0
-"""Some 30 s on two quiet cores, its start included; much more where they are not."""
+"""Deadline of the query: some 30 s on two quiet cores, its start included; much more on busy ones.
+"""
 TABLE_LINES = 9
 READ_MAX_BYTES = 4 << 20
 
 
 async def play(stage: Stage) -> None:
-    """Run the query as its user would, show its table, and check what stands in the topic."""
+    """Run the query as a user would, show its table, and check the topic of results."""
     held = stage.held
     assert held is not None, "the legs before have read the topic back"
     began = time.monotonic()
@@ -60,7 +61,7 @@ async def _results(http: Http, broker: str) -> list[Line]:
 
 
 async def _query(now: ClusterFile, directory: Path) -> str:
-    """The table it printed."""
+    """Run the pipeline and return the table that it printed."""
     urls = ",".join(node.url for node in now.brokers)
     errors = directory / "spark.err"
     with errors.open("wb") as log:

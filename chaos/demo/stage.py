@@ -1,4 +1,4 @@
-"""What every leg of the demo stands on, and the questions several of them ask."""
+"""State shared by the legs of the demo, and the requests that several of them send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FELT_DEADLINE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line said."""
+    """Options of the demo, from the command line."""
 
     data: Path
     rows: int | None
@@ -40,11 +40,11 @@ class Options:
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Owned by the story; legs play on it one after the other.
+    """The demo's shared state. Owned by the story; legs play on it one after the other.
 
     Attributes:
-        held: what the topic held when it was last read back, by partition; legs that read the
-            topic another way compare with it.
+        held: the topic's content when it was last read back, by partition; legs that read the
+            topic in another way compare with it.
     """
 
     run: Run
@@ -53,36 +53,40 @@ class Stage:
     clock: Clock
     options: Options
     clean_up: ExitStack
-    """Closed when the run ends in any way, without a loop: for processes a leg starts itself."""
+    """Closed at the end of the run, however it ends, without a loop; for processes that a leg
+    starts itself."""
     held: Reading | None = None
 
     @property
     def history(self) -> History:
-        """What the client knows."""
+        """The history of the run."""
         return self.run.history
 
     @property
     def screen(self) -> Screen:
-        """Where it is said."""
+        """The output of the run."""
         return self.run.screen
 
     @property
     def directory(self) -> Path:
-        """The run's own: removed with everything in it when all is well."""
+        """The run's directory, removed with its content after a success."""
         return self.run.directory
 
     def judge(self, one: Verdict) -> None:
-        """One PASS or FAIL line."""
+        """Append a verdict and show it."""
         self.run.judge(one)
 
     def now(self) -> ClusterFile:
-        """The cluster as it is now."""
+        """Return the present content of cluster.json."""
         return self.cluster.read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """A part of the story with checks of its own. `play` judges; what it raises ends the run."""
+    """A part of the demo with checks of its own.
+
+    `play` adds verdicts; an exception ends the run.
+    """
 
     name: str
     play: Callable[[Stage], Awaitable[None]]
@@ -90,26 +94,26 @@ class Leg:
 
 
 def endpoints(now: ClusterFile) -> list[Endpoint]:
-    """Where clients find the brokers."""
+    """Return the brokers' public addresses."""
     return [Endpoint(node.id, node.url) for node in now.brokers]
 
 
 async def partition_facts(
     http: Http, now: ClusterFile, through: Node, partition: int
 ) -> dict[str, Any]:
-    """A partition as v3 describes it."""
+    """Return a partition as v3 describes it."""
     path = f"/v3/clusters/{now.cluster_id}/topics/{TOPIC}/partitions/{partition}"
     described: dict[str, Any] = await http.get_json(through.url + path, 2.0)
     return described
 
 
 def leader_of(described: dict[str, Any]) -> int:
-    """The leader's broker id: `leader.related` ends in ``/replicas/<id>``."""
+    """Return the leader's broker id: `leader.related` ends in ``/replicas/<id>``."""
     return int(str(described["leader"]["related"]).rsplit("/", 1)[1])
 
 
 async def active_controller(http: Http, now: ClusterFile) -> tuple[Node | None, int]:
-    """The controller that says it is active in the highest term, and that term."""
+    """Return the controller that reports to be active in the highest term, and that term."""
     active: Node | None = None
     highest = -1
     for node in now.controllers:

@@ -1,4 +1,4 @@
-"""The story, top to bottom: which legs there are, in which order, on which cluster."""
+"""The course of the demo: its legs, their order, and their clusters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chaos.run_directory import Run
 
 RUN_DEADLINE_S = 600.0
-"""Twice what is promised for two quiet cores: a run that hangs is a failed run."""
+"""Deadline of the demo: twice the time promised for two quiet cores."""
 SPARK_SKIPPED = "SPARK LEG SKIPPED"
 
 LEGS = (
@@ -27,14 +27,14 @@ LEGS = (
     Leg(name="group", play=group_leg.play),
     Leg(name="Spark", play=spark_leg.play, needs_spark=True),
 )
-"""Played on one cluster, in this order; each finds the topic and `Stage.held` as those before left
-them."""
+"""Legs on one cluster, in this order; each continues with the topic and `Stage.held` of those
+before."""
 LEGS_OF_THEIR_OWN = (Leg(name="network", play=network_leg.play),)
-"""Played after that cluster's clean stop, each on a cluster it starts itself."""
+"""Legs after that cluster's clean stop, each on a cluster that it starts itself."""
 
 
 async def play(run: Run, cluster: LocalCluster, options: Options, clean_up: ExitStack) -> None:
-    """The whole story; its verdicts are the run's."""
+    """Play all legs; their verdicts are added to the run."""
     async with within(RUN_DEADLINE_S, "the demo ends"), Http() as http:
         stage = Stage(
             run=run,

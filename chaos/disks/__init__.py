@@ -1,1 +1,1 @@
-"""Disks that fail as they are told: full, slow, hanging, broken, rotten, and without power."""
+"""Disk faults on demand: full, slow, hanging, failing, damaged, and losing power."""

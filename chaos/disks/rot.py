@@ -1,4 +1,4 @@
-"""One bit of a replica's file turns over, under the running broker."""
+"""Damage to a replica's file under a running broker: one flipped bit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def flip_a_bit(data_dir: Path, broker: int, topic: str, partition: int, part: float) -> str:
-    """In the broker's first segment, at this part of its length; what was done.
+    """Flip a bit in the broker's first segment, at `part` of its length; return a description.
 
-    The page cache holds it at once, so the next read of that place sees it.
+    The page cache holds the change at once, so the next read of that place returns it.
     """
     folder = data_dir / f"broker-{broker}" / "log" / f"{topic}-{partition}"
     segment = min(folder.glob("*.log"))

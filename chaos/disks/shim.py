@@ -1,7 +1,8 @@
-"""Faults of a disk under real processes, for any user: a library laid under them by LD_PRELOAD.
+"""Disk faults under real processes without root: a library loaded by LD_PRELOAD.
 
-Built from `shim.c` by the machine's C compiler, once per version of its text. Needs no root. What
-it can't show, because it stands above the kernel: what a file system itself does in a fault.
+Built from `shim.c` by the machine's C compiler, once per version of its text. Scenarios set faults
+through `Shim`; the library reads them from a control directory. Because it works above the kernel,
+it cannot show a file system's own behaviour in a fault.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ CACHE = Path(tempfile.gettempdir()) / f"quorumlog-shim-{os.getuid()}"
 
 
 class ShimError(Exception):
-    """The library can't be had; the message says what is needed."""
+    """The library is unavailable; the message names the requirement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One line of what a node's disk does. `part` narrows it to paths that contain it."""
+    """A line of a node's fault file. `part` restricts it to paths that contain it."""
 
     operation: Literal["write", "sync", "rename", "clock"]
     what: Literal["error", "sleep", "full", "lie", "ahead"]
@@ -41,37 +42,43 @@ class Fault:
     part: str = "*"
 
     def line(self) -> str:
-        """As the shim reads it."""
+        """Return the line that the shim reads."""
         return f"{self.operation} {self.part} {self.what} {self.argument} {self.times}\n"
 
 
 def broken(operation: Operation, times: int = 0, part: str = "*") -> Fault:
-    """EIO, on the next `times` calls (0: on all)."""
+    """Return a fault that fails the next `times` calls (0: all) with EIO."""
     return Fault(operation, "error", errno.EIO, times, part)
 
 
 def slow(operation: Operation, ms: int, part: str = "*") -> Fault:
-    """Each call takes so much longer."""
+    """Return a fault that delays each call by `ms` milliseconds."""
     return Fault(operation, "sleep", ms, part=part)
 
 
 def full(bytes_left: int = 0, part: str = "*") -> Fault:
-    """So many bytes still fit: a short write, then ENOSPC; no new file either."""
+    """Return a full disk: after `bytes_left` more bytes a short write, then ENOSPC.
+
+    No new file either.
+    """
     return Fault("write", "full", bytes_left, part=part)
 
 
 def lying() -> Fault:
-    """A sync does nothing and says that it did: what no software survives, for checks' own sake."""
+    """Return a fault in which a sync does nothing and reports success.
+
+    No software survives it; it serves to test the checks.
+    """
     return Fault("sync", "lie", 0)
 
 
 def clock_ahead(seconds: int) -> Fault:
-    """The wall clock shows this much more (or less) than it is; the monotonic one is right."""
+    """Return a fault that shifts the wall clock by `seconds`; the monotonic clock stays right."""
     return Fault("clock", "ahead", seconds)
 
 
 def build() -> Path:
-    """The library; built unless it is there.
+    """Return the library's path, after building it if needed.
 
     Raises:
         ShimError: no compiler, or it failed.
@@ -101,9 +108,9 @@ def build() -> Path:
 
 
 class Shim:
-    """What every node's disk of one cluster is told, and what it did. Owned by a run.
+    """The disk faults of all nodes of one cluster, and counts of their effects. Owned by a run.
 
-    Nodes are named as their folders (``broker-1``). A fault holds from the next call on.
+    Nodes are named by their folders (``broker-1``). A fault applies from the next call on.
     """
 
     def __init__(self, data_dir: Path, control: Path, *, tape: bool = False) -> None:
@@ -114,7 +121,7 @@ class Shim:
         self._tape = tape
 
     def environment(self) -> dict[str, str]:
-        """For the cluster's processes, beside their own."""
+        """Return the environment variables that load the library into the cluster's processes."""
         found = {
             "LD_PRELOAD": str(self._library),
             "QUORUMLOG_SHIM_ROOT": str(self._data_dir),
@@ -123,7 +130,7 @@ class Shim:
         return found | ({"QUORUMLOG_SHIM_TAPE": "1"} if self._tape else {})
 
     def set(self, node: str, *faults: Fault) -> None:
-        """From now on this is what the node's disk does; without faults, nothing."""
+        """Set the faults of the node's disk, replacing earlier ones; none heals it."""
         told = self.control / f"{node}.faults"
         if not faults:
             told.unlink(missing_ok=True)
@@ -133,12 +140,12 @@ class Shim:
         beside.replace(told)
 
     def heal(self) -> None:
-        """Every disk is well again."""
+        """Remove the faults of every disk."""
         for told in self.control.glob("*.faults"):
             told.unlink(missing_ok=True)
 
     def hits(self, node: str) -> Counter[str]:
-        """How often each ``<operation> <what>`` was felt by the node's processes."""
+        """Return how often each ``<operation> <what>`` hit a call of the node's processes."""
         try:
             lines = (self.control / f"{node}.hits").read_text().splitlines()
         except FileNotFoundError:
@@ -146,5 +153,5 @@ class Shim:
         return Counter(" ".join(line.split(" ", 2)[:2]) for line in lines)
 
     def felt(self, node: str) -> int:
-        """How many calls of the node a fault has hit."""
+        """Return the number of calls of the node that a fault has hit."""
         return self.hits(node).total()

@@ -1,10 +1,10 @@
-"""Power taken from a node's disk without root: what was not synced is taken away afterwards.
+"""Power loss of a node's disk without root: unsynced changes are removed afterwards.
 
-`shim.c` wrote down, before each change, what stood there; and where syncs began and that they
-succeeded. With the process dead, every page and every name that no sync covers is kept or taken
-back, as chance decides: pages in any order, a directory's changes from the end on, as a file system
-that keeps the promises of POSIX and no more. Not covered: a directory tree that is unlinked whole
-(a deleted topic's quarantine), changes through mmap (nodes make none).
+`shim.c` records, before each change, the content it replaces, and the begin and success of each
+sync. After the process has ended, `cut_power` keeps or reverts, by chance, every page and every
+name that no sync covers: pages in any order, a directory's changes from the newest on, like a file
+system that keeps the promises of POSIX and no more. Not covered: a directory tree that is unlinked
+as a whole (the quarantine of a deleted topic), and changes through mmap (nodes make none).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<cQQQQIII")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the tape. `first`, `second`: a write's range, or in `first` a sync's number."""
+    """An entry of the tape. `first`, `second`: a write's range, or in `first` a sync's number."""
 
     kind: bytes
     inode: int
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Unsynced:
-    """What a cut may take: changes of contents by inode, changes of names by directory."""
+    """Changes that a power loss may remove: contents by inode, names by directory."""
 
     contents: dict[int, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     names: dict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
@@ -51,7 +51,7 @@ class Unsynced:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a power cut took from one node."""
+    """Counts of the changes that a power loss removed from one node."""
 
     pages_lost: int
     pages_kept: int
@@ -64,7 +64,10 @@ class Cut:
 
 
 def read_tape(tape: Path) -> Iterator[Entry]:
-    """Every entry; one that a kill tore off at the end is left out: its change was not made."""
+    """Yield every entry.
+
+    One torn by a kill at the end is left out, because its change was not made.
+    """
     content = tape.read_bytes() if tape.exists() else b""
     at = 0
     while at + _HEAD.size <= len(content):
@@ -79,7 +82,7 @@ def read_tape(tape: Path) -> Iterator[Entry]:
 
 
 def unsynced(entries: Iterator[Entry]) -> Unsynced:
-    """What no sync that began later has covered. A sync of inode 0 is one of everything."""
+    """Return the changes not covered by a later sync. A sync of inode 0 covers everything."""
     left = Unsynced()
     begun: dict[int, tuple[dict[int, int], dict[str, int]]] = {}
     done: dict[object, int] = defaultdict(int)  # changes dropped so far, by inode or directory
@@ -112,13 +115,13 @@ def _drop(changes: list[Entry], key: object, upto: int, done: dict[object, int])
 
 
 def cut_power(folder: Path, tape: Path, random: Random, keep: float) -> Cut:
-    """Take away what was not synced. The node's processes are dead.
+    """Remove unsynced changes of a node whose processes have ended.
 
     Args:
         folder: the node's.
-        tape: what its shim wrote; it is used up.
-        random: which pages and names.
-        keep: how likely each unsynced page stays; 0 takes everything.
+        tape: the entries that its shim wrote; deleted afterwards.
+        random: chooses pages and names.
+        keep: probability that an unsynced page stays; 0 removes all.
     """
     left = unsynced(read_tape(tape))
     paths = {path.stat().st_ino: path for path in folder.rglob("*") if path.is_file()}
@@ -135,7 +138,7 @@ def cut_power(folder: Path, tape: Path, random: Random, keep: float) -> Cut:
 
 
 def _cut_content(path: Path, changes: list[Entry], random: Random, keep: float) -> tuple[int, int]:
-    """Give pages back what they held at the last sync; how many were lost and kept."""
+    """Restore pages to their content at the last sync; return how many were lost and kept."""
     old: dict[int, bytes] = {}
     dirty: set[int] = set()
     synced_size = changes[0].size
@@ -164,7 +167,7 @@ def _cut_content(path: Path, changes: list[Entry], random: Random, keep: float) 
 
 
 def _cut_names(changes: list[Entry], random: Random, keep: float) -> int:
-    """Take back a directory's changes from the newest on; how many."""
+    """Revert a directory's changes from the newest on; return their number."""
     stay = random.randint(0, len(changes)) if keep and changes else 0
     for change in reversed(changes[stay:]):
         path = Path(change.path)

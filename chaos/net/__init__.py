@@ -1,1 +1,1 @@
-"""The network between the nodes: a real Toxiproxy on every directed link, driven and verified."""
+"""The network between the nodes: a real Toxiproxy on every directed link, set and verified."""

@@ -1,11 +1,12 @@
-"""Which links there are between nodes, and what a fault asks of each: pure data.
+"""Links between nodes, and the effect of a fault on each of them: pure data.
 
-A *link* is one node's own way to one listener of another node, and has a proxy of its own. It is
-directed by who dials: requests run upstream (source to target), answers downstream. What a fault
-means is said in terms of nodes ("nothing from 1 reaches 2") and becomes toxics on links here.
+A *link* is one node's own connection path to one listener of another node, and has a proxy of its
+own. Its direction is that of the dialling: requests run upstream (source to target), answers
+downstream. Scenarios state faults in terms of nodes ("nothing from 1 reaches 2"); `network.py` asks
+here for each link's state and turns it into toxics.
 
-Controllers keep one connection per pair, dialled by the one with the greater id, so
-there one link carries both directions (guarantees §5.4).
+Controllers keep one connection per pair, dialled by the one with the greater id, so there one link
+carries both directions (guarantees §5.4).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FIRST_CONTROLLER_ID = 101
-"""Ids from here on are controllers' (interfaces §1)."""
+"""Lowest controller id; smaller ids belong to brokers (interfaces §1)."""
 
 
 class Plane(Enum):
-    """What a listener is for."""
+    """The purpose of a listener."""
 
     HTTP = "http"
     """Brokers to controllers: registration, heartbeats, sessions, metadata, ISR changes."""
@@ -33,7 +34,7 @@ class Plane(Enum):
 
 
 class Link(NamedTuple):
-    """`source` dials `target`. Both are node ids."""
+    """A connection path: node `source` dials node `target`."""
 
     source: int
     target: int
@@ -46,12 +47,12 @@ class Link(NamedTuple):
 
     @property
     def dial_key(self) -> str:
-        """What the source's ``[dial]`` calls the target, as ``broker-2.peer``."""
+        """The target's key in the source's ``[dial]`` table, such as ``broker-2.peer``."""
         return f"{node_name(self.target)}.{self.plane.value}"
 
 
 class Flow(NamedTuple):
-    """One direction between two nodes, whoever dialled: what the first says to the second."""
+    """A direction between two nodes, from `speaker` to `listener`, whichever of them dialled."""
 
     speaker: int
     listener: int
@@ -59,28 +60,32 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """What a proxy is to do. Dropped bytes vanish, and connections stay open, on either side."""
+    """The required state of a proxy.
+
+    Dropped bytes vanish, and connections stay open, on either side.
+    """
 
     drops_requests: bool = False
     drops_answers: bool = False
     refuses: bool = False
-    """Connections are reset and none is accepted: a fast failure, unlike the silence above."""
+    """Connections are reset and none is accepted: a fast failure, unlike dropped bytes."""
     latency_ms: int = 0
-    """Everything arrives so much later, either way."""
+    """Delay of all bytes, in both directions."""
     slice_bytes: int = 0
-    """Everything arrives in pieces of about this size, either way: no read is a whole frame."""
+    """Bytes arrive in pieces of about this size, in both directions, so that no read is a whole
+    frame; 0 for no slicing."""
 
 
 OPEN = LinkState()
 
 
 def node_name(node: int) -> str:
-    """``broker-1``, ``controller-101``: a node's folder, and its name in ``[dial]``."""
+    """Return ``broker-1`` or ``controller-101``: a node's folder, and its name in ``[dial]``."""
     return f"{'controller' if node >= FIRST_CONTROLLER_ID else 'broker'}-{node}"
 
 
 def all_links(controllers: Iterable[int], brokers: Iterable[int]) -> tuple[Link, ...]:
-    """Every way one node dials another."""
+    """Return every link between the given nodes."""
     voters, servers = sorted(controllers), sorted(brokers)
     links = [Link(broker, voter, Plane.HTTP) for broker in servers for voter in voters]
     links += [Link(one, other, Plane.PEER) for one in servers for other in servers if one != other]
@@ -89,7 +94,7 @@ def all_links(controllers: Iterable[int], brokers: Iterable[int]) -> tuple[Link,
 
 
 def both_ways(one: Iterable[int], other: Iterable[int]) -> frozenset[Flow]:
-    """Everything the nodes of one group say to those of the other, and back."""
+    """Return all flows between the nodes of one group and those of the other."""
     firsts, seconds = set(one), set(other)
     pairs = {Flow(a, b) for a in firsts for b in seconds if a != b}
     return frozenset(pairs | {Flow(b, a) for a, b in pairs})
@@ -97,18 +102,18 @@ def both_ways(one: Iterable[int], other: Iterable[int]) -> frozenset[Flow]:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything that is to be wrong with the network now.
+    """All faults that the network must have at a time.
 
     Attributes:
         silent: flows of which nothing arrives, on every link that carries them.
-        states: links with a fault of their own, over and above.
+        states: links with a fault of their own, in addition.
     """
 
     silent: frozenset[Flow] = frozenset()
     states: tuple[tuple[Link, LinkState], ...] = ()
 
     def state_of(self, link: Link) -> LinkState:
-        """What this asks of one link."""
+        """Return the required state of one link."""
         own = dict(self.states).get(link, OPEN)
         return LinkState(
             drops_requests=own.drops_requests or Flow(link.source, link.target) in self.silent,
@@ -119,7 +124,7 @@ class Faults:
         )
 
     def touches(self, links: Iterable[Link]) -> tuple[Link, ...]:
-        """The links that are not open under this."""
+        """Return the links that these faults affect."""
         return tuple(link for link in links if self.state_of(link) != OPEN)
 
 
@@ -127,23 +132,23 @@ NO_FAULTS = Faults()
 
 
 def answers_lost(links: Iterable[Link]) -> Faults:
-    """Requests get through and run; what they are answered never arrives."""
+    """Return faults under which requests arrive and run, and their answers never arrive."""
     return on_each(links, LinkState(drops_answers=True))
 
 
 def refused(links: Iterable[Link]) -> Faults:
-    """Nobody answers at the other end."""
+    """Return faults under which connections on these links are refused."""
     return on_each(links, LinkState(refuses=True))
 
 
 def on_each(links: Iterable[Link], state: LinkState) -> Faults:
-    """The same on each of these links."""
+    """Return faults that put the same state on each of these links."""
     return Faults(states=tuple((link, state) for link in links))
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes a proxy read and passed on, of connections that have ended (Toxiproxy counts then)."""
+    """Bytes that a proxy read and passed on, of ended connections; Toxiproxy counts only those."""
 
     requests_read: int = 0
     requests_passed: int = 0
@@ -152,12 +157,15 @@ class Traffic:
 
     @property
     def swallowed(self) -> int:
-        """Bytes that came in and never went out."""
+        """Number of bytes read and not passed on."""
         return self.requests_read - self.requests_passed + self.answers_read - self.answers_passed
 
 
 def swallowed_since(before: Mapping[Link, Traffic], now: Mapping[Link, Traffic]) -> dict[Link, int]:
-    """Bytes each link swallowed between two looks, where it did."""
+    """Return the bytes that each link swallowed between two measurements.
+
+    Links without any are left out.
+    """
     none = Traffic()
     grown = {link: now[link].swallowed - before.get(link, none).swallowed for link in now}
     return {link: count for link, count in grown.items() if count > 0}

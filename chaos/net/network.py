@@ -1,4 +1,7 @@
-"""The network of one run: what it is to be, made so, and looked at again after each change."""
+"""The network of one run: its desired state, applied to Toxiproxy and verified after each change.
+
+`ProxiedCluster` starts it and lays the links; scenarios call `shape` and `heal`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECONCILE_ATTEMPTS = 3
-"""Somebody else may change the server between our change and our look."""
+"""Attempts to reach the desired state; another process may change the server between a change and
+its verification."""
 
 
 class Network:
-    """One proxy per link, on one server of our own. `async with`; one caller at a time.
+    """All proxies of a run, one per link, on a private server. `async with`; one caller at a time.
 
-    The desired state is the truth: `shape` sets it and makes the server agree, whatever was done
-    to the server meanwhile. A server that can't be made to agree is an error, never a shrug.
+    The desired state is authoritative: `shape` sets it and brings the server to it, whatever was
+    done to the server meanwhile. A server that does not reach it is an error.
     """
 
     def __init__(self, binary: Path, log: Path) -> None:
@@ -42,38 +46,38 @@ class Network:
 
     @property
     def server(self) -> ToxiproxyServer:
-        """The process, for tests that pause it."""
+        """The server process, for tests that pause it."""
         return self._server
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """All links, in the order they were made."""
+        """All links, in the order of their creation."""
         return tuple(self._addresses)
 
     @property
     def faults(self) -> Faults:
-        """What is wrong with the network now, because we said so."""
+        """The desired faults of the network."""
         return self._faults
 
     def start(self, reserved: Iterable[int] = ()) -> None:
-        """Start the server. Called by the main thread: the parent-death signal is tied to it.
+        """Start the server. Call it on the main thread, to which the parent-death signal is tied.
 
         Args:
-            reserved: ports of nodes that do not listen yet: a proxy there would keep them from it.
+            reserved: ports of nodes that do not listen yet and that no proxy may occupy.
         """
         self._reserved = frozenset(reserved)
         self._api = self._server.start(self._reserved)
 
     def stop(self) -> None:
-        """End the server; every link with it. Works without a loop."""
+        """End the server and with it every link. Works without a loop."""
         self._server.stop()
         self._api = None
 
     async def lay(self, targets: Mapping[Link, str]) -> dict[Link, str]:
-        """Put a proxy on each link, given the real address of its target.
+        """Create a proxy for each link, given the real address of its target.
 
         Returns:
-            The ``host:port`` each link's source has to dial.
+            The ``host:port`` that each link's source has to dial.
         """
         taken = set(self._reserved)
         for link, target in targets.items():
@@ -82,21 +86,21 @@ class Network:
         return {link: listen for link, (listen, _) in self._addresses.items()}
 
     async def shape(self, faults: Faults) -> None:
-        """Make the network be like this, and see that it is.
+        """Apply these faults to the network, and verify them.
 
         Raises:
-            NetworkError: the server does not answer in time, or is not as it was told to be.
+            NetworkError: the server does not answer in time, or does not reach the desired state.
         """
         async with self._turn:
             self._faults = faults
             await asyncio.to_thread(self._reconcile)
 
     async def heal(self) -> None:
-        """Everything flows again."""
+        """Remove all faults."""
         await self.shape(NO_FAULTS)
 
     async def traffic(self) -> dict[Link, Traffic]:
-        """Bytes per link, of connections that have ended."""
+        """Return bytes per link, of connections that have ended."""
         async with self._turn:
             counts = await asyncio.to_thread(self._required().bytes_by_proxy)
         found = {}
@@ -169,7 +173,7 @@ class Network:
 
 
 def toxics_of(state: LinkState) -> tuple[tuple[str, Toxic], ...]:
-    """What a proxy must have to be in this state, by name.
+    """Return the toxics that put a proxy into this state, with their names.
 
     A ``timeout`` of 0 ms drops everything for ever and closes nothing, until it is removed.
     """

@@ -1,8 +1,8 @@
-"""Toxiproxy's HTTP API through the library ``toxiproxy-python``: the only module that imports it.
+"""Client of Toxiproxy's HTTP API through ``toxiproxy-python``, which only this module imports.
 
-The library 0.1.1 keeps one server per process in class attributes, has no time-outs on any request
-(a server that is paused hangs its caller) and takes a 5xx for success (guarantees §5.2). Here each
-object has a consumer class of its own, every request a time-out, and every answer is checked.
+The library 0.1.1 keeps one server per process in class attributes, has no timeout on any request (a
+paused server hangs its caller) and treats a 5xx as success (guarantees §5.2). Here each object has
+a consumer class of its own, every request a timeout, and every answer is checked.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ except ImportError:  # pragma: no cover an installation without the extra
     library = None
 
 REQUEST_TIMEOUT_S = (1.0, 2.0)
-"""To connect, and between two bytes of the answer; the server answers in under 10 ms."""
+"""Timeouts to connect, and between two bytes of the answer; the server answers in under 10 ms."""
 REQUESTS, ANSWERS = "upstream", "downstream"
 _NO_PROXY_FOR_THIS = {"http": None, "all": None}
-"""The machine's HTTP_PROXY is not for talking to ourselves."""
+"""Disables the machine's HTTP_PROXY for requests to the local server."""
 _METRIC = re.compile(
     r'^toxiproxy_proxy_(received|sent)_bytes_total\{direction="(\w+)",.*proxy="([^"]+)".*\} (\S+)$',
     re.MULTILINE,
@@ -29,12 +29,15 @@ _METRIC = re.compile(
 
 
 class NetworkError(Exception):
-    """The proxy server does not do what it is asked; nothing a run finds then means anything."""
+    """The proxy server does not do what is requested, which makes a run's results meaningless."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Toxic:
-    """What a proxy does to one stream of its connections; `toxicity` is the share it does it to."""
+    """An effect on one stream of a proxy's connections.
+
+    `toxicity` is the share of them affected.
+    """
 
     type: str
     stream: str
@@ -43,13 +46,13 @@ class Toxic:
 
     @property
     def name(self) -> str:
-        """As Toxiproxy names one that was given no name: one of a type per stream."""
+        """The name that Toxiproxy gives to an unnamed toxic: one of a type per stream."""
         return f"{self.type}_{self.stream}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyView:
-    """A proxy as the server describes it: its toxics by name."""
+    """A proxy as the server describes it, with its toxics by name."""
 
     name: str
     listen: str
@@ -59,42 +62,44 @@ class ProxyView:
 
 
 class ToxiproxyApi:
-    """One server's API. Blocking; owned by one `Network`, which calls it from one thread at a time.
+    """The API of one server.
+
+    Blocking; owned by one `Network`, which calls it from one thread at a time.
 
     Raises:
-        NetworkError: from every method: no answer in time, or an answer that says no.
+        NetworkError: from every method: no answer in time, or an answer with an error.
     """
 
     def __init__(self, host: str, port: int) -> None:
         if library is None:
             msg = "toxiproxy-python is not installed: pip install 'quorumlog[chaos]'"
             raise NetworkError(msg)
-        # A class of our own, so that two servers in one process don't share an address.
+        # A class per object, so that two servers in one process do not share an address.
         self._consumer = type("Consumer", (library.APIConsumer,), {"host": host, "port": port})
 
     def version(self) -> str:
-        """What the server says it is; a server built from source says ``git``."""
+        """Return the server's version; a server built from source returns ``git``."""
         return str(self._ask("GET", "/version").get("version", ""))
 
     def proxies(self) -> dict[str, ProxyView]:
-        """Every proxy with its toxics, by name."""
+        """Return every proxy with its toxics, by name."""
         return {name: _view(body) for name, body in self._ask("GET", "/proxies").items()}
 
     def create(self, name: str, listen: str, upstream: str) -> None:
-        """A new proxy that forwards `listen` to `upstream` (both ``host:port``)."""
+        """Create a proxy that forwards `listen` to `upstream` (both ``host:port``)."""
         body = {"name": name, "listen": listen, "upstream": upstream, "enabled": True}
         self._ask("POST", "/proxies", body)
 
     def destroy(self, name: str) -> None:
-        """End a proxy and its connections."""
+        """Remove a proxy and close its connections."""
         self._ask("DELETE", f"/proxies/{name}")
 
     def enable(self, name: str, *, enabled: bool) -> None:
-        """Accept connections again, or reset them all and refuse new ones."""
+        """Enable or disable a proxy; disabling resets its connections and refuses new ones."""
         self._ask("POST", f"/proxies/{name}", {"enabled": enabled})
 
     def add_toxic(self, name: str, toxic: Toxic) -> None:
-        """Add it to a proxy; it acts on open connections at once."""
+        """Add a toxic to a proxy; it affects open connections at once."""
         body = {
             "name": toxic.name,
             "type": toxic.type,
@@ -105,11 +110,11 @@ class ToxiproxyApi:
         self._ask("POST", f"/proxies/{name}/toxics", body)
 
     def remove_toxic(self, name: str, toxic: str) -> None:
-        """Remove it; a blackhole's connections are closed by that."""
+        """Remove a toxic; removing one that dropped all bytes closes its connections."""
         self._ask("DELETE", f"/proxies/{name}/toxics/{toxic}")
 
     def bytes_by_proxy(self) -> dict[str, dict[tuple[str, str], int]]:
-        """Per proxy: (``received`` or ``sent``, stream) → bytes of connections that have ended."""
+        """Return, per proxy, bytes of ended connections by (``received`` or ``sent``, stream)."""
         found: dict[str, dict[tuple[str, str], int]] = {}
         for what, stream, proxy, count in _METRIC.findall(self._text("GET", "/metrics")):
             found.setdefault(proxy, {})[what, stream] = int(float(count))

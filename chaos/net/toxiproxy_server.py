@@ -1,4 +1,7 @@
-"""The real Toxiproxy server as a child of ours: which file it is, and one process per run."""
+"""The real Toxiproxy server as a child process: finding its file, and one process per run.
+
+`Network` starts and stops the server; `free_port` also serves its proxies.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 VERSION = "2.12.0"
-"""The one whose ways are known (guarantees §5.1): another is not used. `.ci/toxiproxy.sh` says it,
-too."""
+"""The only version used, because its behaviour is known (guarantees §5.1). `.ci/toxiproxy.sh` names
+the same version."""
 NAME = "toxiproxy-server"
 BUILT = Path(".cache") / "toxiproxy" / NAME
-"""Where `.ci/toxiproxy.sh` puts it, below the project's root."""
+"""Path of the server that `.ci/toxiproxy.sh` builds, below the project's root."""
 LOOPBACK = "127.0.0.1"
 READY_DEADLINE_S = 5.0
 STOP_DEADLINE_S = 2.0
 START_ATTEMPTS = 3
-"""The port it is told may be taken by another process a moment before."""
+"""Attempts to start; another process may take the chosen port first."""
 _POLL_S = 0.02
 _PORTS_FROM = 10_240
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -38,10 +41,11 @@ _LIBC = ctypes.CDLL(None)
 
 
 def version_of(binary: Path) -> str | None:
-    """The version of a Toxiproxy server's file; None if it says none.
+    """Return the version of a Toxiproxy server's file; None if it cannot be determined.
 
-    One built by ``go install`` answers ``git`` when asked, so the module version is read out of the
-    build information that Go leaves in the file. A released binary has none there and answers.
+    A server built by ``go install`` reports ``git``, so the module version is read from the build
+    information that Go leaves in the file. A released binary has none there and reports its
+    version.
     """
     try:
         found = _MODULE.search(binary.read_bytes())
@@ -57,10 +61,10 @@ def version_of(binary: Path) -> str | None:
 
 
 def find_server(roots: Sequence[Path] | None = None) -> Path:
-    """The server's file: from PATH if it is the version we know, else the one built for us.
+    """Return the server's file: from PATH if it has the known version, else the one built locally.
 
     Raises:
-        NetworkError: neither is there; the message holds the command that builds it.
+        NetworkError: neither exists; the message holds the command that builds it.
     """
     on_path = shutil.which(NAME)
     if on_path is not None and version_of(Path(on_path)) == VERSION:
@@ -74,9 +78,9 @@ def find_server(roots: Sequence[Path] | None = None) -> Path:
 
 
 def free_port(taken: set[int] | None = None) -> int:
-    """A free port below those the kernel gives to outgoing connections.
+    """Return a free port below those that the kernel gives to outgoing connections.
 
-    A proxy that is disabled closes its listener: on such a port nobody takes it meanwhile.
+    A disabled proxy closes its listener; no outgoing connection takes such a port meanwhile.
     """
     try:
         end = int(_EPHEMERAL_RANGE.read_text().split()[0])
@@ -99,7 +103,7 @@ def free_port(taken: set[int] | None = None) -> int:
 
 
 class ToxiproxyServer:
-    """One server process. Owned by one run: started, stopped and, if we die, ended with us."""
+    """A server process. Owned by one run; the parent-death signal ends it with its owner."""
 
     def __init__(self, binary: Path, log: Path) -> None:
         self._binary = binary
@@ -108,11 +112,11 @@ class ToxiproxyServer:
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The process id, or None while there is no process."""
         return None if self._process is None else self._process.pid
 
     def start(self, reserved: Collection[int] = ()) -> ToxiproxyApi:
-        """Start it on a port of its own, none of the reserved; returns once the API answers.
+        """Start the server on a free port that is not reserved; return once its API answers.
 
         Raises:
             NetworkError: it ended, or did not answer in time.
@@ -144,17 +148,17 @@ class ToxiproxyServer:
             except NetworkError:
                 time.sleep(_POLL_S)
             else:
-                # somebody else's server may sit on the port: ours has then ended, or is about to
+                # Another server may own the port; then this process has ended or is about to.
                 return self._process.poll() is None and api.proxies() == {}
         return False
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal: tests pause it."""
+        """Send a signal to the process, for tests that pause it."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """End it; returns when it is gone."""
+        """End the process and wait for it."""
         process, self._process = self._process, None
         if process is None:
             return

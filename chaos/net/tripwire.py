@@ -1,4 +1,4 @@
-"""An address that nodes are told and must never use: who dials it went round its proxy."""
+"""A forbidden address in the nodes' configuration: a connection to it has bypassed a proxy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Tripwire:
-    """Counts and refuses every connection. `async with`, owned by a run.
+    """A listener that counts and refuses every connection. `async with`, owned by a run.
 
-    It stands in for the inner address of every node (``[advertised]``, ``[controllers]``), so a
-    node that does not heed its ``[dial]`` table can't reach its peer and is found out (rule K).
+    It replaces the inner address of every node (``[advertised]``, ``[controllers]``), so that a
+    node that ignores its ``[dial]`` table cannot reach its peer and is detected (rule K).
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Tripwire:
 
     @property
     def address(self) -> str:
-        """Where it listens, ``host:port``."""
+        """The ``host:port`` at which it listens."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"{host}:{port}"

@@ -1,8 +1,8 @@
-"""Puts the network between the nodes: every node's ``config.toml`` gets its own ways to others.
+"""Insertion of the proxies between the nodes, by rewriting every node's ``config.toml``.
 
-Done between `quorumlog up --format-only` and the first start, with the documented tables only
-(interfaces §2). The inner addresses nodes tell each other become the tripwire's, so the proxies are
-the only way there is.
+`ProxiedCluster` calls it between `quorumlog up --format-only` and the first start. Only documented
+tables are changed (interfaces §2). The nodes' inner addresses become the tripwire's, so that the
+proxies are the only way between nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SECTION = r"(?m)^\[{name}\]\n(?:(?!\[).*\n)*"
 
 
 def listening_ports(data_dir: Path) -> set[int]:
-    """Every port a node of a formatted cluster will listen on."""
+    """Return every port on which a node of a formatted cluster will listen."""
     tables = [tomllib.loads(one.read_text()) for one in data_dir.glob("*/config.toml")]
     return {
         int(address.rpartition(":")[2])
@@ -31,7 +31,7 @@ def listening_ports(data_dir: Path) -> set[int]:
 
 
 def real_targets(data_dir: Path) -> dict[Link, str]:
-    """Every link of a formatted cluster, and where its target really listens."""
+    """Return every link of a formatted cluster with the real address of its target."""
     listeners: dict[int, dict[str, str]] = {}
     for config in data_dir.glob("*/config.toml"):
         table = tomllib.loads(config.read_text())
@@ -44,12 +44,12 @@ def real_targets(data_dir: Path) -> dict[Link, str]:
 
 
 def wire(data_dir: Path, ways: Mapping[Link, str], tripwire: str) -> None:
-    """Write every node's tables.
+    """Rewrite every node's tables.
 
     Args:
         data_dir: a formatted cluster that is not running.
-        ways: the address each link's source has to dial.
-        tripwire: what the nodes are told instead of each other's inner addresses.
+        ways: the address that each link's source has to dial.
+        tripwire: the address that replaces the nodes' inner addresses.
     """
     for config in data_dir.glob("*/config.toml"):
         text = config.read_text()
@@ -57,7 +57,7 @@ def wire(data_dir: Path, ways: Mapping[Link, str], tripwire: str) -> None:
 
 
 def rewired(text: str, ways: Mapping[Link, str], tripwire: str) -> str:
-    """One ``config.toml`` with its tables replaced; everything else stays as it is."""
+    """Return a ``config.toml`` with its tables replaced and everything else unchanged."""
     table = tomllib.loads(text)
     node: int = table["node"]["id"]
     told = dict(table["advertised"])

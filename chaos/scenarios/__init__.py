@@ -1,1 +1,1 @@
-"""What is broken, and how it must be felt; the rest of a run is the same for all (chaos.runner)."""
+"""Scenarios: a fault and its expected effects each; `chaos/runner.py` does the rest of a run."""

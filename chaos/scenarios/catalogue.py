@@ -1,4 +1,4 @@
-"""Every scenario by name."""
+"""Every scenario by name, in the order shown by ``quorumlog chaos list``."""
 
 from __future__ import annotations
 

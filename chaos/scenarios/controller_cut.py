@@ -1,4 +1,7 @@
-"""The active controller is cut off, then killed: another rules, the first learns that it lost."""
+"""Scenario controller-cut: the active controller is cut off, then killed.
+
+Another controller must take over, and the first must notice the loss of its leadership.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 METADATA_GAP_LIMIT_MS = 5000
-"""A silent controller: the followers' longest election time-out is 1 s, a broker's attempt at the
-old one 1.5 s; the rest is a slow machine."""
+"""Longest gap in metadata writes after a controller falls silent: the followers' longest election
+timeout is 1 s, a broker's attempt at the old one 1.5 s; the rest allows for a slow machine."""
 STEPPED_DOWN = "cut-off controller stepped down after ms"
 STEP_DOWN_LIMIT_MS = 5000
-"""`raft_step_down_ms` is 1 s, and so it is alone; a machine that runs other tests gets five."""
+"""Longest time to step down: `raft_step_down_ms` is 1 s, which holds on an idle machine; five allow
+for one that runs other tests."""
 
 
 async def _break(stage: Stage) -> None:
-    """Cut it off, wait for a successor, kill it while it is still cut off."""
+    """Cut off the active controller, wait for a successor, and kill the first."""
     await stage.felt_within(FELT_DEADLINE_S, lambda: stage.watch.active is not None)
     active = stage.watch.active
     assert active is not None, "there is an active controller before anything is broken"

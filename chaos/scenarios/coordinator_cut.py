@@ -1,4 +1,7 @@
-"""A group's coordinator is cut off: another takes over, and the group goes on from its commit."""
+"""Scenario coordinator-cut: a group's coordinator is cut off.
+
+Another broker must take over, and the group must continue from its commit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _COMMITTED = "committed in partition {}"
 
 
 async def _coordinators(stage: Stage, spared: set[int], seen: list[int]) -> None:
-    """Note every coordinator that a broker names, asking none of the spared."""
+    """Record every coordinator that a broker reports; the spared brokers are not asked."""
     while True:
         for node in stage.now.brokers:
             if node.id not in spared:
@@ -82,7 +85,7 @@ async def _cut(stage: Stage, seen: list[int], spared: set[int]) -> None:
 
 
 def _ends(stage: Stage) -> dict[int, int]:
-    """Per partition the end of what is acknowledged by now: where the group must get to."""
+    """Return the end of the acknowledged records per partition, up to which the group must read."""
     ends = dict.fromkeys(range(stage.partitions), 0)
     for ack in stage.history.acknowledgements:
         for position in ack.positions:
@@ -91,7 +94,7 @@ def _ends(stage: Stage) -> dict[int, int]:
 
 
 async def _committed(stage: Stage) -> dict[int, int]:
-    """From the first broker that answers, once one does."""
+    """Return the committed offsets from the first broker that answers."""
     found: dict[int, int] = {}
 
     async def ask() -> None:

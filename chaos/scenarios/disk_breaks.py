@@ -1,4 +1,7 @@
-"""One sync of a leader's disk fails, and the next would succeed over nothing: the broker ends."""
+"""Scenario disk-breaks: one sync of a leader's disk fails, and the broker must end.
+
+The next sync would succeed although the failed one's data is lost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ async def _break(stage: Stage) -> None:
         return len(lives)
 
     gauges = [epoch_of(stage, partition), Gauge(f"lives of broker {leader}", lives_seen)]
-    stage.killed.add(node_name(leader))  # it ends by itself, and that is what is asked of it
+    stage.killed.add(node_name(leader))  # the broker ends itself, as it must
     stage.told[BROKEN] = leader
     async with disks_broken(
         stage, "leader's sync fails", [leader], [broken("sync", times=1, part="/log")], gauges
@@ -40,7 +43,7 @@ async def _break(stage: Stage) -> None:
             FELT_DEADLINE_S, lambda: stage.cluster.read().node(leader).pid not in lives
         )
         if stage.disks is not None:
-            stage.disks.heal()  # its next life finds the disk well, and what it had proven
+            stage.disks.heal()  # the restarted broker has a working disk with its durable data
 
 
 def _own_checks(stage: Stage, _reading: Reading) -> list[Verdict]:

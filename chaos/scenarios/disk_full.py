@@ -1,4 +1,7 @@
-"""A leader's disk fills up, then a follower's, then all: refused or shrunk, nothing is lost."""
+"""Scenario disk-full: a leader's disk fills up, then a follower's, then all.
+
+Writes are refused, or the follower leaves the ISR; nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 BYTES_LEFT = 5_000
-"""The write that crosses this is short before it fails: the worst a full disk does (rule R2)."""
+"""Bytes that still fit. The write that crosses this is partial before it fails, the worst case of a
+full disk (rule R2)."""
 
 
 async def _break(stage: Stage) -> None:

@@ -1,4 +1,7 @@
-"""A leader's disk stops answering: its leaderships go to those whose disks answer."""
+"""Scenario disk-hangs: a leader's disk stops answering.
+
+Its leaderships must move to brokers whose disks answer.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 HANG_MS = 30_000
-"""Longer than the fault: what hangs then is cut short by nothing but its own end."""
+"""Length of a hang; longer than the fault, because a hanging call ends only by itself."""
 LIMIT_MS = 10_000
-"""Silence counts after 1.5 s, heartbeats end 1.2 s later, the session 1.2 s after them; the rest is
-a slow machine."""
+"""Longest time until writes continue: a hang is detected after 1.5 s, heartbeats end 1.2 s later,
+the session 1.2 s after them; the rest allows for a slow machine."""
 TOOK = "written again after ms"
 
 

@@ -1,4 +1,7 @@
-"""A bit of a leader's log turns over: found when it is read, never served, filled from a peer."""
+"""Scenario disk-rots: one bit of a leader's log flips.
+
+The damage must be detected when it is read, never served, and repaired from a peer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
 
 TOPIC = "chaos"
 PART = (0.1, 0.6)
-"""Where in the file: old enough to be durable, so that no start may take it for a torn tail."""
+"""Range of the flipped bit's place, as a share of the file: old enough to be durable, so that no
+start may treat it as a torn tail."""
 READ_S = 0.3
 DEADLINE_S = 2.0
 
@@ -38,7 +42,7 @@ async def _break(stage: Stage) -> None:
         async def read_from_the_start() -> None:
             offset = 0
             while epoch.read() == was:
-                with suppress(CallError):  # what it says instead of the rotten record
+                with suppress(CallError):  # the answer instead of the damaged record
                     lines, _ = await stage.http.fetch(
                         url, TOPIC, partition, offset, timeout_ms=100, deadline_s=DEADLINE_S
                     )

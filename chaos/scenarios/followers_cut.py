@@ -1,8 +1,8 @@
-"""A leader reaches the controllers and no other broker, then dies: it may not acknowledge alone.
+"""Scenario followers-cut: a leader reaches the controllers but no other broker, then is killed.
 
-It keeps its session, so it keeps its leadership; its followers leave the ISR, which is then below
-min ISR: nothing is acknowledged by one copy. When it is killed, a follower that left is elected all
-the same, from the eligible leader replicas (KIP-966): everything acknowledged is there.
+It keeps its session, and so its leadership; its followers leave the ISR, which is then below min
+ISR, so a single copy acknowledges nothing. After the kill a follower that left the ISR is elected
+all the same, from the eligible leader replicas (KIP-966), with every acknowledged record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 ALONE_S = 1.0
-"""At least so long it is asked for acknowledgements with nobody in sync but itself."""
+"""Shortest time in which writes reach the leader while no other replica is in sync."""
 LEFT_ALONE = "followers out of sync when the leader was killed"
 
 

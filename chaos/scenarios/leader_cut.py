@@ -1,4 +1,7 @@
-"""A partition's leader hears and says nothing: another is elected, and what it held is safe."""
+"""Scenario leader-cut: a partition's leader is cut off from all other nodes.
+
+Another replica must be elected, with every acknowledged record.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that are none of the network's: disks, power, whole machines; and how they are felt."""
+"""Faults outside the network (disks, power, whole machines), and measuring of their effects."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ async def felt(
     gauges: Sequence[Gauge],
     mend: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[None]:
-    """A fault lasts as long as the block and the scenario's duration; every gauge must grow.
+    """Make a fault last for the block and the scenario's duration; every gauge must grow.
 
-    `mend` ends it, whatever happened in the block.
+    `mend` ends the fault, whatever happened in the block.
     """
     before = [gauge.read() for gauge in gauges]
     at_ms = stage.clock.monotonic_ms()
@@ -67,7 +67,7 @@ async def disks_broken(
     faults: Sequence[shim.Fault],
     gauges: Sequence[Gauge] = (),
 ) -> AsyncIterator[None]:
-    """These brokers' disks do as told meanwhile; calls of each must have been hit."""
+    """Put faults on these brokers' disks during the block; calls of each must be hit."""
     disks = stage.disks
     assert disks is not None, "the scenario says that it needs disks"
     nodes = [f"broker-{broker}" for broker in brokers]
@@ -79,12 +79,12 @@ async def disks_broken(
 
 
 def epoch_of(stage: Stage, partition: int) -> Gauge:
-    """It grows when another leader is elected."""
+    """Return a gauge that grows when another leader is elected."""
     return Gauge(f"leader epoch of partition {partition}", lambda: stage.watch.of(partition).epoch)
 
 
 def epochs(stage: Stage) -> Gauge:
-    """All partitions' together."""
+    """Return a gauge of all partitions' leader epochs together."""
     return Gauge(
         "leader epochs, summed",
         lambda: sum(stage.watch.of(partition).epoch for partition in range(stage.partitions)),
@@ -92,24 +92,24 @@ def epochs(stage: Stage) -> Gauge:
 
 
 def leader_of(stage: Stage, partition: int) -> int:
-    """Before anything is broken."""
+    """Return the leader of a partition before any fault."""
     leader = stage.watch.of(partition).leader
     assert leader is not None, "every partition has a leader before anything is broken"
     return leader
 
 
 def machine(number: int) -> tuple[int, int]:
-    """The broker and the controller that stand on the same machine."""
+    """Return the broker and the controller on the same machine."""
     return number, 100 + number
 
 
 def stand_still(stage: Stage, nodes: Sequence[int]) -> None:
-    """SIGSTOP: silent, with every connection open."""
+    """Send SIGSTOP: the nodes fall silent, with every connection open."""
     for node in nodes:
         stage.cluster.signal_node(stage.cluster.read().node(node), signal.SIGSTOP)
 
 
 def go_on(stage: Stage, nodes: Sequence[int]) -> None:
-    """SIGCONT."""
+    """Send SIGCONT."""
     for node in nodes:
         stage.cluster.signal_node(stage.cluster.read().node(node), signal.SIGCONT)

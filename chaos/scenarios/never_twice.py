@@ -1,8 +1,9 @@
-"""Values that are sent once, through brokers that don't lead; their replies are lost, leaders die.
+"""Scenario never-twice: values are sent once while replies are lost and leaders killed.
 
-What a broker forwarded and got no answer for it sends again, under the number that it gave it: so
-most of what is asked here ends acknowledged, and nothing is there twice (rules F1, K). The losses
-are shorter than a writer's patience: what stays open longer is told as unknown, as in replies-lost.
+Writers use brokers that do not lead. A broker that forwarded a request and got no answer sends it
+again under the same sequence number. So most requests end acknowledged, and nothing is duplicated
+(rules F1, K). The losses are shorter than a writer's timeout; a longer one ends as unknown, as in
+replies-lost.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 LOST_S = 0.35
-"""Shorter than the silence after which a stream is made anew (rule R9)."""
+"""Length of a loss; shorter than the silence after which a stream is made anew (rule R9)."""
 FLOWS_S = 0.9
 KILL_EVERY = 3
 UNKNOWN_MAX = 0.1
-"""Of all attempts. A writer waits 1 s; a leader that was killed is replaced later than that now and
-then, and clients' own connections to it are lost with it."""
+"""Largest share of unknown attempts. A writer waits 1 s; a killed leader is sometimes replaced
+later than that, and clients' own connections to it are lost with it."""
 
 
 async def _break(stage: Stage) -> None:
@@ -43,7 +44,7 @@ async def _break(stage: Stage) -> None:
             if rounds % KILL_EVERY == 1:
                 leader = stage.watch.of(stage.random.randrange(stage.partitions)).leader
                 if leader is not None and stage.cluster.read().node(leader).pid is not None:
-                    stage.kill(leader)  # its last replies are being lost right now
+                    stage.kill(leader)  # its last replies are lost at this moment
             await stage.network.shape(NO_FAULTS)
             await asyncio.sleep(FLOWS_S)
             if stage.clock.monotonic_ms() >= ends_ms:
@@ -61,4 +62,5 @@ NEVER_TWICE = Scenario(
     break_it=_break,
     own_checks=_own_checks,
 )
-"""Its floor holds while it lasts, too: everything unknown would prove nothing."""
+"""`stops_writes` is false, so the floor of acknowledged writes also applies during the fault: only
+unknown attempts would prove nothing."""

@@ -1,4 +1,7 @@
-"""The active controller speaks and hears nothing, then hears and is not heard: someone rules."""
+"""Scenario one-way-controller: the active controller can send but not receive, then the reverse.
+
+In both cases metadata writes must continue, with few elections.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 TERMS_MAX = 3
-"""New terms a fault may bring: one election, and twice more by split votes."""
+"""Most new terms per fault: one election, and two more by split votes."""
 BETWEEN_S = 1.0
 
 

@@ -1,8 +1,9 @@
-"""A majority that never saw what was acknowledged: one lost sync would be committed loss.
+"""Scenarios pause-kill and part-kill: a majority that never held the acknowledged records.
 
-Machine A stands still (or is cut off) while the others go on writing; then B loses its power and C
-stands still (is cut off); A and B, who never held it together, carry on. What was acknowledged
-meanwhile is on B's disk, synced, or nowhere (guarantees §1.3: pause-kill and part-kill).
+Machine A is paused (or cut off) while the others continue to write; then B loses its power and C is
+paused (cut off); A and B, which never held the records together, continue. Records acknowledged
+meanwhile are on B's disk, synced, or lost: one missing sync would lose committed records
+(guarantees §1.3).
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ async def _play(
     silence: Callable[[tuple[int, ...]], Awaitable[None]],
     hear: Callable[[tuple[int, ...]], Awaitable[None]],
 ) -> None:
-    """`silence` takes a machine's nodes away from all others, `hear` gives them back."""
+    """Play the story.
+
+    `silence` separates a machine's nodes from all others, `hear` reconnects them.
+    """
     assert stage.disks is not None, "the scenario says that it needs disks"
     power = Power(stage.cluster, stage.disks, stage.random)
     order = list(stage.brokers)
@@ -49,7 +53,7 @@ async def _play(
     async with felt(stage, name, target, [epochs(stage), unsynced], power.restore):
         await silence(away)
         await stage.felt_within(FELT_DEADLINE_S, lambda: out.read() == stage.partitions)
-        await asyncio.sleep(stage.duration_s)  # what is written now, A never saw
+        await asyncio.sleep(stage.duration_s)  # records written now never reach A
         names = [node_name(node) for node in crashed]
         stage.killed.update(names)
         for node, cut in zip(names, await power.cut(names), strict=True):

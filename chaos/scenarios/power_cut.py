@@ -1,4 +1,7 @@
-"""All machines lose their power at one moment, twice: everything acknowledged was on the disks."""
+"""Scenario power-cut: all machines lose their power at one moment, twice.
+
+Every acknowledged record must be on the disks.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 KEPT = (0.0, 0.5)
-"""How likely an unsynced page reaches the disk all the same: never, then now and then."""
+"""Probability that an unsynced page reaches the disk anyway, for each power cut."""
 COMES_BACK_S = 30.0
 BETWEEN_S = 1.5
-"""Written between two cuts, so that the second one has something to take."""
+"""Time of writing between two cuts, so that the second one finds unsynced pages."""
 
 
 async def _break(stage: Stage) -> None:

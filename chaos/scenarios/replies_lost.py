@@ -1,8 +1,9 @@
-"""Requests between brokers run and their replies never come: unknown is said, nothing is repeated.
+"""Scenario replies-lost: requests between brokers run, and their replies never arrive.
 
-The topic has two replicas, so of each partition one broker holds nothing: what it forwards crosses
-one link, and losing that link's replies hurts no replication. The loss comes and goes, so that
-requests are in flight each time it begins; a link that is silent for long is not dialled.
+Outcomes must be reported as unknown, and nothing may be duplicated. The topic has two replicas, so
+one broker holds none of each partition: its forwarded requests cross one link, and losing that
+link's replies affects no replication. The loss comes and goes, so that requests are in flight each
+time it begins; a link that is silent for long is not dialled.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 LOST_S = 1.5
-"""Longer than a forwarded request's time-out, so that it ends without its answer."""
+"""Length of a loss; longer than a forwarded request's timeout, so that it ends unanswered."""
 FLOWS_S = 1.0
 UNKNOWN_MAX = 0.5
-"""Of all attempts: replies are lost for longer than a writer waits."""
+"""Largest share of unknown attempts: replies are lost for longer than a writer waits."""
 
 
 def forwarding_links(stage: Stage) -> list[Link]:
-    """Per partition, the way to its leader from the broker that holds no replica."""
+    """Return, per partition, the link to its leader from the broker that holds no replica."""
     links = []
     for partition in range(stage.partitions):
         known = stage.watch.of(partition)

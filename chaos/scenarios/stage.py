@@ -1,4 +1,8 @@
-"""What a scenario stands on: the cluster, its network, its load, and one way to break something."""
+"""The scenario type, and the cluster, network and load that a scenario works on.
+
+The runner builds a `Stage` and calls `Scenario.break_it` with it; scenarios make network faults
+with `Stage.broken`, which records their effects.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,15 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
 
 FELT_DEADLINE_S = 10.0
-"""How long after its time a fault may take to be felt; then it is healed, and the run is red."""
+"""Longest extra time for a fault to be felt; then it is healed, and the run fails."""
 COUNTED_DEADLINE_S = 3.0
-"""Proxies count the bytes of a connection when it ends, which healing a silence does."""
+"""Longest wait for the proxies' byte counts: they count a connection when it ends, as it does when
+a silent link is healed."""
 _LOOK_S = 0.03
 
 
 class Gauge(NamedTuple):
-    """A number that a fault must make grow, read from outside."""
+    """A number that a fault must increase, read from outside."""
 
     what: str
     read: Callable[[], int]
@@ -42,7 +47,7 @@ class Gauge(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Owned by the run. Everything a scenario may look at or do."""
+    """All that a scenario may read or do. Owned by the run."""
 
     cluster: LocalCluster
     now: ClusterFile
@@ -57,48 +62,48 @@ class Stage:
     duration_s: float
     say: Callable[[str], None]
     disks: Shim | None = None
-    """Under every node, where the scenario needs them to fail."""
+    """Disk faults of all nodes; None unless the scenario needs them."""
     killed: set[str] = field(default_factory=set)
-    """Names of the nodes that `kill` has ended."""
+    """Names of the nodes that the scenario has killed."""
     told: dict[str, int] = field(default_factory=dict)
-    """Figures a scenario leaves for its own checks."""
+    """Figures that a scenario records for its own checks."""
 
     @property
     def brokers(self) -> tuple[int, ...]:
-        """Their ids."""
+        """The ids of all brokers."""
         return tuple(node.id for node in self.now.brokers)
 
     @property
     def controllers(self) -> tuple[int, ...]:
-        """Their ids."""
+        """The ids of all controllers."""
         return tuple(node.id for node in self.now.controllers)
 
     def others(self, *nodes: int) -> tuple[int, ...]:
-        """All nodes but these."""
+        """Return all nodes but these."""
         return tuple(node for node in (*self.controllers, *self.brokers) if node not in nodes)
 
     def kill(self, node: int) -> None:
-        """SIGKILL; the supervisor starts it again."""
+        """Send SIGKILL to a node; the supervisor restarts it."""
         self.cluster.signal_node(self.cluster.read().node(node), signal.SIGKILL)
         self.killed.add(node_name(node))
         self.say(f"killed {node_name(node)}")
 
     def unanswered(self) -> Gauge:
-        """Attempts whose outcome stayed unknown: time-outs and lost connections."""
+        """Return a gauge of attempts with unknown outcome: timeouts and lost connections."""
         return Gauge("attempts of unknown outcome", lambda: self.writers.told.unknown)
 
     def term(self) -> Gauge:
-        """The highest term in which somebody said it is active."""
+        """Return a gauge of the highest term reported by an active controller."""
         return Gauge("term", lambda: self.watch.term)
 
     @asynccontextmanager
     async def broken(
         self, name: str, target: str, faults: Faults, gauges: Sequence[Gauge] = ()
     ) -> AsyncIterator[None]:
-        """The network is like this while the block runs, and for the scenario's duration at least.
+        """Apply faults to the network during the block, and for the scenario's duration at least.
 
-        Then each gauge gets a little longer to have grown, the network is healed, and the fault is
-        written down with what it did: the gauges' growth and the bytes that the proxies swallowed.
+        Then each gauge gets a little longer to grow, the network is healed, and the fault is
+        recorded with its effects: the gauges' growth and the bytes that the proxies swallowed.
         """
         before = [gauge.read() for gauge in gauges]
         traffic = await self.network.traffic()
@@ -144,7 +149,7 @@ class Stage:
             await asyncio.sleep(_LOOK_S)
 
     async def _until(self, seconds: float, holds: Callable[[], bool]) -> bool:
-        """Whether it held within the time."""
+        """Return True once `holds` returns True, False after `seconds`."""
         deadline = self.clock.monotonic_ms() + seconds * 1000
         while not holds():
             if self.clock.monotonic_ms() > deadline:
@@ -153,13 +158,16 @@ class Stage:
         return True
 
     async def felt_within(self, seconds: float, holds: Callable[[], bool]) -> bool:
-        """Wait for a consequence that a scenario builds on; False if it does not come."""
+        """Wait for an effect that a scenario builds on; return False if it does not come."""
         return await self._until(seconds, holds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One story. `break_it` breaks and heals; `own_checks` judge what only this story promises."""
+    """A story of faults.
+
+    `break_it` breaks and heals; `own_checks` check promises of this story only.
+    """
 
     name: str
     summary: str
@@ -167,6 +175,6 @@ class Scenario:
     own_checks: Callable[[Stage, Reading], list[Verdict]]
     replication_factor: int = 3
     stops_writes: bool = False
-    """The fault may stop partitions while it lasts: then only before and after it are judged."""
+    """True if the fault may stop partitions: then writes are checked before and after it only."""
     disks: Literal["sound", "faults", "power"] = "sound"
-    """Whether disks are told to fail, or lose what they did not sync: both need a C compiler."""
+    """Disk faults needed: none, failing disks, or power loss; the last two need a C compiler."""

@@ -1,7 +1,7 @@
-"""One broken network after the other, drawn by the seed; now and then a process killed or paused.
+"""Scenario storm: one broken network after another, drawn by the seed, with some kills and pauses.
 
 Windows are short, so that elections, truncations and catching up overlap. Availability is not
-judged while it lasts; that nothing acknowledged is lost, changed, repeated or reordered is.
+checked while it lasts, but nothing acknowledged may be lost, changed, duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from chaos.scenarios.stage import Stage
 
 WINDOW_S = (0.4, 2.5)
-"""Shorter and longer than a session (1.2 s)."""
+"""Range of a fault's length: shorter and longer than a session (1.2 s)."""
 QUIET_S = (0.0, 1.5)
 KILL_CHANCE = 0.3
 PAUSE_CHANCE = 0.25
@@ -140,7 +140,7 @@ async def _break(stage: Stage) -> None:
 
 
 def _runs(stage: Stage, node: int) -> bool:
-    """Whether it has a process: one that was killed a moment ago has none."""
+    """Return whether the node has a process; one that was just killed has none."""
     return stage.cluster.read().node(node).pid is not None
 
 
@@ -151,7 +151,7 @@ def _kill_one(stage: Stage, random: Random) -> None:
 
 
 async def _pause_one(stage: Stage, random: Random) -> None:
-    """A process stands still, with every connection open, and wakes into another world."""
+    """Pause a process for a while, with every connection open."""
     node = random.choice(stage.others())
     if not _runs(stage, node):
         return
@@ -163,7 +163,7 @@ async def _pause_one(stage: Stage, random: Random) -> None:
     try:
         await asyncio.sleep(random.uniform(*PAUSE_S))
     finally:
-        with suppress(ClusterError):  # its supervisor may have died meanwhile, and it with it
+        with suppress(ClusterError):  # the supervisor may have ended meanwhile, and the node too
             stage.cluster.signal_node(stopped, signal.SIGCONT)
 
 

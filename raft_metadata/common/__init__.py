@@ -1,1 +1,1 @@
-"""Ids, errors, clock: the words every other package uses."""
+"""Ids, errors, clock, configs: the vocabulary that every other package uses."""

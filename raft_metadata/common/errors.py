@@ -1,7 +1,9 @@
 """The one table of error codes: Kafka's numbers and names, and whether a retry can help.
 
-Numbers are Kafka's (``Errors.java`` of apache/kafka): the name may change, the number can't.
-Codes from 10000 on are ours. HTTP statuses live in ``http_api.contract.errors`` only.
+Every package raises `KafkaError` with one of these codes for a condition that its caller can
+handle; `StorageError` and its kinds end the process. Numbers are Kafka's (``Errors.java`` of
+apache/kafka): a name may change, a number can't. Codes from 10000 on belong to this project. HTTP
+statuses live in ``http_api.contract.errors`` only.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What a failed write left behind. Chaos checkers classify by it."""
+    """The effect of a write that failed: surely none, or unknown. Chaos checkers classify by it."""
 
     NOT_WRITTEN = "not_written"
     UNKNOWN = "unknown"
 
 
 class ErrorCode(Enum):
-    """(Kafka number, retriable, default message)."""
+    """An error condition: Kafka's number, whether a retry can help, the default message."""
 
     UNKNOWN_SERVER_ERROR = (-1, False, "the server met an unexpected error")
     OFFSET_OUT_OF_RANGE = (1, False, "the offset is outside the log")
@@ -100,7 +102,7 @@ class ErrorCode(Enum):
 
     @classmethod
     def from_number(cls, number: int) -> ErrorCode:
-        """The code with this number; UNKNOWN_SERVER_ERROR where a newer node sent a new one."""
+        """Return the code with this number; UNKNOWN_SERVER_ERROR for an unknown number."""
         return _BY_NUMBER.get(number, cls.UNKNOWN_SERVER_ERROR)
 
 
@@ -119,11 +121,10 @@ _UNKNOWN_OUTCOME = frozenset(
 
 
 class KafkaError(Exception):
-    """A condition a caller can handle: a code, a message with the facts, an outcome.
+    """A condition that a caller can handle: a code, a message with the facts, an outcome.
 
-    ``outcome`` says what a failed *write* left behind; a code whose outcome is not certain
-    defaults to UNKNOWN, every other one to NOT_WRITTEN. Raise with an explicit outcome
-    wherever more is known.
+    ``outcome`` is the effect of a failed *write*. Without an explicit one, codes of uncertain
+    outcome default to UNKNOWN and all others to NOT_WRITTEN; pass it wherever more is known.
     """
 
     def __init__(
@@ -138,18 +139,18 @@ class KafkaError(Exception):
 
 
 class StorageError(Exception):
-    """A file could not be written, synced or trusted. Names the file and, if known, the offset.
+    """A file that can't be written, synced or trusted; names the file and, if known, the offset.
 
-    A node that can't go on without the file exits 74 with this message (interfaces, exits).
+    A node that can't continue without the file exits 74 with this message (interfaces, exits).
     """
 
 
 class NewerVersionError(StorageError):
-    """The metadata log was raised to a level above what this version can follow.
+    """A metadata log whose ``metadata.version`` is above the highest that this version can follow.
 
-    Nothing is wrong with it: start a newer version. A node exits 74, as for any log it can't read.
+    The log is intact: start a newer version. A node exits 74, as for any log it can't read.
     """
 
 
 class CorruptionError(StorageError):
-    """Bytes that were proven durable are not there any more (rule Q5)."""
+    """Bytes that were proven durable and are missing or changed now (rule Q5)."""

@@ -1,7 +1,7 @@
 """The one place that decides what an unrecoverable failure does to the process.
 
-Modelled on Kafka's FaultHandler: code that meets a broken invariant or a doubtful disk reports it
-here and does not go on. The node's handler ends the process; a test's handler raises.
+Modelled on Kafka's FaultHandler: code that finds a broken invariant or a doubtful disk reports it
+here and does not continue. The node's handler ends the process; a test's handler raises.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ _log = logging.getLogger("faults")
 
 
 class FaultHandler(Protocol):
-    """Ends whatever must not go on."""
+    """A handler of failures after which the process must not continue."""
 
     def fatal(self, what: str, error: BaseException | None = None) -> NoReturn:
-        """Never returns: the state in memory or on disk can't be trusted any more."""
+        """End the process, because memory or disk can't be trusted any more. Never returns."""
         ...
 
 
 class ProcessFaultHandler:
-    """Ends the process at once, without running any other code: nothing may be acknowledged now.
+    """A handler that ends the process at once.
+
+    No other code runs, so nothing more is acknowledged.
 
     OSError and StorageError exit 74, everything else 70 (interfaces, exits).
     """
 
     def fatal(self, what: str, error: BaseException | None = None) -> NoReturn:
-        """See `FaultHandler`."""
+        """Log the failure and end the process with exit code 74 (storage) or 70 (all else)."""
         storage = isinstance(error, (OSError, StorageError))
-        # Of a disk that failed, the place in the code tells an operator nothing.
+        # No traceback for a failed disk: the place in the code does not help an operator.
         _log.critical("fatal: %s error=%r", what, error, exc_info=None if storage else error)
         logging.shutdown()
         os._exit(EXIT_STORAGE if storage else EXIT_BROKEN_INVARIANT)

@@ -1,4 +1,4 @@
-"""Identifiers as distinct types, so that one is never passed for another."""
+"""Identifiers as distinct types, so that the type checker refuses one in place of another."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import base64
 from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", int)
-"""A broker or controller; unique over both kinds."""
+"""The id of a broker or controller; unique over both kinds."""
 BrokerId = NewType("BrokerId", int)
 ClusterId = NewType("ClusterId", str)
-"""22 characters, made once by `up`."""
+"""22 characters, generated once by `up`."""
 DirectoryId = NewType("DirectoryId", str)
-"""22 characters: one data directory. A disk that was replaced has another one (rule R6)."""
+"""22 characters that identify one data directory; a replaced disk has another id (rule R6)."""
 IncarnationId = NewType("IncarnationId", str)
-"""22 characters: one life of a broker process."""
+"""22 characters that identify one run of a broker process."""
 TopicId = NewType("TopicId", str)
-"""22 characters: one life of a topic name."""
+"""22 characters that identify a topic from its creation to its deletion; never reused."""
 TopicName = NewType("TopicName", str)
 PartitionId = NewType("PartitionId", int)
 GroupId = NewType("GroupId", str)
 InstanceId = NewType("InstanceId", str)
-"""A consumer instance of one group; also its member id there."""
+"""A consumer instance of one group; also its member id in that group."""
 
 MetadataOffset = NewType("MetadataOffset", int)
-"""Dense counter of accepted metadata records (rule M1); the first record has offset 0."""
+"""Gapless counter of accepted metadata records; the first record has offset 0 (rule M1)."""
 ControllerEpoch = NewType("ControllerEpoch", int)
-"""The Raft term of the active controller that decided something."""
+"""The Raft term of the active controller that wrote a record."""
 BrokerEpoch = NewType("BrokerEpoch", int)
-"""Metadata offset of the broker's registration record: grows with every registration."""
+"""Metadata offset of the broker's registration record; grows with every registration."""
 LeaderEpoch = NewType("LeaderEpoch", int)
 PartitionEpoch = NewType("PartitionEpoch", int)
 
@@ -37,14 +37,17 @@ RANDOM_ID_BYTES = 16
 
 
 class TopicPartition(NamedTuple):
-    """A partition by its topic's name, as clients say it."""
+    """A partition identified by its topic's name, as in clients' requests."""
 
     topic: TopicName
     partition: PartitionId
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition by its topic's id, as nodes say it: never confuses two lives of a name."""
+    """A partition identified by its topic's id, as in requests between nodes.
+
+    A topic that was deleted and created again under the same name has another id.
+    """
 
     topic_id: TopicId
     partition: PartitionId
@@ -53,7 +56,8 @@ class TopicIdPartition(NamedTuple):
 def id_from_bytes(random_bytes: bytes) -> str:
     """Render 16 random bytes as the 22-character URL-safe id used for every generated id.
 
-    A leading "-" is avoided, so that an id can be an argument of a command line.
+    A leading "-" becomes "A", so that an id can be an argument of a command line. Raises ValueError
+    for any other number of bytes.
     """
     if len(random_bytes) != RANDOM_ID_BYTES:
         msg = f"expected {RANDOM_ID_BYTES} random bytes, got {len(random_bytes)}"

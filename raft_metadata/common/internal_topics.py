@@ -1,4 +1,4 @@
-"""Topics the cluster keeps for itself: made on first use, written by coordinators only."""
+"""Topics that the cluster keeps for itself: created on first use, written by coordinators only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from raft_metadata.common.ids import TopicName
 OFFSETS_TOPIC = TopicName("__consumer_offsets")
 TRANSACTIONS_TOPIC = TopicName("__transaction_state")
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
-"""Hidden in v2 lists, ``is_internal`` in v3; nobody makes, writes or grows them by hand."""
+"""Hidden in v2 lists, ``is_internal`` in v3; client requests can't create, write or grow them."""
 
 INTERNAL_CONFIGS = frozenset({MIN_INSYNC_REPLICAS, SEGMENT_BYTES, SEGMENT_MS})
-"""What an operator may set on them. The others would let go of what groups were told is kept."""
+"""Configs that an operator may set on internal topics.
+
+Every other topic config could drop committed offsets that groups were promised to keep."""
 
 INTERNAL_DEFAULTS: Mapping[str, str] = MappingProxyType(
     {CLEANUP_POLICY: "compact", SEGMENT_BYTES: "104857600"}
 )
-"""What they say themselves while no operator does: the newest fact of each key is kept (KIP-58).
-Segments are Kafka's offsets.topic.segment.bytes: what is still written to is never compacted."""
+"""Configs of internal topics unless an operator sets others.
+
+Compaction keeps the newest record of each key (KIP-58). The segment size is Kafka's
+offsets.topic.segment.bytes: the active segment is never compacted, so it is kept small."""

@@ -1,18 +1,20 @@
-"""How a write names its producer, so that it can be sent again without a repeat (KIP-98)."""
+"""Producer id, epoch and sequence of a write, by which a repeat is recognized (KIP-98)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 BATCHES_REMEMBERED = 5
-"""Kafka's ``ProducerStateEntry.NUM_BATCHES_TO_RETAIN``: as many requests may be in flight."""
+"""Batches of each producer that a log remembers, so as many requests may be in flight.
+
+Kafka's ``ProducerStateEntry.NUM_BATCHES_TO_RETAIN``."""
 SEQUENCES = 1 << 31
-"""Sequences run from 0 to 2^31 - 1 and begin again."""
+"""Number of distinct sequences: they run from 0 to 2^31 - 1, then begin again at 0."""
 EPOCH_MAX = (1 << 15) - 1
 
 
 class Claim(NamedTuple):
-    """What a produce says of itself: this producer, in this epoch, from this sequence on."""
+    """Producer id and producer epoch of a produce, and the sequence of its first record."""
 
     producer_id: int
     epoch: int
@@ -20,5 +22,5 @@ class Claim(NamedTuple):
 
 
 def next_sequence(sequence: int, count: int = 1) -> int:
-    """The sequence ``count`` behind this one."""
+    """Return the sequence that is ``count`` after this one, wrapping to 0 after 2^31 - 1."""
     return (sequence + count) % SEQUENCES

@@ -1,7 +1,7 @@
 """Mutual TLS between nodes: three files, two contexts, and the name a certificate must carry.
 
 Every node has a certificate of the cluster's own authority with its node name (``controller-101``)
-among its DNS names. Who connects and who accepts both show theirs, and both look at the name.
+among its DNS names. Both ends of a connection present their certificate and check the other's name.
 """
 
 from __future__ import annotations
@@ -19,37 +19,40 @@ class TlsFiles:
     """``[tls]`` of a node: PEM files, the key without a password. Read once, at start."""
 
     ca: Path
-    """The authorities whose certificates are believed; the cluster's own, nobody else's."""
+    """The authorities whose certificates are accepted: the cluster's own and no other."""
     certificate: Path
-    """This node's certificate, followed by what leads to the authority, if anything does."""
+    """This node's certificate, followed by the intermediate certificates, if there are any."""
     key: Path
 
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """One for connections that are accepted, one for those that are made."""
+    """The TLS context of accepted connections and that of outgoing ones."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def load_contexts(files: TlsFiles) -> TlsContexts:
-    """Read the files; KafkaError INVALID_CONFIG naming the key that can't be used."""
+    """Read the three files and return both contexts.
+
+    Raises KafkaError INVALID_CONFIG naming the key that can't be used.
+    """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.verify_mode = ssl.CERT_REQUIRED
-    server.num_tickets = 0  # nothing is resumed: every connection shows its certificate
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # looks at names unless told not to
+    server.num_tickets = 0  # no session resumption: every connection presents its certificate
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks host names by default
     for context in (server, client):
-        context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are ours
+        context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are nodes of this project
         for key, path in (("ca", files.ca), ("certificate", files.certificate), ("key", files.key)):
             if not path.is_file():
                 raise _unusable(key, path, "no such file")
         try:
             context.load_verify_locations(files.ca)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise _unusable("ca", files.ca, error) from error
         try:
-            # A password would be asked for on the terminal, for ever.
+            # Without a password callback, OpenSSL would prompt on the terminal and block.
             context.load_cert_chain(files.certificate, files.key, password=lambda: b"")
         except OSError as error:
             what = f"can't be used with tls.key = {str(files.key)!r}: {error}"
@@ -63,7 +66,7 @@ def _unusable(key: str, path: Path, why: object) -> KafkaError:
 
 
 def dns_names(certificate: Mapping[str, object] | None) -> frozenset[str]:
-    """The DNS names in a verified certificate, as `ssl.SSLSocket.getpeercert` gives it."""
+    """Return the DNS names in a verified certificate, as `ssl.SSLSocket.getpeercert` returns it."""
     found = (certificate or {}).get("subjectAltName", ())
     names: tuple[tuple[str, str], ...] = found if isinstance(found, tuple) else ()
     return frozenset(name for kind, name in names if kind == "DNS")

@@ -1,15 +1,21 @@
-"""Produces on their way to a leader, in order and none twice (rule F1). Pure: decisions only.
+"""Idempotent, ordered sending of produces to one partition's leader (rule F1).
 
-Each request that crosses to the leader is one batch with a producer's epoch and a sequence, so that
-one whose answer was lost is sent again, to the same leader or to the next, and is there once. What
-gathers while requests are under way is sent as one. At most five are under way, because a log
-remembers five; after any failure only the first of them is sent until it has its answer, so that a
-new leader gets them in order. A broker forwards with it, and the SDK's producer writes with it.
+Pure: decisions only.
 
-The numbers are kept by two rules. A request that may be written (*doubtful*) keeps its number, and
-is told *unknown* if its time ends first. One that surely is not written leaves a gap (*broken*):
-then nothing new is numbered until nothing is doubtful, the others are numbered anew in the next
-epoch, and whatever is left of the old one, in the network or on a deposed leader, is refused by it.
+A broker that forwards produces and the SDK's producer both use it. The caller adds produces, sends
+every batch that `due` returns and reports how each attempt ended.
+
+Each request to the leader is one batch with a producer id, producer epoch and sequence, so that a
+request whose answer was lost is sent again, to the same leader or the next one, and is appended
+once. Produces that gather while requests are in flight are sent as one batch. At most five requests
+are in flight, because a log remembers five batches of a producer; after any failure only the first
+one is sent until it is answered, so that a new leader receives them in order.
+
+Two rules keep the sequences correct. A batch that may have been appended (*doubtful*) keeps its
+sequence, and its clients get an unknown outcome if their deadline passes first. A batch that surely
+was not appended leaves a gap (*broken*): nothing new is numbered until no doubtful batch is left,
+the others are then renumbered in the next producer epoch, and any leftover of the old epoch, in the
+network or on a deposed leader, is refused because of that epoch.
 """
 
 from __future__ import annotations
@@ -26,13 +32,13 @@ from raft_metadata.common.producer_claims import (
 )
 
 IN_FLIGHT_MAX = BATCHES_REMEMBERED
-"""An older one would not be known again."""
+"""Requests in flight at once: a repeat of an older one would not be recognized by the log."""
 TOGETHER_BYTES_MAX = 1_048_576
-"""Requests that are sent as one: as large as a batch is good to be."""
+"""JSON bytes of the produces that are sent as one batch; 1 MiB is a good size for a batch."""
 TOGETHER_RECORDS_MAX = 10_000
-"""The leader's loop decodes them at once: some 5 ms."""
+"""Records of one batch: the leader decodes them in one turn of its event loop, some 5 ms."""
 SPARE_EPOCHS = 100
-"""So long before the last epoch another producer id is asked for."""
+"""Producer epochs left when another producer id is requested."""
 
 Done = Callable[[int, KafkaError | None], None]
 
@@ -50,12 +56,12 @@ REROUTED = frozenset(
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
-"""Refusals that another leader, or the same one a moment later, may not repeat."""
+"""Refusals after which another leader, or the same one a moment later, may accept the batch."""
 _OUT_OF_STEP = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
 class Waiting:
-    """One produce of a client: its records as JSON text, and who is told what became of them."""
+    """A client's produce: its records as JSON text, its deadline and its completion callback."""
 
     __slots__ = ("count", "deadline_ms", "done", "kind", "text")
 
@@ -71,19 +77,23 @@ class Waiting:
         """The elements of a produce body's ``records``, without the brackets."""
         self.count = count
         self.kind = kind
-        """What one batch, and one request, holds only one of: formats and acks."""
+        """Formats and acks as numbers; all produces of one batch have the same."""
         self.deadline_ms = deadline_ms
         self.done: Done | None = done
-        """None: it was called."""
+        """Called once with the base offset or the error; None after the call."""
 
     def settle(self, base_offset: int, error: KafkaError | None = None) -> None:
+        """Complete the produce: call ``done`` on the first call, do nothing on a later one.
+
+        ``base_offset`` is -1 with an error and for acks=0.
+        """
         done, self.done = self.done, None
         if done is not None:
             done(base_offset, error)
 
 
 class Crossing:
-    """What is sent as one batch, under one number. ``text`` never changes."""
+    """Produces that are sent as one batch under one sequence; ``text`` never changes."""
 
     __slots__ = (
         "calling", "claim", "count", "doubtful", "error", "members", "ordinal", "text", "void",
@@ -92,20 +102,20 @@ class Crossing:
 
     def __init__(self, members: list[Waiting], claim: Claim, ordinal: int) -> None:
         self.ordinal = ordinal
-        """How many were numbered before it."""
+        """Number of batches that this channel numbered before this one."""
         self.members = members
         self.claim = claim
         self.count = sum(member.count for member in members)
         self.text = b",".join([member.text for member in members])
         self.calling = False
         self.was_first = False
-        """In its last attempt nothing before it was under way."""
+        """True if no earlier batch was in flight at its last attempt."""
         self.doubtful = False
-        """An attempt had no certain end."""
+        """True if an attempt had an unknown outcome, so the batch may have been appended."""
         self.void = False
-        """It was sent behind one that surely is not written: so no log has taken it."""
+        """True if it was sent behind a batch that surely is not appended, so no log took it."""
         self.error: KafkaError | None = None
-        """What the last attempt said."""
+        """The error of the last attempt, or None."""
 
     @property
     def first(self) -> Waiting:
@@ -113,24 +123,26 @@ class Crossing:
 
     @property
     def deadline_ms(self) -> int:
-        """Until when anybody waits for it."""
+        """The latest deadline of its produces."""
         return max(member.deadline_ms for member in self.members)
 
     @property
     def is_awaited(self) -> bool:
+        """True while a produce of this batch has not been completed."""
         return any(member.done is not None for member in self.members)
 
     @property
     def has_settled(self) -> bool:
-        """Whether somebody was told already."""
+        """True once a produce of this batch has been completed."""
         return any(member.done is None for member in self.members)
 
 
 class WriteChannel:
-    """One broker's way to one partition, for produces of one strength (acks=all, or less).
+    """The ordered stream of produces from one sender to one partition.
 
-    The shell asks `due` until it has nothing, sends, says `succeeded` or `failed` for each, and
-    `expire` as time goes by; after each of these `due` may have something again.
+    One channel carries produces of one strength (acks=all, or less). The caller calls `due` until
+    it returns None, sends each batch, reports `succeeded` or `failed` for each, and calls `expire`
+    as time passes; after each of these calls `due` may return a batch again.
     """
 
     __slots__ = (
@@ -147,7 +159,11 @@ class WriteChannel:
     )  # fmt: skip
 
     def __init__(self, producer_id: int, *, together: bool = True) -> None:
-        """``together`` False: each produce is a request of its own, refused alone."""
+        """Start with the first epoch of ``producer_id``.
+
+        ``together`` False sends each produce as a request of its own, so that each is refused
+        alone.
+        """
         self._producer_id = producer_id
         self._together = together
         self._epoch = 0
@@ -158,7 +174,7 @@ class WriteChannel:
         self._careful = True
         self._broken = False
         self.spare_id: int | None = None
-        """A producer id to go on with where the epochs are used up."""
+        """The producer id to use once the epochs are used up; None: not requested or used."""
 
     @property
     def is_idle(self) -> bool:
@@ -166,30 +182,33 @@ class WriteChannel:
 
     @property
     def wants_id(self) -> bool:
-        """Epochs are running out."""
+        """True if the epochs are nearly used up and the caller should set `spare_id`."""
         return self._epoch > EPOCH_MAX - SPARE_EPOCHS and self.spare_id is None
 
     @property
     def has_failed(self) -> bool:
-        """The first that is under way is to be sent again: a moment later, or to somebody else."""
+        """True if the first batch in flight is to be sent again: later, or to another leader."""
         return bool(self._flight) and self._careful and not self._flight[0].calling
 
     def add(self, waiting: Waiting) -> None:
-        """Behind all others."""
+        """Append a produce to the queue."""
         self._queue.append(waiting)
 
     def is_head(self, crossing: Crossing) -> bool:
-        """Nothing before it is under way: it may begin a producer the leader does not know."""
+        """Return True if no earlier batch is in flight.
+
+        Only then may the batch introduce the producer to the leader.
+        """
         return self._flight[0] is crossing
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` has something to do."""
+        """Return the earliest deadline of a pending produce, when `expire` is due; or None."""
         waiting = [member for each in self._flight for member in each.members]
         deadlines = [each.deadline_ms for each in (*waiting, *self._queue) if each.done is not None]
         return min(deadlines, default=None)
 
     def due(self) -> Crossing | None:
-        """The next to be sent; it counts as under way from here on."""
+        """Return the next batch to send and mark it as in flight, or None."""
         for crossing in self._flight:
             if crossing.calling:
                 if self._careful:
@@ -201,7 +220,7 @@ class WriteChannel:
         if self._broken or not self._queue:
             return None
         if self._flight:
-            # Also those count that have their answer already: a log remembers the newest ones.
+            # Batches answered since count too: a log remembers only the newest ones.
             span = self._numbered - self._flight[0].ordinal
             if self._careful or span >= IN_FLIGHT_MAX:
                 return None
@@ -212,6 +231,7 @@ class WriteChannel:
         return crossing
 
     def _number(self) -> Crossing:
+        """Form the next batch from queued produces of one kind and give it its sequence."""
         members = [self._queue.popleft()]
         size, count = len(members[0].text), members[0].count
         while self._queue and self._together and self._queue[0].kind == members[0].kind:
@@ -227,7 +247,7 @@ class WriteChannel:
         return crossing
 
     def succeeded(self, crossing: Crossing, base_offset: int) -> None:
-        """It stands in the log from there on; -1 for acks=0."""
+        """Complete the produces of a batch that was appended at ``base_offset``; -1 for acks=0."""
         crossing.calling = False
         self._flight.remove(crossing)
         self._careful = False
@@ -239,24 +259,24 @@ class WriteChannel:
         self._mend()
 
     def failed(self, crossing: Crossing, error: KafkaError, *, is_final: bool = False) -> None:
-        """An attempt ended like this. What may help is done when `due` gives it out again.
+        """Record a failed attempt; if the batch can be sent again, a later `due` returns it.
 
-        ``is_final``: nothing will help, the partition is gone.
+        ``is_final``: no retry can succeed, because the partition no longer exists.
         """
         crossing.calling = False
         crossing.error = error
         self._careful = True
         if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and crossing.doubtful):
             error = KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
-            self._give_up(crossing, error)  # nobody knows where: asking again won't tell
+            self._give_up(crossing, error)  # its offset is not known, and a retry can't tell
         elif error.outcome is Outcome.UNKNOWN and not crossing.void:
             crossing.doubtful = True
         elif not crossing.doubtful:
             early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not crossing.was_first
             if crossing.void or crossing.has_settled:
-                self._broken = True  # to be numbered anew, without those that have left
+                self._broken = True  # renumber it, without the produces completed already
             elif early:
-                pass  # it overtook the one before it, on another connection: it has its turn
+                pass  # overtook the one before it on another connection: retry in its turn
             elif error.code in _OUT_OF_STEP:
                 self._broken = True
             elif is_final or error.code not in REROUTED:
@@ -264,6 +284,7 @@ class WriteChannel:
         self._mend()
 
     def _give_up(self, crossing: Crossing, error: KafkaError) -> None:
+        """Complete the produces of a batch with the error and start renumbering the others."""
         if error.outcome is Outcome.NOT_WRITTEN:
             self._void_behind(self._flight.index(crossing))
         self._flight.remove(crossing)
@@ -272,15 +293,19 @@ class WriteChannel:
             member.settle(-1, error)
 
     def _void_behind(self, gap: int) -> None:
-        """What stands at this place is written nowhere, and never will be under its number.
+        """Mark every batch behind place ``gap`` as surely not appended.
 
-        Those behind it were never sent as the first one, so a log that lacks it refuses them.
+        The batch at that place is not appended and never will be under its sequence. Those behind
+        it were never sent as the first one, so a log that lacks it refuses them.
         """
         for crossing in self._flight[gap + 1 :]:
             crossing.void, crossing.doubtful = True, False
 
     def give_up(self) -> None:
-        """This broker stops: nothing more is sent, nothing more can be learnt."""
+        """Complete all produces because the sender stops.
+
+        Produces that may have been appended get an unknown outcome, the others NOT_WRITTEN.
+        """
         for crossing in self._flight:
             error = _too_late(crossing.error, in_doubt=crossing.calling or crossing.doubtful)
             for member in crossing.members:
@@ -291,12 +316,15 @@ class WriteChannel:
         self._queue.clear()
 
     def expire(self, now_ms: int) -> None:
-        """Tell those whose time has come: unknown what may be written, else not written."""
+        """Complete the produces whose deadline has passed.
+
+        Those that may have been appended get an unknown outcome, the others NOT_WRITTEN.
+        """
         for crossing in self._flight:
             if any(each.done and each.deadline_ms <= now_ms for each in crossing.members):
                 in_doubt = crossing.calling or crossing.doubtful
                 error = _too_late(crossing.error, in_doubt=in_doubt)
-                # What was called not written is never sent again: this number is given up.
+                # A produce reported as not written is never sent again: give up this sequence.
                 self._broken |= not in_doubt
                 for member in crossing.members:
                     if member.deadline_ms <= now_ms:
@@ -310,7 +338,11 @@ class WriteChannel:
         self._mend()
 
     def _mend(self) -> None:
-        """Begin the next epoch, as soon as nobody waits for anything doubtful of the old one."""
+        """Begin the next producer epoch once no client waits for a doubtful batch of the old one.
+
+        Does nothing while the sequences have no gap, or while the epochs are used up and no spare
+        id is set.
+        """
         if self._broken:
             for at, crossing in enumerate(self._flight):
                 if not crossing.calling and not crossing.doubtful:
@@ -342,7 +374,7 @@ class WriteChannel:
 
 
 def _too_late(last: KafkaError | None, *, in_doubt: bool) -> KafkaError:
-    """What a client is told whose time is over, by what the last attempt said."""
+    """Return the error for a produce whose deadline has passed, given the last attempt's error."""
     if in_doubt:
         if last is not None and last.outcome is Outcome.UNKNOWN:
             return last

@@ -1,4 +1,8 @@
-"""Which decider answers which command of ``records.admin``, and what all of them have in common."""
+"""Dispatch of the commands of ``records.admin`` to their deciders, and the checks common to all.
+
+`Controller.admin` calls `decide_admin` with the newest image; the result is the records to append
+and the answer to the command.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +52,19 @@ Decision = tuple[tuple[MetadataRecord, ...], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminContext:
-    """What a decision rests on beside the image."""
+    """The inputs of a decision beside the image and the command."""
 
     defaults: TopicDefaults
     chance: int = 0
-    """Any number >= 0: where a placement begins."""
+    """A random number >= 0: the start of a placement."""
     voter_levels: VoterLevels = field(default_factory=lambda: NO_VOTER_LEVELS)
-    """What each voter can follow; empty where nobody knows."""
+    """The highest feature level of each voter; empty if unknown."""
     failed: Failed = field(default_factory=lambda: NOTHING_FAILED)
-    """Damaged replicas: these are elected last."""
+    """Damaged replicas, which are elected last."""
 
 
 _COMMAND_LEVELS: Mapping[type[AdminCommand[Any]], int] = {
-    # Their records were known before, but only as part of a creation: nobody looked at them again.
+    # Level 1 has its records, but only for creations: such nodes never apply a later change.
     AlterConfigs: OPERATIONS_LEVEL,
 }
 
@@ -68,9 +72,10 @@ _COMMAND_LEVELS: Mapping[type[AdminCommand[Any]], int] = {
 def decide_admin(
     image: MetadataImage, command: AdminCommand[A], context: AdminContext
 ) -> tuple[tuple[MetadataRecord, ...], A]:
-    """The facts that answer a command, and the answer. POLICY_VIOLATION: the level is too low.
+    """Return the records that carry out a command, and its answer.
 
-    With ``validate_only`` all is decided and checked alike, and nothing is to be recorded.
+    Raises POLICY_VIOLATION if the cluster's feature level is too low for the records. With
+    ``validate_only`` everything is decided and checked alike, and no record is returned.
     """
     records, answer = _decide(image, command, context)
     needed = max(map(level_of, records), default=0)

@@ -1,4 +1,4 @@
-"""What deciders about partitions ask of brokers' registrations."""
+"""Questions about brokers' registrations that the deciders about partitions ask."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from raft_metadata.records.records import BrokerState, DrainScope
 
 Brokers = Mapping[BrokerId, BrokerRegistration]
 Heard = Mapping[BrokerId, MetadataOffset]
-"""By what each live broker last said: it has applied every record below this offset."""
+"""The metadata offset each live broker last reported: it has applied every record below."""
 NOTHING_HEARD: Heard = MappingProxyType({})
 Failed = Mapping[TopicIdPartition, Mapping[BrokerId, FailedReplica]]
-"""Damaged replicas, as the live brokers that hold them say: soft state of sessions, too."""
+"""Damaged replicas by partition and broker, as live brokers report them; soft state of sessions."""
 Told = frozenset[BrokerId] | None
-"""Live brokers that have said all that is damaged of theirs; None: who is not named is sound."""
+"""Live brokers that have reported all their damaged replicas; None: all brokers have."""
 NOTHING_FAILED: Failed = MappingProxyType({})
 
 
 def is_electable(brokers: Brokers, broker_id: BrokerId) -> bool:
-    """Whether the broker may be elected or join an ISR: it is UNFENCED (rule M4)."""
+    """Return True if the broker may be elected or join an ISR: it is UNFENCED (rule M4)."""
     registration = brokers.get(broker_id)
     return registration is not None and registration.state is BrokerState.UNFENCED
 
 
 def is_starting(brokers: Brokers, broker_id: BrokerId) -> bool:
-    """Whether it is registered and will be electable soon: it keeps its places (rule M4)."""
+    """Return True if the broker is STARTING: it keeps its places, is electable soon (rule M4)."""
     registration = brokers.get(broker_id)
     return registration is not None and registration.state is BrokerState.STARTING
 
 
 def is_fenced(brokers: Brokers, broker_id: BrokerId) -> bool:
-    """Whether its session is over, or it is not registered at all."""
+    """Return True if the broker's session is over or it is not registered."""
     registration = brokers.get(broker_id)
     return registration is None or registration.state is BrokerState.FENCED
 
 
 def is_drained(brokers: Brokers, broker_id: BrokerId) -> bool:
-    """Whether an operator wants it to lead nothing."""
+    """Return True if an operator wants the broker to lead nothing."""
     registration = brokers.get(broker_id)
     return registration is not None and registration.drain is not DrainScope.NONE
 
 
 def is_told_of(told: Told, broker_id: BrokerId) -> bool:
-    """Whether this controller knows which logs of a live broker are damaged.
+    """Return True if this controller knows which logs of a live broker are damaged.
 
-    One that began just now may not: then nothing is done that can't be undone in the belief that
-    they are sound.
+    A controller that was just elected may not know. Until it does, nothing irreversible may rest on
+    the assumption that the broker's logs are healthy.
     """
     return told is None or broker_id in told
 
@@ -62,9 +62,10 @@ def first_electable(
     among: Collection[BrokerId],
     damaged: Collection[BrokerId] = (),
 ) -> BrokerId | None:
-    """The most preferred of ``among`` that may lead; a drained one only if there is no other.
+    """Return the most preferred of ``among`` that may lead, or None.
 
-    None of the ``damaged`` ones.
+    ``replicas`` is the order of preference. A drained broker is returned only if there is no other,
+    a ``damaged`` one never.
     """
     drained = None
     for replica in replicas:
@@ -78,19 +79,19 @@ def first_electable(
 
 @dataclass(frozen=True, slots=True)
 class BrokerViews:
-    """What ``partition_change.heal`` asks, computed once for many partitions of one image."""
+    """Properties of brokers that `heal` needs, computed once for many partitions of an image."""
 
     brokers: Brokers
     level: int
-    """The feature level: below 2 nothing is said that an older node would misread."""
+    """The feature level; below 2, records leave out fields that an older node would misread."""
     unsettled: frozenset[BrokerId]
-    """Brokers whose registration may mean a change to any of their replicas."""
+    """Brokers whose registration may require a change of any of their replicas."""
     leaving: frozenset[BrokerId]
-    """Brokers that leave ISRs: fenced, or in controlled shutdown."""
+    """Brokers that leave ISRs because they are fenced or in controlled shutdown."""
     unclean: Mapping[BrokerId, PartitionSet]
-    """Unclean partitions of registrations that are not settled yet (rule R6)."""
+    """The unclean partitions of registrations that are not settled yet (rule R6)."""
     heard: Heard
-    """Soft state of sessions; who is missing has said nothing yet."""
+    """Soft state of sessions; a broker that is missing has not reported yet."""
     failed: Failed
     told: Told
 
@@ -103,7 +104,7 @@ class BrokerViews:
         failed: Failed = NOTHING_FAILED,
         told: Told = None,
     ) -> BrokerViews:
-        """The views of these registrations."""
+        """Return the views of these registrations."""
         return cls(
             heard=heard,
             failed=failed,

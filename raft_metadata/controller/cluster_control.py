@@ -1,7 +1,7 @@
 """Brokers: registration, fencing, unfencing, controlled shutdown. Pure deciders (decision D1).
 
-A registration and a fence go alone, each in a batch of its own; what they mean for partitions is
-found from the image afterwards (rule M4, ``partition_change.heal``).
+A registration and a fence are appended alone, each in a batch of its own; their consequences for
+partitions are derived from the image afterwards (rule M4, ``partition_change.heal``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from raft_metadata.records.records import (
 )
 
 UNCLEAN_PARTITIONS_MAX = 10_000
-"""Per registration at feature level 1, so that its one record stays below the limit of a batch, 448
-KiB (32 bytes each)."""
+"""Unclean partitions in a registration at feature level 1: 32 bytes each, so that its one record
+stays below the limit of a batch, 448 KiB."""
 UNCLEAN_RANGES_MAX = 8_000
-"""Per registration from level 2 on, for the same reason: 49 bytes each at most, 383 KiB."""
+"""Unclean ranges in a registration from level 2 on: 49 bytes each at most, 383 KiB, so that its one
+record fits a batch."""
 PARTITION_ID_MAX = 2**31 - 1
 
 Change = tuple[BrokerRegistrationChangeRecord, ...]
@@ -51,9 +52,11 @@ def decide_register_broker(
     cluster_id: ClusterId,
     session_is_valid: bool,
 ) -> tuple[tuple[RegisterBrokerRecord, ...], BrokerRegistered]:
-    """A broker process announces itself; its epoch is the offset of the record.
+    """Register a broker process; its broker epoch is the offset of the record.
 
-    ``session_is_valid``: whether the process registered under this id now was heard of lately.
+    ``session_is_valid``: True if the process registered under this id now has a valid session.
+    Raises INCONSISTENT_CLUSTER_ID, INVALID_REQUEST, UNSUPPORTED_VERSION, STALE_BROKER_EPOCH and
+    DUPLICATE_BROKER_REGISTRATION.
     """
     if command.cluster_id != cluster_id:
         message = f"broker {command.broker_id} is of cluster {command.cluster_id}, not {cluster_id}"
@@ -97,7 +100,7 @@ def _check_registration(command: RegisterBroker) -> None:
 def _unclean(
     level: int, command: RegisterBroker
 ) -> tuple[tuple[TopicIdPartition, ...], tuple[PartitionRange, ...]]:
-    """What the broker can't prove (rule R6), as nodes of this feature level read it."""
+    """Return the unclean partitions and ranges in the form of this feature level (rule R6)."""
     for one in command.unclean_ranges:
         if not 0 <= one.first <= one.last <= PARTITION_ID_MAX:
             message = f"unclean range {one.first} to {one.last} of {one.topic_id[:22]} is none"
@@ -121,7 +124,10 @@ def _unclean(
 
 
 def _check_not_overtaken(command: RegisterBroker, present: BrokerEpoch) -> None:
-    """Rule R6: compare-and-set, so that a late registration of an old disk removes nobody."""
+    """Raise STALE_BROKER_EPOCH unless the registration was made on the present broker epoch.
+
+    By this compare-and-set a late registration of an old disk removes no replica (rule R6).
+    """
     if command.last_broker_epoch != present:
         message = (
             f"broker {command.broker_id} saw broker epoch {command.last_broker_epoch}, "
@@ -133,7 +139,10 @@ def _check_not_overtaken(command: RegisterBroker, present: BrokerEpoch) -> None:
 def check_broker_epoch(
     image: MetadataImage, broker_id: BrokerId, broker_epoch: BrokerEpoch
 ) -> BrokerRegistration:
-    """The registration this epoch belongs to. BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH."""
+    """Return the registration with this epoch.
+
+    Raises BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH.
+    """
     present = image.brokers.get(broker_id)
     if present is None:
         message = f"broker {broker_id} is not registered"
@@ -151,7 +160,7 @@ def check_broker_epoch(
 
 
 def decide_fence(image: MetadataImage, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> Change:
-    """The session of this registration expired. One record, alone and first (rule M4)."""
+    """Fence the registration whose session expired, by one record, alone and first (rule M4)."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.broker_epoch != broker_epoch:
         return ()
@@ -168,10 +177,10 @@ def decide_unfence(
     defaults: TopicDefaults,
     failed: Failed = NOTHING_FAILED,
 ) -> Change:
-    """A broker that lives may lead and join, once all it owes is recorded (rule M4).
+    """Unfence a live broker once all changes due to it are recorded (rule M4).
 
-    It must have seen its own registration, and no partition may still owe a change to it: a
-    registration with an old leadership or another disk, a fence that is still in an ISR.
+    It must have seen its own registration, and no partition may still owe a change to it: because
+    of an old leadership or another disk at a registration, or a place in an ISR at a fence.
     """
     broker = image.brokers[broker_id]
     if broker.state not in (BrokerState.STARTING, BrokerState.FENCED) or not broker.settled:
@@ -190,7 +199,7 @@ def decide_settled(
     defaults: TopicDefaults,
     failed: Failed = NOTHING_FAILED,
 ) -> Change:
-    """The consequences of the broker's registration are all recorded (rule M4)."""
+    """Mark the broker settled once all consequences of its registration are recorded (rule M4)."""
     broker = image.brokers[broker_id]
     if broker.settled or owes_changes(image, broker_id, defaults, failed):
         return ()
@@ -198,7 +207,10 @@ def decide_settled(
 
 
 def decide_controlled_shutdown(image: MetadataImage, broker_id: BrokerId) -> Change:
-    """The broker asked to leave: it is elected nowhere and gives up what it can (rule R11)."""
+    """Move an unfenced broker that wants to shut down to CONTROLLED_SHUTDOWN.
+
+    From then on it is not elected and gives up leaderships and ISR places where it can (rule R11).
+    """
     broker = image.brokers[broker_id]
     if broker.state is not BrokerState.UNFENCED:
         return ()
@@ -222,11 +234,12 @@ def owes_changes(
     defaults: TopicDefaults,
     failed: Failed = NOTHING_FAILED,
 ) -> bool:
-    """Whether a partition of this broker still owes a change to the brokers' present state.
+    """Return True if a partition of this broker still owes a change to the brokers' present state.
 
-    ``failed``: who may not be elected, as whoever decides on those changes knows it.
+    ``failed``: damaged replicas, which may not be elected; the same as for the decider of the
+    changes.
     """
-    # Nobody is told of, as nobody is heard of: what hangs on that is not owed.
+    # Changes that depend on brokers' reports are not owed: assume that no broker has reported.
     views = BrokerViews.of(image.brokers, image.feature_level, failed=failed, told=frozenset())
     for topic in image.topics.values():
         rules = TopicRules(image, topic, defaults)
@@ -243,20 +256,20 @@ def owes_changes(
 
 @dataclass(frozen=True, slots=True)
 class ShutdownProgress:
-    """How far a broker that wants to leave has come."""
+    """The progress of a broker in controlled shutdown."""
 
     led: int
     """Partitions it still leads."""
     waiting: int
-    """Partitions whose ISR it can't leave yet, though somebody may still join."""
+    """Partitions whose ISR it can't leave yet and that another replica may still join."""
     example: str
-    """Why, for the first of them; empty when nothing holds it."""
+    """The first of these partitions with the reason; empty if there is none."""
 
 
 def shutdown_progress(
     image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults
 ) -> ShutdownProgress:
-    """What still holds a broker in controlled shutdown (rule R11)."""
+    """Return the partitions that still hold a broker in controlled shutdown (rule R11)."""
     led = waiting = 0
     example = ""
     for where, leads, min_isr in _holding(image, broker_id, defaults):
@@ -271,6 +284,7 @@ def shutdown_progress(
 def _holding(
     image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults
 ) -> Iterator[tuple[str, bool, int]]:
+    """Yield (partition name, is led by the broker, min ISR) for each partition that holds it."""
     for topic in image.topics.values():
         rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):
@@ -280,7 +294,7 @@ def _holding(
                 yield where, True, min_isr
             elif (
                 broker_id in partition.isr
-                and partition.has_leader  # without one nobody is ever proposed into the ISR
+                and partition.has_leader  # without a leader no replica is ever proposed for the ISR
                 and may_be_relieved(image.brokers, partition, broker_id)
             ):
                 yield where, False, min_isr

@@ -1,4 +1,9 @@
-"""Which configs may be set, and what setting them means. The table is ``common.configs.table``."""
+"""Validation of configs, and the consequences of setting them. Pure deciders.
+
+``topics`` validates the configs of a new topic here; `decide_alter_configs` answers an operator's
+command. The table of configs is ``common.configs.table``. Before a lower min ISR is recorded, the
+eligible leader replicas of the partitions that reach it are cleared.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +45,17 @@ from raft_metadata.records.records import (
 )
 
 CONFIG_CHANGES_MAX = 1_000
-"""Per command: their records fit one batch with room to spare (150 bytes each)."""
+"""Config changes in one command: their records (150 bytes each) fit one batch with room to
+spare."""
 ELIGIBLE_CLEARED_MAX = 10_000
-"""Partitions whose eligible leader replicas one change may clear: 2 MB of records, all at once."""
+"""Partitions whose eligible leader replicas one command may clear: 2 MB of records at once."""
 
 BROKER_ID_DIGITS_MAX = 10
 ZSTD = "zstd"
 
 CLUSTER_KEY: ConfigKey = (ResourceType.CLUSTER, "")
 _Configs: TypeAlias = dict[ConfigKey, dict[str, str]]
-"""All configs of the resources that are changed, as they will be."""
+"""All configs of the changed resources, with the changes made."""
 _SCOPES = {
     ResourceType.TOPIC: Scope.TOPIC,
     ResourceType.BROKER: Scope.BROKER,
@@ -63,11 +69,11 @@ _SCOPES = {
 def validated_topic_configs(
     configs: Mapping[str, str | None], replication_factor: int, feature_level: int
 ) -> dict[str, str]:
-    """The configs that are set, as they are stored; None means the default and is left out.
+    """Return the configs that are set, as they are stored; None means the default and is left out.
 
-    INVALID_CONFIG names an unknown config's nearest neighbour, a value's range, and a
-    ``min.insync.replicas`` that the topic could never reach (rule M8). POLICY_VIOLATION: not every
-    node knows what it means.
+    Raises INVALID_CONFIG for an unknown name (with the nearest known one), a value out of range,
+    and a ``min.insync.replicas`` that the topic could never reach (rule M8); POLICY_VIOLATION for a
+    value that not every node understands.
     """
     valid: dict[str, str] = {}
     for name, value in configs.items():
@@ -80,7 +86,7 @@ def validated_topic_configs(
 
 
 def topic_config_records(topic_id: TopicId, configs: Mapping[str, str]) -> list[ConfigRecord]:
-    """The facts that set these configs, in a fixed order."""
+    """Return the records that set these configs, in a fixed order."""
     return [
         ConfigRecord(
             resource_type=ResourceType.TOPIC, resource_name=topic_id, name=name, value=value
@@ -90,7 +96,7 @@ def topic_config_records(topic_id: TopicId, configs: Mapping[str, str]) -> list[
 
 
 def _check_level(name: str, value: str, feature_level: int) -> None:
-    """A broker that can't read what another one stores must not be in the cluster."""
+    """Raise POLICY_VIOLATION for a value that brokers at this level may be unable to read."""
     if name == COMPRESSION_TYPE and value == ZSTD and feature_level < COMPRESSED_BATCHES_LEVEL:
         message = (
             f"{name}={value} needs metadata.version {COMPRESSED_BATCHES_LEVEL}, the cluster is at "
@@ -100,7 +106,7 @@ def _check_level(name: str, value: str, feature_level: int) -> None:
 
 
 def _check_own_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
-    """Rule M8: what a topic says itself must be within its reach."""
+    """Raise INVALID_CONFIG if a topic's own min ISR is above its replication factor (rule M8)."""
     own = configs.get(MIN_INSYNC_REPLICAS)
     if own is not None and int(own) > replication_factor:
         message = (
@@ -116,15 +122,15 @@ def _check_own_min_isr(configs: Mapping[str, str], replication_factor: int) -> N
 def decide_alter_configs(
     image: MetadataImage, command: AlterConfigs, *, defaults: TopicDefaults
 ) -> tuple[tuple[MetadataRecord, ...], Altered]:
-    """All changes or none. What is so already, and a reset of what was not set, is no change.
+    """Make all changes or none; a change that alters nothing adds no record.
 
-    A lower min ISR clears the eligible leader replicas of partitions that reach it now, *before*
-    it is in force: with it their leaders acknowledge without the replicas that left (invariant P2).
+    A lower min ISR clears the eligible leader replicas of partitions that reach it now, *before* it
+    is in force: with it their leaders acknowledge without the replicas that left (invariant P2).
 
     Raises:
         KafkaError: INVALID_CONFIG (name, value, place, min ISR above a replication factor),
-            UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (the cluster's
-            own topics, a feature level too low), INVALID_REQUEST (too many changes, one config
+            UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (internal
+            topics, a feature level too low), INVALID_REQUEST (too many changes, one config
             twice).
     """
     _check_shape(command)
@@ -151,6 +157,7 @@ def decide_alter_configs(
 
 
 def _check_shape(command: AlterConfigs) -> None:
+    """Raise INVALID_REQUEST for too many changes, or two changes of one config."""
     if len(command.changes) > CONFIG_CHANGES_MAX:
         message = f"{len(command.changes)} changes of configs, at most {CONFIG_CHANGES_MAX} at once"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
@@ -165,7 +172,7 @@ def _check_shape(command: AlterConfigs) -> None:
 
 
 def _resource(image: MetadataImage, change: ConfigChange) -> ConfigKey:
-    """Where the change is recorded, if there is such a resource and it may be changed."""
+    """Return the key of the changed resource; raise KafkaError if it may not be changed."""
     name = change.resource_name
     match change.resource_type:
         case ResourceType.TOPIC:
@@ -196,7 +203,10 @@ def _is_number(name: str) -> bool:
 
 
 def _check_cluster(after: _Configs, defaults: TopicDefaults) -> None:
-    """Rule M8, for topics to come: defaults that contradict each other are refused."""
+    """Raise INVALID_CONFIG if the cluster's min ISR would be above its replication factor.
+
+    No new topic could reach such defaults (rule M8).
+    """
     cluster = after.get(CLUSTER_KEY)
     if cluster is None:
         return
@@ -210,7 +220,7 @@ def _check_cluster(after: _Configs, defaults: TopicDefaults) -> None:
 
 
 def _config_records(image: MetadataImage, after: _Configs) -> Iterator[ConfigRecord]:
-    """What differs from the image, in a fixed order."""
+    """Yield the records of all differences from the image, in a fixed order."""
     for key in sorted(after, key=lambda each: (each[0].value, each[1])):
         before = image.configs.get(key, {})
         for name in sorted(before.keys() | after[key].keys()):
@@ -227,7 +237,7 @@ def _config_records(image: MetadataImage, after: _Configs) -> Iterator[ConfigRec
 def _topics_concerned(
     image: MetadataImage, after: _Configs, defaults: TopicDefaults
 ) -> Iterator[tuple[TopicImage, ConfigLayers, ConfigLayers]]:
-    """Topics whose min ISR may change, with what is said of them before and then."""
+    """Yield topics whose min ISR may change, with their config layers before and after."""
     static = defaults_in_books(image, defaults)
     cluster = after.get(CLUSTER_KEY)
     for topic_id, topic in image.topics.items():
@@ -246,7 +256,7 @@ def _topics_concerned(
 def _cleared_elrs(
     image: MetadataImage, after: _Configs, defaults: TopicDefaults
 ) -> Iterator[PartitionChangeRecord]:
-    """The partitions that reach their min ISR by a lower one, without eligible leader replicas."""
+    """Yield changes that clear the eligible leader replicas where a lower min ISR is reached."""
     for topic, before, then in _topics_concerned(image, after, defaults):
         if then.topic is not before.topic:
             fewest = min((each.replication_factor for each in topic.partitions), default=1)

@@ -1,8 +1,10 @@
-"""The deciding core of a controller: commands in, facts out, and what it wants to do unasked.
+"""The deciding core of a controller: commands in, records out, and the batches it proposes itself.
 
-`Controller` holds the soft state that stands in no log (sessions, which partitions to look at,
-whose shutdown waits); everything it decides is a pure function of an image. The shell around it,
-``quorum.active_controller``, owns the speculative image, the quorum, and the clock.
+`Controller` holds the soft state that is in no log (sessions, partitions to examine, shutdowns in
+progress); every decision is a pure function of an image and that state. The shell around it,
+``quorum.active_controller``, owns the speculative image, the quorum, and the clock. It passes
+commands and heartbeats in, appends the batches of `next_wish`,
+and reports each new image to `appended`.
 """
 
 from __future__ import annotations
@@ -75,42 +77,43 @@ from raft_metadata.records.records import BrokerState, FeatureLevelRecord, Metad
 
 Records = tuple[MetadataRecord, ...]
 RandomSource = Callable[[int], bytes]
-"""``os.urandom`` or a seeded stand-in: n random bytes."""
+"""A function that returns n random bytes: ``os.urandom``, or a seeded one in simulations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """What one controller is told; the same on all of them. Times in milliseconds."""
+    """The settings of a controller; the same on all controllers. Times in milliseconds."""
 
     cluster_id: ClusterId
     defaults: TopicDefaults = field(default_factory=TopicDefaults)
     broker_session_timeout_ms: int = 1_200
     broker_disconnect_grace_ms: int = 300
     election_timeout_ms: int = 1_000
-    """A source that has not heard of its leader for this long says so (rule M6)."""
+    """A controller without contact to its leader for this long reports itself as stale (rule
+    M6)."""
     tick_ms: int = 50
     fetch_wait_max_ms: int = 5_000
     fetch_bytes_max: int = 262_144
-    """One page of fetch-metadata, at least one batch: a broker reads it in 20 ms."""
+    """Bytes of one page of fetch-metadata, at least one batch; a broker decodes it in 20 ms."""
     fetch_waiting_max: int = 1_000
     changes_per_batch_max: int = 2_000
     leader_returned_ms: int = 30_000
-    """See `LeaderBalance`, also for the next one."""
+    """This and the next one as in `LeaderBalance`."""
     leader_moves_max: int = 500
     drain_moves_max: int = 50
-    """See `DrainMoves`."""
+    """Partitions under reassignment at once because of drains (`DrainMoves`)."""
     batch_bytes_max: int = 458_752
-    """Below the quorum's 512 KiB per entry, with room for the batch's head."""
+    """Bytes of a batch: below the quorum's 512 KiB per entry, with room for the batch's head."""
     bulk_in_flight_max: int = 4
-    """Batches of consequences and growth that wait for the quorum at once: a fence that comes up
-    meanwhile waits for no more than these (rule M4)."""
+    """Batches of consequences and new partitions that wait for the quorum at once; a fence that
+    becomes due meanwhile waits behind these at most (rule M4)."""
     commands_in_flight_max: int = 4_096
     completion_wait_max_ms: int = 15_000
-    """A creation, or a growth, waits this long at most for its last partition."""
+    """Longest wait of a creation, or of added partitions, for the last partition."""
 
 
 class Urgency(Enum):
-    """Which limit a batch stands under. Fences stand under none (rule M4)."""
+    """The kind of a batch, which selects its limit in flight. Fences have no limit (rule M4)."""
 
     FENCE = "fence"
     CHANGE = "change"
@@ -118,17 +121,17 @@ class Urgency(Enum):
 
 
 class Wish(NamedTuple):
-    """A batch the controller wants to append unasked."""
+    """A batch that the controller proposes without a command."""
 
     records: Records
     urgency: Urgency
 
 
 class Controller:
-    """One controller's decisions and soft state. Owned by its loop; not thread-safe.
+    """The decisions and soft state of one controller. Owned by its loop; not thread-safe.
 
-    Standby or active alike it keeps sessions; only the active one is asked for decisions. ``image``
-    is always the newest image, its own batches in flight included (rule M2).
+    Standby and active controllers alike keep sessions; only the active one decides. ``image`` is
+    always the newest image, with its own batches in flight applied (rule M2).
     """
 
     def __init__(self, config: ControllerConfig, random_source: RandomSource, now_ms: int) -> None:
@@ -140,14 +143,16 @@ class Controller:
         )
         self._random_source = random_source
         self._unseen: dict[TopicIdPartition, None] = {}
-        """Partitions that may owe changes, in the order to look at them."""
+        """Partitions that may owe changes, in the order in which they are examined."""
         self._held: dict[BrokerId, tuple[MetadataOffset, dict[TopicIdPartition, None]]] = {}
-        """Partitions to look at again once a broker has heard of more than this."""
+        """By broker: the metadata offset it had reported, and the partitions to examine again once
+        it reports another one."""
         self._activated_ms = 0
         self._growing: dict[TopicId, int] = {}
-        """Topics whose creation is under way, and the start of their stripe."""
+        """Topics whose partitions are still being created, and the start of their placement."""
         self._free_since: dict[BrokerEpoch, MetadataOffset] = {}
-        """Next offset when nothing held a leaving broker back any more (rule R11)."""
+        """The next offset at which a broker in controlled shutdown led nothing and waited for no
+        replica any more (rule R11)."""
         self._progress: dict[BrokerId, tuple[MetadataImage, ShutdownProgress]] = {}
         self._min_isrs = MinIsrHistory()
         self._balance = LeaderBalance(config.leader_returned_ms, config.leader_moves_max)
@@ -159,7 +164,7 @@ class Controller:
     def register_broker(
         self, image: MetadataImage, command: RegisterBroker
     ) -> tuple[Records, BrokerRegistered]:
-        """See `decide_register_broker`."""
+        """Decide on a registration (`decide_register_broker`)."""
         present = image.brokers.get(command.broker_id)
         valid = present is not None and self.sessions.is_valid(
             command.broker_id, present.broker_epoch
@@ -171,7 +176,7 @@ class Controller:
     def alter_partition(
         self, image: MetadataImage, command: AlterPartition
     ) -> tuple[Records, PartitionAltered]:
-        """See `decide_alter_partition`."""
+        """Decide on one ISR proposal (`decide_alter_partition`)."""
         session = self.sessions.session(command.broker_id, command.broker_epoch)
         return decide_alter_partition(
             image,
@@ -185,7 +190,7 @@ class Controller:
     def alter_partitions(
         self, image: MetadataImage, command: AlterPartitions
     ) -> tuple[Records, PartitionsAltered]:
-        """See `decide_each`."""
+        """Decide on each of many ISR proposals (`decide_each`)."""
         return decide_each(
             command,
             lambda attempt: self.alter_partition(image, attempt),
@@ -195,7 +200,7 @@ class Controller:
     def create_topic(
         self, image: MetadataImage, command: CreateTopic
     ) -> tuple[Records, TopicCreated]:
-        """See `decide_create_topic`."""
+        """Decide on a creation and note the start of its placement (`decide_create_topic`)."""
         start = self._chance()
         decision = decide_create_topic(image, command, defaults=self.config.defaults, start=start)
         if decision[0]:
@@ -205,7 +210,7 @@ class Controller:
     def delete_topic(
         self, image: MetadataImage, command: DeleteTopic
     ) -> tuple[Records, TopicDeleted]:
-        """See `decide_delete_topic`."""
+        """Decide on a topic's deletion (`decide_delete_topic`)."""
         return decide_delete_topic(image, command)
 
     def admin(
@@ -214,7 +219,7 @@ class Controller:
         command: AdminCommand[A],
         voter_levels: VoterLevels = NO_VOTER_LEVELS,
     ) -> tuple[Records, A]:
-        """See `decide_admin`."""
+        """Decide on an admin command with the present soft state (`decide_admin`)."""
         context = AdminContext(
             defaults=self.config.defaults,
             chance=self._chance(),
@@ -224,14 +229,14 @@ class Controller:
         return decide_admin(image, command, context)
 
     def election_steps(self, image: MetadataImage, command: ElectLeaders) -> list[ElectLeaders]:
-        """See `election_control.election_steps`; at least one, so that it is answered."""
+        """Return the command in parts that fit one batch; at least one, so that it is answered."""
         steps = election_steps(image, command, self.config.changes_per_batch_max)
         return list(steps) or [replace(command, partitions=())]
 
     # ---- what follows from the image
 
     def activate(self, image: MetadataImage) -> None:
-        """Begin anew from a committed image: every partition is looked at (rule M4)."""
+        """Reset the soft state from a committed image; examine every partition again (rule M4)."""
         self._unseen = dict.fromkeys(_partitions_of(image, image.brokers.keys()))
         self._held.clear()
         self._activated_ms = self.sessions.judge_ms
@@ -247,7 +252,10 @@ class Controller:
         self._drains.begin(image)
 
     def appended(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """``image`` is the newest image now, ``delta`` what changed: look at that again."""
+        """Note the changes of ``delta``, which led to the newest ``image``.
+
+        Partitions that may owe a change because of them are examined again.
+        """
         self._min_isrs.note(delta, image)
         self._balance.note(delta, image, self.sessions.judge_ms)
         self._drains.note(delta, image)
@@ -267,7 +275,11 @@ class Controller:
                 self._growing[topic_id] = self._chance()
 
     def next_wish(self, image: MetadataImage, *, bulk_allowed: bool) -> Wish | None:
-        """The most urgent batch to append; ask again with the image it leads to."""
+        """Return the most urgent batch to append, or None.
+
+        Call it again with the image that the batch leads to. ``bulk_allowed`` False: the limit of
+        bulk batches in flight is reached.
+        """
         if image.next_offset == 0:
             level = FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL)
             return Wish((level,), Urgency.CHANGE)
@@ -288,10 +300,12 @@ class Controller:
         return Wish(bulk, Urgency.BULK) if bulk else None
 
     def _fence(self, image: MetadataImage) -> Records:
-        """Rule G3: a new controller lets the proofs run out that the last one may have given.
+        """Return the fence of a broker whose session expired, if any.
 
-        It may have been handed its reign this very moment, and have heard nothing of a broker whose
-        heartbeats the last one answered. A proof is younger than the grace of a lost connection.
+        A new controller fences no broker until the leadership proofs that the previous one may have
+        given have expired. It may have been elected this moment, and have received nothing from a
+        broker whose heartbeats the previous one answered. A proof is younger than the grace of a
+        lost connection (rule G3).
         """
         if self.sessions.judge_ms - self._activated_ms < self.config.broker_disconnect_grace_ms:
             return ()
@@ -303,9 +317,10 @@ class Controller:
         return ()
 
     def _growth(self, image: MetadataImage) -> Records:
+        """Return the next partitions of a topic that is still being created."""
         for topic_id, start in tuple(self._growing.items()):
             if topic_id not in image.topics:
-                del self._growing[topic_id]  # its first batch was refused
+                del self._growing[topic_id]  # its first batch was rejected
                 continue
             more = decide_growth(image, topic_id, defaults=self.config.defaults, start=start)
             if more:
@@ -313,12 +328,13 @@ class Controller:
         return ()
 
     def _moves(self, image: MetadataImage) -> Records:
-        """What is nobody's emergency: replicas leave drained brokers, leaders go back."""
+        """Return background changes: replicas leave drained brokers, leaderships return."""
         now_ms, defaults = self.sessions.judge_ms, self.config.defaults
         drained = self._drains.moves(image, now_ms, defaults)
         return drained or self._balance.moves(image, now_ms, defaults, self._failed(image))
 
     def _look_at_held(self, image: MetadataImage) -> None:
+        """Examine again the partitions that waited for brokers with a new metadata offset."""
         for broker_id, (heard, places) in tuple(self._held.items()):
             broker = image.brokers.get(broker_id)
             if broker is None or self._metadata_offset(broker) != heard:
@@ -326,6 +342,7 @@ class Controller:
                 self._unseen |= places
 
     def _consequences(self, image: MetadataImage) -> Records:
+        """Return the changes that the next partitions owe; note those that wait for a broker."""
         if not self._unseen:
             return ()
         heard = {
@@ -342,7 +359,7 @@ class Controller:
         )
         for where, broker_id in found.held:
             self._held.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
-        # Those that owe something stay until an image shows it done: their batch may be refused.
+        # Partitions with a change stay until an image shows it: their batch may be rejected.
         owing = {(record.topic_id, record.partition) for record in found.records}
         for where in tuple(islice(self._unseen, found.seen)):
             if where not in owing:
@@ -350,7 +367,7 @@ class Controller:
         return found.records
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
-        """Changes of brokers' states, once no partition owes anything to the present ones."""
+        """Yield changes of brokers' states, for when no partition owes a change to them."""
         defaults, failed = self.config.defaults, self._failed(image)
         for broker_id, broker in image.brokers.items():
             if not broker.settled:
@@ -374,6 +391,7 @@ class Controller:
                 yield records
 
     def _chance(self) -> int:
+        """Return a random number of 32 bits."""
         return int.from_bytes(self._random_source(4), "big")
 
     # ---- heartbeats
@@ -381,10 +399,10 @@ class Controller:
     def heartbeat(
         self, image: MetadataImage, command: BrokerHeartbeat, now_ms: int, *, is_active: bool
     ) -> HeartbeatAnswer:
-        """Note that the broker lives and say where it stands in the committed ``image``.
+        """Record the contact and return the broker's state in the committed ``image``.
 
-        A heartbeat of another registration is refused and changes nothing (invariant C7); a
-        standby may not have seen the newest registration yet and notes it.
+        A heartbeat of another registration is refused and changes nothing (invariant C7); a standby
+        may not have seen the newest registration yet and records the contact.
         """
         present = image.brokers.get(command.broker_id)
         if is_active or (present is not None and present.broker_epoch > command.broker_epoch):
@@ -416,12 +434,16 @@ class Controller:
         )
 
     def _shutdown(self, image: MetadataImage, broker: BrokerRegistration) -> tuple[bool, str]:
-        """(granted, else why not): it leads nothing, and everyone who lives knows (rule R11)."""
+        """Return (True, "") if controlled shutdown is granted, else (False, the reason).
+
+        It is granted once the broker leads nothing and every live broker has applied that (rule
+        R11).
+        """
         broker_id = broker.broker_id
         if broker.state is BrokerState.UNFENCED:
             return False, "the change to controlled shutdown is not committed yet"
         progress = self._shutdown_progress(image, broker_id)
-        # A broker that is not unfenced gives up no ISR places: it waits for no joiner.
+        # A starting or fenced broker gives up no ISR places, so it waits for no other replica.
         leaving = broker.state is BrokerState.CONTROLLED_SHUTDOWN
         if progress.led > 0 or (leaving and progress.waiting > 0):
             self._free_since.pop(broker.broker_epoch, None)
@@ -442,6 +464,7 @@ class Controller:
         return True, ""
 
     def _shutdown_progress(self, image: MetadataImage, broker_id: BrokerId) -> ShutdownProgress:
+        """Return the broker's progress, computed once for each image."""
         known = self._progress.get(broker_id)
         if known is not None and known[0] is image:
             return known[1]
@@ -450,7 +473,7 @@ class Controller:
         return progress
 
     def _failed(self, image: MetadataImage) -> Failed:
-        """Which replicas are damaged, as the brokers say that are heard of now."""
+        """Return the damaged replicas reported in the live sessions."""
         reported: dict[BrokerId, Reported] = {}
         for broker_id, broker in image.brokers.items():
             session = self.sessions.session(broker_id, broker.broker_epoch)
@@ -459,7 +482,7 @@ class Controller:
         return self._damage.of(reported)
 
     def _told(self, image: MetadataImage) -> frozenset[BrokerId]:
-        """Which of the brokers that are heard of now have said all of that."""
+        """Return the live brokers that have reported all their damaged replicas."""
         sessions = self.sessions
         return frozenset(
             broker_id
@@ -469,12 +492,16 @@ class Controller:
         )
 
     def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
+        """Return the metadata offset that the broker last reported; 0 without a live session."""
         session = self.sessions.session(broker.broker_id, broker.broker_epoch)
         return MetadataOffset(0) if session is None else session.metadata_offset
 
 
 def _partitions_of(image: MetadataImage, brokers: Set[BrokerId]) -> Iterator[TopicIdPartition]:
-    """All partitions with a replica on these brokers; those they lead first, which can't wait."""
+    """Yield all partitions with a replica on these brokers; those that they lead first.
+
+    Partitions without a leader count as led: they are urgent as well.
+    """
     followed: list[TopicIdPartition] = []
     for topic_id, topic in image.topics.items():
         for index, partition in enumerate(topic.partitions):

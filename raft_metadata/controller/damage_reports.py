@@ -1,11 +1,11 @@
-"""What brokers say of their damaged replicas, as one controller has heard it: soft state.
+"""Damaged replicas as brokers' heartbeats report them to one controller: soft state.
 
-A report tells of the log that lay there when it was made. That log may have been set aside since,
-and the one that was filled in its place may be all there is. So a report names the partition epoch
-that its broker had seen, and is *believed* only while the partition is as it was then: an emptied
-log counts again only by a change of the partition, behind which the report is of the past. One that
-is not believed takes nobody out of ISR and ELR. Elections pass that replica by all the same: its
-broker's next heartbeat says how it is now, a moment later (rules R6, M7).
+A report describes the log that existed when it was made. That log may have been emptied and filled
+again since, and the new one may be the only complete copy. So a report names the partition epoch
+that its broker had seen, and is *believed* only while the partition still has that epoch: an
+emptied log counts again only after a change of the partition, which makes the report outdated. An
+outdated report removes no replica from ISR and ELR. Elections avoid the replica nevertheless, until
+its broker's next heartbeat reports its present state a moment later (rules R6, M7).
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from raft_metadata.records.commands import BrokerHeartbeat, FailedReplica
 from raft_metadata.records.damage_pages import place_of
 
 Reported = Mapping[TopicIdPartition, FailedReplica]
-"""Of one broker."""
+"""The damaged replicas of one broker, by partition."""
 NOTHING_REPORTED: Reported = MappingProxyType({})
 
 
 class News(NamedTuple):
-    """What a heartbeat changed in what is known of its broker's logs."""
+    """The changes that a heartbeat made to the known damaged replicas of its broker."""
 
     places: tuple[TopicIdPartition, ...]
-    """Where something new is said, or no more."""
+    """Partitions whose report is new, changed or withdrawn."""
     is_told: bool
-    """From now on all of it is known: before, no replica of that broker is surely sound."""
+    """True if the heartbeat completes the report: before, no replica of that broker was known to be
+    healthy."""
 
 
 NO_NEWS = News((), is_told=False)
@@ -39,18 +40,18 @@ NO_NEWS = News((), is_told=False)
 
 @dataclass(slots=True)
 class DamageReports:
-    """Of one registration of a broker."""
+    """The reported damaged replicas of one registration of a broker."""
 
     failed: Reported = field(default_factory=lambda: NOTHING_REPORTED)
     is_told: bool = False
-    """Whether it has said all of it once, to this controller."""
+    """True if it has reported all its damaged replicas to this controller in this session."""
     number: int = 0
-    """Of the newest heartbeat: one that it overtook says nothing."""
+    """The number of the newest heartbeat; an older one that arrives later is ignored."""
     covered: TopicIdPartition | None = None
-    """Up to here it has said all of it, page by page from the first one on."""
+    """The last partition up to which it has reported everything, page by page from the first."""
 
     def take(self, beat: BrokerHeartbeat) -> News:
-        """A heartbeat of this registration."""
+        """Apply a heartbeat of this registration and return what it changed."""
         if beat.number < self.number:
             return NO_NEWS
         self.number = beat.number
@@ -63,13 +64,15 @@ class DamageReports:
         return News(places, is_told=self.is_told and not was_told)
 
     def is_back(self) -> None:
-        """Its session was over for a while: who looked meanwhile took it for one that says nothing.
+        """Require a complete report again, because the broker's session had expired for a while.
 
-        What it said stays, and is news with its next round.
+        Decisions made meanwhile treated it as a broker without a report. The known damage stays;
+        the next complete round is news.
         """
         self.is_told, self.covered = False, None
 
     def _replace(self, beat: BrokerHeartbeat) -> tuple[TopicIdPartition, ...]:
+        """Replace the known damage in the range of this page; return the changed partitions."""
         first, last = beat.failed_after, beat.failed_up_to
         said = {place_of(one): one for one in beat.failed}
         known = {
@@ -85,14 +88,17 @@ class DamageReports:
 
 
 class DamageByPlace:
-    """The reports of all brokers by partition, made anew only when one of them has changed."""
+    """The reports of all brokers by partition, rebuilt only when one of them has changed."""
 
     def __init__(self) -> None:
         self._of: dict[BrokerId, Reported] = {}
         self._failed: Failed = NOTHING_FAILED
 
     def of(self, reported: dict[BrokerId, Reported]) -> Failed:
-        """``reported``: of each broker that is heard of now and has damaged replicas."""
+        """Return the damaged replicas by partition.
+
+        ``reported``: the reports of the live brokers that have damaged replicas.
+        """
         same = reported.keys() == self._of.keys() and all(
             self._of[broker_id] is failed for broker_id, failed in reported.items()
         )

@@ -1,9 +1,9 @@
-"""Drains: brokers that an operator wants to be rid of leaderships, or of everything.
+"""Drains: an operator has a broker give up its leaderships, or its replicas as well.
 
-Leaderships leave by themselves: ``partition_change.heal`` moves them where another in-sync replica
-can lead, and elections pass a drained broker over unless there is nobody else. Replicas leave by
+Leaderships leave without this module: ``partition_change.heal`` moves them where another in-sync
+replica can lead, and elections choose a drained broker only if there is no other. Replicas leave by
 reassignments that the controller starts in the background, a bounded number at a time. A drain that
-is ended starts no more of them; those under way are carried through: they are few, harmless, and an
+is ended starts no more of them; those in progress are completed: they are few, harmless, and an
 operator can cancel each.
 """
 
@@ -32,15 +32,15 @@ from raft_metadata.records.records import (
 )
 
 LOOKED_AT_MAX = 500
-"""Partitions per look for where replicas could go: those that nobody can take wait in a ring."""
+"""Partitions examined per round; those without a possible target go to the end of the queue."""
 PAUSE_MS = 500
-"""Until the next look, after one that found nothing to start."""
+"""Pause after a round that found nothing to start."""
 
 
 def decide_drain_broker(
     image: MetadataImage, command: DrainBroker
 ) -> tuple[tuple[BrokerDrainRecord, ...], Altered]:
-    """Note what a broker is to be rid of; what is so already changes nothing."""
+    """Record the drain scope of a broker; an unchanged scope adds no record."""
     broker = image.brokers.get(command.broker_id)
     if broker is None:
         message = f"broker {command.broker_id} is not registered"
@@ -54,11 +54,11 @@ def decide_drain_broker(
 def drained_target(
     brokers: Brokers, replicas: tuple[BrokerId, ...], loads: Counter[BrokerId]
 ) -> tuple[BrokerId, ...]:
-    """Where the replicas of a partition are to be, without brokers that give all of theirs away.
+    """Return the replicas of a partition with those on brokers drained of replicas moved elsewhere.
 
-    Each goes to a live broker that is not drained: in the rack that has the fewest replicas of
-    this partition, there to the one with the fewest replicas of all. One that nobody can take
-    stays; ``loads`` are the replicas of each broker.
+    Each moves to a live broker that is not drained: in the rack with the fewest replicas of this
+    partition, and there to the broker with the fewest replicas in all. A replica that no broker can
+    take stays. ``loads`` holds the number of replicas of each broker.
     """
     target = list(replicas)
     free = {
@@ -83,14 +83,14 @@ def drained_target(
 
 @dataclass(slots=True)
 class DrainMoves:
-    """Soft state of an active controller: which partitions still have to leave drained brokers.
+    """The partitions that still have to leave drained brokers: soft state of an active controller.
 
-    Kept up with every change while a drain of replicas is on, and free of cost else.
+    Updated with every change while a broker is being drained of replicas; costs nothing otherwise.
     """
 
     under_way_max: int
-    """Partitions under reassignment at once because of drains: they share disks and network with
-    what clients write."""
+    """Partitions under reassignment at once because of drains; they share disks and network with
+    clients' writes."""
     _emptied: frozenset[BrokerId] = frozenset()
     _waiting: dict[TopicIdPartition, None] = field(default_factory=dict)
     _moving: set[TopicIdPartition] = field(default_factory=set)
@@ -98,7 +98,7 @@ class DrainMoves:
     _paused_until_ms: int = 0
 
     def begin(self, image: MetadataImage) -> None:
-        """From any image, anew."""
+        """Rebuild the state from any image."""
         self._emptied = _emptied(image.brokers)
         self._waiting.clear()
         self._moving.clear()
@@ -113,7 +113,7 @@ class DrainMoves:
                         self._sort(at(topic_id, index), partition)
 
     def note(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """What changed."""
+        """Update the state by a delta."""
         if delta.changed_brokers or delta.removed_brokers:
             self._paused_until_ms = 0
             if _emptied(image.brokers) != self._emptied:
@@ -144,11 +144,13 @@ class DrainMoves:
             self._sort(at(topic_id, index), partitions[index])
 
     def _load(self, partitions: Iterable[PartitionRegistration], count: int) -> None:
+        """Add ``count`` to the load of every replica's broker."""
         for partition in partitions:
             for replica in partition.replicas:
                 self._loads[replica] += count
 
     def _sort(self, where: TopicIdPartition, partition: PartitionRegistration) -> None:
+        """File a partition as moving, waiting to move, or neither."""
         held = not self._emptied.isdisjoint(partition.replicas)
         if held and partition.is_reassigning:
             self._moving.add(where)
@@ -167,7 +169,7 @@ class DrainMoves:
     def moves(
         self, image: MetadataImage, now_ms: int, defaults: TopicDefaults
     ) -> tuple[PartitionChangeRecord, ...]:
-        """The next reassignments, as far as there is room; nothing while it pauses."""
+        """Return the next reassignments within the limit; none while it pauses."""
         room = self.under_way_max - len(self._moving)
         if not self._waiting or now_ms < self._paused_until_ms or room <= 0:
             self._moving = {where for where in self._moving if image.partition(*where)}
@@ -181,7 +183,7 @@ class DrainMoves:
             partition = image.partition(*where)
             if partition is None:
                 continue
-            self._waiting[where] = None  # behind the others, until an image shows it under way
+            self._waiting[where] = None  # to the end, until an image shows its reassignment
             record = _move(image, where, partition, loads, defaults)
             if record is not None:
                 records.append(record)
@@ -192,6 +194,7 @@ class DrainMoves:
 
 
 def _emptied(brokers: Brokers) -> frozenset[BrokerId]:
+    """Return the brokers that are being drained of their replicas."""
     return frozenset(
         broker_id for broker_id, broker in brokers.items() if broker.drain is DrainScope.REPLICAS
     )
@@ -204,6 +207,7 @@ def _move(
     loads: Counter[BrokerId],
     defaults: TopicDefaults,
 ) -> PartitionChangeRecord | None:
+    """Return the reassignment of one partition off drained brokers, or None."""
     topic = image.topics[where.topic_id]
     target = drained_target(image.brokers, partition.replicas, loads)
     if target == partition.replicas or not topic.is_complete:

@@ -1,4 +1,9 @@
-"""Leaders by an operator's will (KIP-460): preferred ones back, or any at all. Pure deciders."""
+"""Elections that an operator requests (KIP-460): of preferred leaders, or unclean. Pure deciders.
+
+`Controller.election_steps` cuts a command into parts, each part is decided by
+`decide_elect_leaders`, and `joined_elections` makes one answer. `LeaderBalance` elects preferred
+leaders in the background with `preferred_leader_record`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ from raft_metadata.records.admin import (
 from raft_metadata.records.records import PartitionChangeRecord
 
 ELECTIONS_MAX = 20_000
-"""Partitions that a command may name, and an answer does: 3 MB of results."""
+"""Partitions in one command, and in one answer: 3 MB of results."""
 
 _Refusal = tuple[ErrorCode, str]
 
@@ -46,9 +51,10 @@ _Refusal = tuple[ErrorCode, str]
 def election_steps(
     image: MetadataImage, command: ElectLeaders, changes_max: int
 ) -> Iterator[ElectLeaders]:
-    """The command in parts of at most ``changes_max`` partitions, each valid alone (rule M4).
+    """Yield the command in parts of at most ``changes_max`` partitions, each valid alone (rule M4).
 
-    With all partitions of the cluster, those where an election could change something.
+    A command for the whole cluster is cut into the partitions where an election could change
+    something.
     """
     named = command.partitions
     if named is not None and len(named) > ELECTIONS_MAX:
@@ -60,7 +66,7 @@ def election_steps(
 
 
 def joined_elections(parts: Sequence[LeadersElected]) -> LeadersElected:
-    """One answer of those of all parts; of too many results those that failed go first."""
+    """Return one answer from those of all parts; of too many results the failed ones come first."""
     results = [result for part in parts for result in part.results]
     if len(results) > ELECTIONS_MAX:
         results.sort(key=lambda result: result.error is None)
@@ -69,6 +75,7 @@ def joined_elections(parts: Sequence[LeadersElected]) -> LeadersElected:
 
 
 def _open_places(image: MetadataImage, election: Election) -> Iterator[PartitionPlace]:
+    """Yield the partitions where such an election could change something."""
     for topic in image.topics.values():
         for index, partition in enumerate(topic.partitions):
             if election is Election.UNCLEAN:
@@ -86,7 +93,7 @@ def decide_elect_leaders(
     defaults: TopicDefaults,
     failed: Failed = NOTHING_FAILED,
 ) -> tuple[tuple[PartitionChangeRecord, ...], LeadersElected]:
-    """One part of an election, partition by partition: one that fails stops no other."""
+    """Decide one part of an election, partition by partition; a failure affects no other."""
     records: list[PartitionChangeRecord] = []
     results: list[ElectionResult] = []
     named = command.partitions
@@ -121,7 +128,10 @@ def preferred_leader_record(
     partition: PartitionRegistration,
     defaults: TopicDefaults,
 ) -> PartitionChangeRecord | None:
-    """Give a partition back to its preferred leader, if it is away and may lead (invariant P9)."""
+    """Return a partition's leadership to its preferred leader if that may lead (invariant P9).
+
+    None if it leads already or may not lead.
+    """
     draft = PartitionDraft.of(partition)
     if _elect_preferred(image.brokers, draft) is not None or not draft.new_leader_epoch:
         return None
@@ -152,7 +162,10 @@ def _failed(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionRes
 def _elect_preferred(
     brokers: Brokers, draft: PartitionDraft, damaged: Damaged = NOBODY_DAMAGED
 ) -> _Refusal | None:
-    """The first replica that stays, if it is in the ISR, alive, and not drained (invariant P9)."""
+    """Elect the first replica that stays if it is in the ISR, alive and not drained (invariant P9).
+
+    Returns the refusal, or None.
+    """
     preferred = draft.before.target[0]
     if draft.leader == preferred:
         return None
@@ -167,6 +180,7 @@ def _elect_preferred(
 
 
 def _why_not(brokers: Brokers, draft: PartitionDraft, preferred: BrokerId) -> str:
+    """Return the reason why the preferred leader can't lead; empty if it can."""
     registration = brokers.get(preferred)
     if registration is None:
         return "is not registered"
@@ -180,9 +194,9 @@ def _why_not(brokers: Brokers, draft: PartitionDraft, preferred: BrokerId) -> st
 
 
 def _elect_any(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> _Refusal | None:
-    """Clean, if it can be; else see `unclean_candidate`, which documents the order.
+    """Elect a clean leader if possible, else the `unclean_candidate`; return the refusal, or None.
 
-    Not while a member of ISR or ELR is starting: it holds everything, and may lead in a moment.
+    Refused while a member of ISR or ELR is starting: it holds all records and may lead in a moment.
     """
     if draft.before.has_leader:
         return None

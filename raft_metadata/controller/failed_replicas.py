@@ -1,17 +1,18 @@
-"""What follows from replicas whose logs are damaged, as their brokers say with each heartbeat.
+"""Decisions about replicas whose logs are damaged, as their brokers report with each heartbeat.
 
-A damaged replica leaves ISR and ELR, and never leads while a sound one can (rules Q5, R6); its
-broker empties it once it sees that committed, and fills it again. Four things hold here.
+A damaged replica leaves ISR and ELR, and never leads while a healthy one can (rules Q5, R6); its
+broker empties its log once it sees that committed, and fills it again. Four rules hold here.
 
-- Who is taken out is fenced off by a new leader epoch, if its log took part in the present one:
-  nothing that was proposed before can put it back, and its leader counts it again only in a
-  session that the new log has asked for (rule R4).
-- Nobody is taken out where nobody sound could take over at once: what a damaged leader still holds
-  is served until then, and of two damaged ones neither is emptied: each may hold what the other
-  lacks. Somebody sound who is away may never come back, or not as sound as he went.
-- Nobody is taken out on a report of the past (`damage_reports`): elections alone avoid him then.
-- A damaged leader gives up its leadership first and stays in the ISR until it has heard of that: so
-  long its successor commits nothing without it, and what it answers to readers is so (rule G3).
+- A removed replica is fenced by a new leader epoch if its log took part in the present one: no
+  earlier proposal can add it again, and its leader counts it again only in a session that the new
+  log has requested (rule R4).
+- A replica is removed only where a healthy one could take over at once. Until then the remaining
+  records of a damaged leader are served, and of two damaged replicas neither is emptied: each may
+  hold records that the other lacks. A healthy replica that is offline may never return, or may
+  return damaged.
+- No replica is removed because of an outdated report (`damage_reports`); elections alone avoid it.
+- A damaged leader first gives up its leadership, and stays in the ISR until it has applied that:
+  meanwhile its successor commits nothing without it, so its answers to readers stay true (rule G3).
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from raft_metadata.records.commands import FailedReplica
 from raft_metadata.records.records import BrokerState
 
 Damaged = Mapping[BrokerId, FailedReplica]
-"""Who says that its log of one partition is damaged."""
+"""The damaged replicas of one partition, by broker."""
 NOBODY_DAMAGED: Damaged = MappingProxyType({})
 
 
 def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> Damaged:
-    """Of this partition."""
+    """Return the reported damaged replicas of this partition."""
     return views.failed.get(where, NOBODY_DAMAGED)
 
 
 def believed(damaged: Damaged, partition: PartitionRegistration) -> Damaged:
-    """The reports of the logs that lie there now: the others may have been filled again since.
+    """Return the reports that are about the present logs; others may be about logs refilled since.
 
-    An emptied log is counted, or leads, only by a change of the partition that came later. So a
-    report that knows the present state of the partition is of that log, or of one that counts
-    nowhere, and elections have nothing more to fear from it than a moment without a leader.
+    An emptied log is counted, or leads, only after a later change of the partition. So a report
+    that knows the present partition epoch is about the present log, or about one that counts
+    nowhere; then elections risk nothing but a moment without a leader.
     """
     return {
         replica: one
@@ -58,7 +59,7 @@ def believed(damaged: Damaged, partition: PartitionRegistration) -> Damaged:
 def unsure_replicas(
     brokers: Brokers, draft: PartitionDraft, damaged: Damaged
 ) -> tuple[BrokerId, ...]:
-    """Those that count, live, and are about to say whether they are damaged still."""
+    """Return the live members of ISR and ELR with an outdated report; the next is due soon."""
     believable = believed(damaged, draft.before)
     return tuple(
         replica
@@ -68,7 +69,7 @@ def unsure_replicas(
 
 
 def unable_replicas(damaged: Damaged) -> frozenset[BrokerId]:
-    """Those of them that can't even serve what is left."""
+    """Return the damaged replicas that can't even serve the readable part of their log."""
     return frozenset(replica for replica, failed in damaged.items() if not failed.can_lead)
 
 
@@ -78,10 +79,10 @@ def leaving_replicas(
     partition: PartitionRegistration,
     lost: Collection[BrokerId],
 ) -> frozenset[BrokerId]:
-    """Who is to be taken out of ISR and ELR now.
+    """Return the replicas to remove from ISR and ELR now.
 
-    Those too that are in neither, but took part in the present leader epoch: their leader may be
-    about to propose them. ``lost``: replicas that lose their places for another reason.
+    Includes replicas that are in neither but took part in the present leader epoch: their leader
+    may be about to propose them. ``lost``: replicas that lose their places for another reason.
     """
     wanted = _unwanted(views, where, partition, lost)
     if not wanted:
@@ -92,7 +93,7 @@ def leaving_replicas(
 def unaware_failed(
     views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration
 ) -> frozenset[BrokerId]:
-    """Who is to be taken out as soon as it has heard who leads (rule G3)."""
+    """Return the replicas to remove once they have applied the present leader epoch (rule G3)."""
     return _unaware(views, where, partition, _unwanted(views, where, partition, ()), ())
 
 
@@ -102,7 +103,7 @@ def took_part(
     partition: PartitionRegistration,
     replicas: Collection[BrokerId],
 ) -> bool:
-    """Whether the log of any of these took part in the present leader epoch."""
+    """Return True if the log of any of these replicas took part in the present leader epoch."""
     said = views.failed.get(where, NOBODY_DAMAGED)
     return any(
         replica in said and said[replica].leader_epoch >= partition.leader_epoch
@@ -116,6 +117,10 @@ def _unwanted(
     partition: PartitionRegistration,
     lost: Collection[BrokerId],
 ) -> frozenset[BrokerId]:
+    """Return the damaged replicas to remove, whether or not they know the present leader.
+
+    All of them if a healthy replica can take over at once; else those that can't serve anything.
+    """
     reported = views.failed.get(where)
     said = believed(reported, partition) if reported else NOBODY_DAMAGED
     if not said:
@@ -142,7 +147,7 @@ def _sound(
     partition: PartitionRegistration,
     lost: Collection[BrokerId],
 ) -> list[BrokerId]:
-    """Who counts, and is known not to be damaged."""
+    """Return the members of ISR and ELR that are known not to be damaged."""
     said = views.failed.get(where, NOBODY_DAMAGED)
     return [
         replica
@@ -158,10 +163,11 @@ def _unaware(
     leaving: Collection[BrokerId],
     lost: Collection[BrokerId],
 ) -> frozenset[BrokerId]:
-    """Those that may have led until now, and answer reads as if they still did.
+    """Return those of ``leaving`` that may have led until now and still answer reads as the leader.
 
-    Where nobody sound could lead now nothing is committed, and what they say stays so. Their
-    successor may die before they have heard of it: then the next one has to wait for them.
+    Empty where no healthy replica could lead now: then nothing new is committed, and their answers
+    stay true. Their successor may die before they have applied its election: then the next leader
+    has to wait for them.
     """
     said = views.failed.get(where, NOBODY_DAMAGED)
     sound = _sound(views, where, partition, lost)
@@ -178,7 +184,7 @@ def _unaware(
 
 
 def _may_commit(brokers: Brokers, partition: PartitionRegistration, replica: BrokerId) -> bool:
-    """Whether it could lead now. A leader that is leaving leads on until it is relieved."""
+    """Return True if the replica could lead now; a leader that is shutting down still leads."""
     registration = brokers.get(replica)
     leads_on = (
         replica == partition.leader

@@ -1,4 +1,4 @@
-"""``metadata.version``: raised when every node can follow, never lowered (KIP-584)."""
+"""``metadata.version``: raised once every node can follow, never lowered. Pure (KIP-584)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState, FeatureLevelRecord
 
 VoterLevels = Mapping[NodeId, int | None]
-"""The highest level each voter can follow; None: it could not be asked."""
+"""The highest level that each voter can follow; None: it did not answer."""
 NO_VOTER_LEVELS: VoterLevels = MappingProxyType({})
-"""Nobody knows."""
+"""The levels of the voters are not known."""
 
 
 def check_follows(image: MetadataImage, broker_id: BrokerId, feature_level_max: int) -> None:
-    """UNSUPPORTED_VERSION for a broker process that could not read the records of this cluster."""
+    """Raise UNSUPPORTED_VERSION for a broker process that can't read this cluster's records."""
     if feature_level_max < image.feature_level:
         message = (
             f"broker {broker_id} follows metadata.version {feature_level_max} at most, "
@@ -31,10 +31,11 @@ def check_follows(image: MetadataImage, broker_id: BrokerId, feature_level_max: 
 def decide_upgrade_metadata(
     image: MetadataImage, command: UpgradeMetadata, voter_levels: VoterLevels
 ) -> tuple[tuple[FeatureLevelRecord, ...], MetadataUpgraded]:
-    """Raise the level to the named one, or to the highest that every node can follow.
+    """Raise the level to the requested one, or to the highest that every node can follow.
 
-    Fenced brokers count: they come back. POLICY_VIOLATION names every node that can't follow, and
-    refuses a lower level: what its records say would be lost on the nodes that don't know them.
+    Fenced brokers count, because they may return. Raises POLICY_VIOLATION, which names every node
+    that can't follow, and for a lower level: nodes of that level would lose what newer records
+    state.
     """
     present = image.feature_level
     wanted = command.level
@@ -61,7 +62,10 @@ def decide_upgrade_metadata(
 
 
 def _highest(image: MetadataImage, voter_levels: VoterLevels) -> int:
-    """The highest level all can follow; the next one, to be refused by name, if that is no more."""
+    """Return the highest level all nodes can follow, at least the level after the present one.
+
+    If not all nodes can follow that one, the check that comes next refuses it and names them.
+    """
     levels = [broker.feature_level_max for broker in image.brokers.values()]
     levels += [level for level in voter_levels.values() if level is not None]
     common = min([SUPPORTED_FEATURE_LEVEL, *levels])
@@ -69,6 +73,7 @@ def _highest(image: MetadataImage, voter_levels: VoterLevels) -> int:
 
 
 def _check_all_follow(image: MetadataImage, voter_levels: VoterLevels, wanted: int) -> None:
+    """Raise POLICY_VIOLATION with the nodes that can't follow this level."""
     if not voter_levels:
         message = "it is not known which metadata.version the controllers can follow"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)

@@ -1,8 +1,9 @@
 """Sessions of brokers: soft state, kept by every controller, judged by the active one.
 
-Soft state stands in no log: a new active controller has its own ages, because brokers heartbeat
-every controller, so a leader change neither restarts the session of a dead broker nor fences a
-live one (rule M7).
+Soft state is in no log. Brokers send heartbeats to every controller, so a new active controller has
+ages of its own, and a change of the controller neither restarts the session of a dead broker nor
+fences a live one (rule M7). `Controller` feeds heartbeats in; the node's loop reports connections
+and calls `judge` on every tick.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from raft_metadata.records.commands import BrokerHeartbeat
 
 @dataclass(slots=True)
 class BrokerSession:
-    """What one registration of a broker last said. Ages are in judge time."""
+    """The newest report of one registration of a broker. Ages are in judge time."""
 
     broker_epoch: BrokerEpoch
     contact_ms: int
@@ -26,17 +27,19 @@ class BrokerSession:
     damage: DamageReports = field(default_factory=DamageReports)
     connections: int = 0
     disconnected_ms: int | None = None
-    """When its last connection closed; None while one is open, or none was ever seen."""
+    """Judge time when its last connection closed; None while one is open, or if it had none."""
     was_heard: bool = False
-    """Whether it ever spoke to this controller; if not, the age counts from its first mention."""
+    """True once a heartbeat arrived here; before, the age counts from the session's creation."""
 
 
 class HeartbeatTracker:
-    """Who was heard of when. Owned by the loop of one controller; time comes in as an argument.
+    """The sessions of all brokers.
 
-    Ages are counted in *judge time*, which stands still while the judge does: it goes on by at
-    most ``stall_ms`` between two runs of `judge`, so that after a stall of its own, or of the
-    machine, the input that waited is drained before anybody is blamed (rule M7).
+    Owned by the loop of one controller; time comes in as an argument.
+
+    Ages are counted in *judge time*, which advances by at most ``stall_ms`` between two calls of
+    `judge`. So after a stall of the controller or the machine, the heartbeats that waited meanwhile
+    are read before any session expires (rule M7).
     """
 
     def __init__(self, *, session_timeout_ms: int, disconnect_grace_ms: int, now_ms: int) -> None:
@@ -47,13 +50,13 @@ class HeartbeatTracker:
         self._judge_ms = 0
         self._ran_ms = now_ms
         self._drained_ms = 0
-        """Judge time up to which all input was surely taken in: nobody is blamed for more."""
+        """Judge time up to which all input was surely read; sessions are judged by this time."""
         self._drains_until_ms = now_ms
 
     # ---- input
 
     def expect(self, registered: Iterable[tuple[BrokerId, BrokerEpoch]], now_ms: int) -> None:
-        """These are registered: who was never heard of starts to age now."""
+        """Start a session, aged from now, for each of these registrations that has none."""
         for broker_id, broker_epoch in registered:
             self._session(broker_id, broker_epoch, now_ms)
 
@@ -66,7 +69,7 @@ class HeartbeatTracker:
         *,
         want_shutdown: bool = False,
     ) -> None:
-        """A heartbeat. One of an older registration changes nothing."""
+        """Record a heartbeat; one of an older registration changes nothing."""
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is None:
             return
@@ -78,7 +81,7 @@ class HeartbeatTracker:
         session.was_heard = True
 
     def told(self, beat: BrokerHeartbeat) -> News:
-        """What this heartbeat, which was `heard`, says of damaged replicas."""
+        """Apply a heartbeat's report of damaged replicas, after `heard`; return the changes."""
         session = self._sessions.get(beat.broker_id)
         if session is None or session.broker_epoch != beat.broker_epoch:
             return NO_NEWS
@@ -87,7 +90,7 @@ class HeartbeatTracker:
     def connection_opened(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
     ) -> None:
-        """A connection that carries the broker's heartbeats came up."""
+        """Record a new connection that carries the broker's heartbeats."""
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is not None:
             self._note_return(session)
@@ -97,7 +100,10 @@ class HeartbeatTracker:
     def connection_closed(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
     ) -> None:
-        """It broke: a process that died closes its connections at once, a slow one does not."""
+        """Record the loss of a connection.
+
+        A process that dies closes its connections at once; a slow one does not.
+        """
         session = self._session(broker_id, broker_epoch, now_ms)
         if session is None:
             return
@@ -108,7 +114,7 @@ class HeartbeatTracker:
     def _session(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
     ) -> BrokerSession | None:
-        """The session of this registration, a new one if it is newer; None if it is over."""
+        """Return the session of this registration, created if it is newer; None if outdated."""
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch < broker_epoch:
             session = self._sessions[broker_id] = BrokerSession(broker_epoch, self._at(now_ms))
@@ -117,10 +123,10 @@ class HeartbeatTracker:
     # ---- judgement
 
     def judge(self, now_ms: int) -> None:
-        """The judge runs; to be called on every tick.
+        """Advance judge time; call it on every tick.
 
-        A tick that comes late may come before the heartbeats that waited with it: these have a
-        moment to be read first.
+        A late tick may run before the heartbeats that arrived meanwhile are read, so sessions are
+        judged by the old time for another quarter of ``stall_ms``.
         """
         if now_ms - self._ran_ms > self._stall_ms:
             self._drained_ms = self._judge_ms
@@ -131,47 +137,48 @@ class HeartbeatTracker:
             self._drained_ms = self._judge_ms
 
     def _at(self, now_ms: int) -> int:
-        """Judge time: see the class. Keeps rule M7."""
+        """Return the judge time of ``now_ms``: within ``stall_ms`` of the last tick (rule M7)."""
         return self._judge_ms + min(max(0, now_ms - self._ran_ms), self._stall_ms)
 
     @property
     def judge_ms(self) -> int:
-        """Judge time when the judge last ran."""
+        """Judge time at the last tick."""
         return self._judge_ms
 
     def has_expired(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
-        """Whether, when the judge last ran, the registration's session was over."""
+        """Return True if this registration's session was over at the last tick."""
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
             return False
         return self._is_over(session)
 
     def _note_return(self, session: BrokerSession) -> None:
-        """Nobody fenced it in time: partitions that waited for what it says are looked at again."""
+        """Require a complete damage report again if the session was over without a fence."""
         if self._is_over(session):
             session.damage.is_back()
 
     def _is_over(self, session: BrokerSession) -> bool:
+        """Return True if the session timeout, or the grace after a lost connection, has passed."""
         if self._drained_ms - session.contact_ms > self._session_timeout_ms:
             return True
         closed = session.disconnected_ms
         return closed is not None and self._drained_ms - closed >= self._disconnect_grace_ms
 
     def is_valid(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
-        """Whether the registration was heard of and has not expired."""
+        """Return True if this registration has a session that has not expired."""
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
             return False
         return not self.has_expired(broker_id, broker_epoch)
 
     def session(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> BrokerSession | None:
-        """What this registration last said, if it ever spoke here and has not expired."""
+        """Return the registration's session; None if it had no heartbeat or has expired."""
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch or not session.was_heard:
             return None
         return None if self.has_expired(broker_id, broker_epoch) else session
 
     def age_ms(self, broker_id: BrokerId) -> int | None:
-        """Judge time since the broker was last heard of."""
+        """Return the judge time since the broker's last contact, or None without a session."""
         session = self._sessions.get(broker_id)
         return None if session is None else self._judge_ms - session.contact_ms

@@ -1,7 +1,7 @@
-"""Leadership goes back to preferred leaders that returned: in the background, and not all at once.
+"""Background return of leaderships to preferred leaders that are back, a bounded number at a time.
 
-A broker that was away leads nothing when it is back, and the others lead its share. With every
-check a bounded number of leaderships goes back to brokers that have been there for a while.
+A broker that was away leads nothing when it returns, and the others lead its share. Each check
+moves a bounded number of leaderships to brokers that have been unfenced for a while.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistrat
 from raft_metadata.records.records import BrokerState, PartitionChangeRecord
 
 LOOKED_AT_MAX = 10_000
-"""Partitions per check: those behind are looked at with the next one."""
+"""Partitions examined per broker and check; the others wait for the next check."""
 
 
 @dataclass(slots=True)
 class LeaderBalance:
-    """Soft state of an active controller: who leads in whose place. Times are judge time, ms.
+    """Partitions not led by their preferred leader: soft state of an active controller.
 
-    Kept up with every change, so that a check looks at nothing but what is out of place.
+    Times are judge time in ms. Updated with every change, so that a check examines only these.
     """
 
     returned_ms: int
-    """A broker is given leaderships only once it has been unfenced for this long: one that
-    crashes again and again shall not take partitions with it each time."""
+    """A broker gets leaderships only once it has been unfenced for this long, so that one that
+    crashes repeatedly does not take partitions offline each time."""
     moves_max: int
-    """Per check: leaders that all move at once cost every client a turn."""
+    """Leaderships moved per check; more at once would make every client refresh its metadata."""
     _away: dict[BrokerId, dict[TopicIdPartition, None]] = field(default_factory=dict)
-    """By preferred leader: the partitions that somebody else leads."""
+    """By preferred leader: the partitions that it does not lead."""
     _unfenced_ms: dict[BrokerId, int] = field(default_factory=dict)
     _checked_ms: int = 0
 
     def begin(self, image: MetadataImage, now_ms: int) -> None:
-        """From a committed image; who was unfenced before counts as just returned."""
+        """Rebuild the state from a committed image; every broker counts as just unfenced."""
         self._away.clear()
         self._checked_ms = now_ms
         self._unfenced_ms = dict.fromkeys(image.brokers, now_ms)
@@ -59,7 +59,7 @@ class LeaderBalance:
                     self._put(at(topic_id, index), partition)
 
     def note(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> None:
-        """What changed. Partitions that are gone are dropped when they are looked at."""
+        """Update the state by a delta. Deleted partitions are dropped when they are examined."""
         for broker_id, broker in delta.changed_brokers.items():
             before = delta.image.brokers.get(broker_id)
             was = None if before is None else before.state
@@ -97,10 +97,10 @@ class LeaderBalance:
         defaults: TopicDefaults,
         failed: Failed = NOTHING_FAILED,
     ) -> tuple[PartitionChangeRecord, ...]:
-        """The leaderships that go back now; nothing before the next check is due.
+        """Return the leaderships that move now; none before the next check is due.
 
-        Only to brokers that are alive, in sync, not drained, and returned long enough ago; never
-        of a partition that is being reassigned, or has a damaged replica (``failed``).
+        Leaderships move only to brokers that are alive, in sync, not drained, and unfenced long
+        enough; never of a partition that is being reassigned or has a damaged replica (``failed``).
         """
         interval_ms = cluster_number(image, LEADER_IMBALANCE_CHECK_INTERVAL_MS)
         if not self._away or now_ms - self._checked_ms < interval_ms:
@@ -125,6 +125,7 @@ class LeaderBalance:
         defaults: TopicDefaults,
         failed: Failed,
     ) -> None:
+        """Add the possible moves to one broker to ``records``."""
         for where in tuple(away)[:LOOKED_AT_MAX]:
             if len(records) >= self.moves_max:
                 return
@@ -132,7 +133,7 @@ class LeaderBalance:
             del away[where]
             if partition is None:
                 continue
-            away[where] = None  # behind the others, until an image shows it back
+            away[where] = None  # to the end of the queue, until an image shows its return
             if partition.has_leader and not partition.is_reassigning and where not in failed:
                 topic = image.topics[where.topic_id]
                 record = preferred_leader_record(image, topic, where.partition, partition, defaults)

@@ -1,9 +1,10 @@
-"""What a partition must become, given who is alive: the one place that shrinks, fences and elects.
+"""Changes that partitions owe to the brokers' state: the one place that shrinks ISRs and elects.
 
-`heal` looks at one partition and the brokers' registrations and says what follows from them. It
-names no cause: a fence, a registration, a controlled shutdown, a drain, a reassignment whose
-replicas have caught up and a broker that came back all show in the image, so a decision that was
-lost with its controller is simply found again (rule M4). Elections and bookkeeping are KIP-966's.
+`heal` takes one partition and the brokers' registrations and returns the change that follows. It
+needs no cause: a fence, a registration, a controlled shutdown, a drain, a reassignment whose
+replicas have caught up and a broker that returned all show in the image, so a decision that was
+lost with its controller is found again by the next one (rule M4). Elections and eligible leader
+replicas follow KIP-966.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _CAN_JOIN_SOON = (BrokerState.STARTING, BrokerState.UNFENCED)
 def heal(
     views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration, rules: TopicRules
 ) -> PartitionChangeRecord | None:
-    """The change that this partition owes to the present state of the brokers, or None."""
+    """Return the change that this partition owes to the present state of the brokers, or None."""
     if where not in views.failed and _is_plainly_well(views, partition, rules):
         return None
     brokers = views.brokers
@@ -68,7 +69,7 @@ def heal(
     if draft.isr != isr or draft.unclean:
         draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=known)
     if draft.leader != NO_LEADER and took_part(views, where, partition, failed):
-        draft.lead(draft.leader)  # what was proposed before is void (rule R4)
+        draft.lead(draft.leader)  # a new epoch voids earlier ISR proposals (rule R4)
     return draft.changed_record(where, views.level)
 
 
@@ -79,13 +80,13 @@ def unclean_candidate(
     any_replica: bool,
     damaged: Damaged = NOBODY_DAMAGED,
 ) -> BrokerId | None:
-    """Who is elected where nobody in ISR or ELR can be: the least loss that is known.
+    """Return the replica to elect where none in ISR or ELR can lead, or None: the least known loss.
 
-    The last known leader, which held everything that was acknowledged and perhaps still does. With
+    First the last known leader, which held everything acknowledged and may still hold it. With
     ``any_replica`` then those that were eligible last, then any other replica; in the order of
-    preference, drained ones behind. Nothing in the metadata tells these apart any further. Those
-    whose logs are ``damaged`` come behind all others, where any replica may lead, and never if they
-    can't be opened.
+    preference, drained ones last. The metadata can't distinguish these any further. Replicas with
+    ``damaged`` logs come after all others, only with ``any_replica``, and never if their log can't
+    be opened.
     """
     last = draft.last_known_leader
     if last not in damaged and is_electable(brokers, last):
@@ -104,20 +105,23 @@ def unclean_candidate(
 
 
 class _Lost(NamedTuple):
-    """Rule R6: replicas that leave ISR and ELR because of what happened to their disk."""
+    """The replicas that leave ISR and ELR because of the state of their disk (rule R6)."""
 
     moved: frozenset[BrokerId]
-    """On another disk than recorded."""
+    """Replicas on another disk than the recorded one."""
     unclean: frozenset[BrokerId]
-    """On the recorded disk, but without proof of their durable end."""
+    """Replicas on the recorded disk, but without proof of their durable end."""
 
 
 def _is_plainly_well(
     views: BrokerViews, partition: PartitionRegistration, rules: TopicRules
 ) -> bool:
-    """Cheap, and never wrong when it says yes: led by somebody alive, and nobody has to leave.
+    """Return True if the partition surely owes no change.
 
-    With it, looking at 10,000 partitions takes 10 ms instead of 300 ms, a dead broker or not.
+    Its leader is alive then, and no replica has to leave the ISR.
+
+    False decides nothing. With this cheap test, examining 10,000 partitions takes 10 ms instead of
+    300 ms, with a dead broker or without.
     """
     leader = views.brokers.get(partition.leader)
     return (
@@ -138,6 +142,7 @@ def _is_plainly_well(
 def _lost_replicas(
     views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration
 ) -> _Lost:
+    """Return the replicas that are on another disk, or unclean, by their registrations."""
     moved = set()
     unclean = set()
     for replica, directory in zip(partition.replicas, partition.directories, strict=True):
@@ -154,6 +159,7 @@ def _lost_replicas(
 def _present_directories(
     brokers: Brokers, partition: PartitionRegistration
 ) -> tuple[DirectoryId, ...]:
+    """Return the directory ids that the replicas' brokers have registered."""
     return tuple(
         brokers[replica].directory_id if replica in brokers else directory
         for replica, directory in zip(partition.replicas, partition.directories, strict=True)
@@ -167,9 +173,10 @@ def _shrunk_isr(
     min_isr: int,
     damaged: Damaged,
 ) -> tuple[BrokerId, ...]:
-    """The ISR without who lost its data, was fenced, or may leave (rules R6, M4, R11).
+    """Return the ISR without replicas that lost data, are fenced, or may leave (rules R6, M4, R11).
 
-    A sound leader does not leave its place to ``damaged`` ones: these are filled again from it.
+    A healthy leader that is shutting down stays if only ``damaged`` ones remain: they are filled
+    again from it.
     """
     is_damaged = partition.leader in believed(damaged, partition)
     stays = NO_LEADER if is_damaged else partition.leader
@@ -195,11 +202,11 @@ def _elect(
     rules: TopicRules,
     damaged: Damaged,
 ) -> None:
-    """Who leads: the present leader, else somebody of the ISR, else of the ELR, else nobody.
+    """Choose the leader: the present one, else one of the ISR, else one of the ELR, else none.
 
-    Nobody else without an operator, but where the topic says so: see `_unclean_choice`. One whose
-    log is ``damaged`` is elected only if it alone is left (`failed_replicas`), and nobody sound is
-    starting.
+    Without an operator no other replica is elected unless the topic allows it (`_unclean_choice`).
+    A replica with a ``damaged`` log is elected only if no other is left (`failed_replicas`) and no
+    healthy one is starting.
     """
     brokers, present = views.brokers, draft.leader
     staying = [replica for replica in draft.isr if replica not in draft.leaving]
@@ -222,7 +229,7 @@ def _elect(
         return
     in_elr = first_electable(brokers, draft.replicas, draft.elr, unable_replicas(damaged))
     if in_elr is not None:
-        # It alone is known to hold what was acknowledged.
+        # No other replica is known to hold all acknowledged records.
         draft.lead(in_elr)
         draft.isr = (in_elr,)
         return
@@ -240,18 +247,19 @@ def _relieve(
     sound: BrokerId | None,
     in_isr: BrokerId | None,
 ) -> None:
-    """The present leader may lead on: whether somebody else is to do it all the same.
+    """Elect another leader although the present one could continue, if it is leaving or damaged.
 
-    ``in_isr``: who of the ISR could, the ``sound`` one if there is one.
+    ``in_isr``: the first member of the ISR that could lead, the healthy one (``sound``) if there is
+    one.
     """
     present = draft.leader
     known = believed(damaged, draft.before)
     if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
-        # Rule R11: it leads on only while somebody who could take over may come.
+        # It continues to lead only while a replica that could take over may join (rule R11).
         if sound is None and in_isr is not None and present not in known:
-            return  # that one is about to be taken out, and to be filled again from here
+            return  # that one is about to be removed and filled again from this leader
         if sound is None and present in known and _lead_from_elr(brokers, draft, damaged):
-            return  # who is to join from a damaged log may never get there
+            return  # a replica that follows a damaged log may never catch up
         if in_isr is not None or not may_be_relieved(brokers, draft.before, present):
             draft.lead(NO_LEADER if in_isr is None else in_isr)
     elif present in known:
@@ -264,9 +272,9 @@ def _relieve(
 
 
 def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> bool:
-    """Have somebody sound of the ELR lead where those in the ISR are damaged, if there is anybody.
+    """Elect a healthy ELR member where the ISR is damaged; return False if there is none.
 
-    These stay in the ISR until they have heard of it (rule G3): see `failed_replicas`.
+    The damaged ones stay in the ISR until they have applied that (rule G3); see `failed_replicas`.
     """
     in_elr = first_electable(brokers, draft.replicas, draft.elr, damaged)
     if in_elr is None:
@@ -279,7 +287,7 @@ def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) ->
 
 
 def _is_starting_sound(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> bool:
-    """Somebody who holds everything is on its way: that is worth the wait."""
+    """Return True if a healthy member of ISR or ELR is starting: waiting for it avoids any loss."""
     counts = (*draft.isr, *draft.elr)
     return any(is_starting(brokers, replica) for replica in counts if replica not in damaged)
 
@@ -290,17 +298,17 @@ def _unclean_choice(
     rules: TopicRules,
     damaged: Damaged,
 ) -> BrokerId | None:
-    """KIP-966 with rule R6: who may be elected without an operator though it may lack records.
+    """Return the replica to elect without an operator although it may lack records, or None.
 
-    With ``flush=os`` the last known leader, once ISR and ELR are empty: these users took the page
-    cache's word. With ``flush=ack`` nobody, unless the topic allows unclean elections: acknowledged
-    data is never lost silently (decision 0007).
+    With ``flush=os``, once ISR and ELR are empty, the last known leader: users of that setting
+    accept the page cache as acknowledgement. With ``flush=ack`` none, unless the topic allows
+    unclean elections: acknowledged data is never lost silently (KIP-966, rule R6, decision 0007).
     """
     if views.level < OPERATIONS_LEVEL or unsure_replicas(views.brokers, draft, damaged):
         return None
     counts = (*draft.isr, *draft.elr)
     if rules.may_elect_unclean:
-        # Somebody who holds everything is on its way: that is worth the wait.
+        # A starting member of ISR or ELR holds all records: wait for it.
         if any(is_starting(views.brokers, replica) for replica in counts):
             return None
         return unclean_candidate(views.brokers, draft, any_replica=True, damaged=damaged)
@@ -310,7 +318,11 @@ def _unclean_choice(
 
 
 def _is_deposed(brokers: Brokers, draft: PartitionDraft) -> bool:
-    """Rule R3: a broker leads only in the ISR, and in epochs set after its own registration."""
+    """Return True if the present leader may not continue.
+
+    A broker leads only while in the ISR, and only in epochs set after its own registration (rule
+    R3).
+    """
     if draft.leader not in draft.isr:
         return True
     registration = brokers[draft.leader]
@@ -319,9 +331,9 @@ def _is_deposed(brokers: Brokers, draft: PartitionDraft) -> bool:
 
 
 def may_be_relieved(brokers: Brokers, partition: PartitionRegistration, leaver: BrokerId) -> bool:
-    """Rule R11: whether a replica outside the ISR lives and so may join, and let the leaver go.
+    """Return True if a live replica outside the ISR may join and replace ``leaver`` (rule R11).
 
-    A fenced replica is no reason to wait: a paused broker can't block a shutdown.
+    A fenced replica does not count, so a paused broker can't block a shutdown.
     """
     return any(
         replica != leaver

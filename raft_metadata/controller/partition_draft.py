@@ -1,7 +1,7 @@
-"""A partition under change: what its record will say, with KIP-966's books kept.
+"""Drafts of partition changes, which keep the rules of KIP-966 and yield the record.
 
-Whoever changes a partition changes a draft of it; the record that comes out says everything that is
-so from then on, also what did not change.
+Every decider that changes a partition changes a draft of it. The resulting record states every
+field of the partition from then on, also unchanged ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ NOBODY: frozenset[BrokerId] = frozenset()
 
 @dataclass(slots=True)
 class PartitionDraft:
-    """Owned by one decision. Invariants P1 and P4 hold for every record it makes."""
+    """A mutable copy of a partition. Owned by one decision.
+
+    Invariants P1 and P4 hold for every record that it yields.
+    """
 
     before: PartitionRegistration
     replicas: tuple[BrokerId, ...]
@@ -43,11 +46,11 @@ class PartitionDraft:
     new_leader_epoch: bool = False
     unclean: bool = False
     leaving: Collection[BrokerId] = NOBODY
-    """In sync, but about to be taken out: none of these is elected any more."""
+    """Replicas in sync that are about to be removed; none of these is elected any more."""
 
     @classmethod
     def of(cls, before: PartitionRegistration) -> PartitionDraft:
-        """As it is."""
+        """Return an unchanged draft of this partition."""
         return cls(
             before,
             before.replicas,
@@ -63,27 +66,30 @@ class PartitionDraft:
 
     @property
     def replication_factor(self) -> int:
-        """As in `PartitionRegistration`."""
+        """The replication factor as in `PartitionRegistration`."""
         return len(self.replicas) - max(len(self.adding), len(self.removing))
 
     # ---- changes
 
     def lead(self, leader: BrokerId) -> None:
-        """From here on this one leads, in a new epoch; `NO_LEADER`: nobody."""
+        """Set the leader, in a new leader epoch; `NO_LEADER`: none."""
         self.leader = leader
         self.new_leader_epoch = True
 
     def lead_uncleanly(self, leader: BrokerId) -> None:
-        """It may lack what was acknowledged: from now on its log is the partition's only history.
+        """Elect a leader that may lack acknowledged records.
 
-        Everybody else has to be brought in line with it before he counts again, the ELR too.
+        Its log becomes the partition's only history.
+
+        All other replicas, those of the ELR included, must be truncated to it before they count
+        again.
         """
         self.lead(leader)
         self.isr = (leader,)
         self.unclean = True
 
     def keep_replicas(self, keep: Collection[BrokerId]) -> None:
-        """Take the other replicas out. They are fenced off by a new leader epoch (KIP-455)."""
+        """Remove all other replicas, fenced by a new leader epoch (KIP-455)."""
         if all(replica in keep for replica in self.replicas):
             return
         kept = [
@@ -97,7 +103,10 @@ class PartitionDraft:
     # ---- books
 
     def remember_last_leader(self, moved: Collection[BrokerId]) -> None:
-        """KIP-966: who led last, while nobody does; never one on another disk (rule R6)."""
+        """Set the last known leader, for while there is none (KIP-966).
+
+        Never one that is on another disk, in ``moved``, or no replica any more (rule R6).
+        """
         last = self.before.leader if self.before.has_leader else self.before.last_known_leader
         gone = last in moved or last not in self.replicas
         self.last_known_leader = NO_LEADER if gone else last
@@ -110,12 +119,12 @@ class PartitionDraft:
         moved: Collection[BrokerId] = NOBODY,
         damaged: Collection[BrokerId] = NOBODY,
     ) -> None:
-        """Who stays eligible, and who was until it lost its proof (invariants P3, P11).
+        """Set the eligible leader replicas and the last known ones (invariants P3, P11).
 
         ``unclean``: replicas that can't prove their durable end any more; ``moved``: those on
-        another disk than recorded; ``damaged``: those that are emptied as soon as they don't count,
-        and are no candidates for an unclean election then. To be called when ISR and replicas are
-        final.
+        another disk than recorded; ``damaged``: those whose log is emptied as soon as they don't
+        count, so that they are no candidates for an unclean election. Call it when ISR and replicas
+        are final.
         """
         if self.unclean or len(self.isr) >= min_isr:
             self.elr = self.last_known_elr = ()
@@ -137,7 +146,7 @@ class PartitionDraft:
     # ---- the record
 
     def changed_record(self, where: TopicIdPartition, level: int) -> PartitionChangeRecord | None:
-        """`record`, or None where it would say nothing new."""
+        """Return `record`, or None if nothing changed."""
         self._close(level)
         before = self.before
         changed = (
@@ -152,9 +161,9 @@ class PartitionDraft:
         return self.record(where, level) if changed else None
 
     def record(self, where: TopicIdPartition, level: int) -> PartitionChangeRecord:
-        """The record of the change: the partition epoch grows by one, whatever changed (rule M3).
+        """Return the record of the change; it always raises the partition epoch by one (rule M3).
 
-        ``level``: below feature level 2 nothing is said of last known leaders.
+        ``level``: below feature level 2 the record leaves out the last known leader and ELR.
         """
         self._close(level)
         before = self.before
@@ -178,6 +187,7 @@ class PartitionDraft:
         )
 
     def _close(self, level: int) -> None:
+        """Clear fields that this feature level, or the presence of a leader, excludes."""
         if level < OPERATIONS_LEVEL:
             self.last_known_elr = ()
         if level < OPERATIONS_LEVEL or self.leader != NO_LEADER:
@@ -190,10 +200,10 @@ def next_elr(
     lost: Collection[BrokerId],
     min_isr: int,
 ) -> tuple[BrokerId, ...]:
-    """KIP-966: who leaves an ISR that is below min ISR stays eligible, unless its data is lost.
+    """Return the eligible leader replicas: those outside an ISR below min ISR, with their data.
 
-    While the ISR has min ISR members the high watermark moves without the others, so nobody
-    outside it is eligible.
+    While the ISR has min ISR members, the high watermark advances without the others, so no replica
+    outside it is eligible (KIP-966).
     """
     if len(isr) >= min_isr:
         return ()
@@ -207,5 +217,5 @@ def next_elr(
 
 
 def at(topic_id: TopicId, index: int) -> TopicIdPartition:
-    """The place of a partition by its index."""
+    """Return the partition of a topic with this index."""
     return TopicIdPartition(topic_id, PartitionId(index))

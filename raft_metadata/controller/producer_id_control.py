@@ -1,4 +1,4 @@
-"""Producer ids: each block is handed out once, whoever is the active controller (invariant T5)."""
+"""Allocation of producer ids: no controller hands out a block twice (invariant T5)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from raft_metadata.records.admin import AllocateProducerIds, ProducerIdBlock
 from raft_metadata.records.records import ProducerIdsRecord
 
 PRODUCER_IDS_PER_BLOCK = 1_000
-"""As Kafka's ``ProducerIdsBlock``: a broker asks once for so many producers."""
+"""Producer ids that a broker gets per request, as in Kafka's ``ProducerIdsBlock``."""
 
 
 def decide_producer_ids(
     image: MetadataImage, command: AllocateProducerIds
 ) -> tuple[tuple[ProducerIdsRecord, ...], ProducerIdBlock]:
-    """The next block. An answer that is lost wastes its block, and no more."""
+    """Allocate the next block; a lost answer wastes its block and has no other effect."""
     check_broker_epoch(image, command.broker_id, command.broker_epoch)
     first = image.next_producer_id
     record = ProducerIdsRecord(

@@ -1,4 +1,4 @@
-"""Client quotas: which entities and keys there are, and what may stand there (KIP-546)."""
+"""Client quotas: the valid entities, keys and values (KIP-546). Pure deciders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raft_metadata.records.admin import AlterClientQuotas, Altered
 from raft_metadata.records.security import ClientQuotaRecord, QuotaEntity, QuotaEntityType
 
 QUOTA_ENTITIES_MAX = 10_000
-"""Entities with quotas of their own: each is kept in memory on every node."""
+"""Entities with quotas of their own; each is kept in memory on every node."""
 NAME_CHARS_MAX = 255
 
 _RATES = frozenset(
@@ -25,13 +25,16 @@ _KEYS = {
     frozenset({QuotaEntityType.USER, QuotaEntityType.CLIENT_ID}): _RATES,
     frozenset({QuotaEntityType.IP}): frozenset({"connection_creation_rate"}),
 }
-"""The keys of each kind of entity, as Kafka has them."""
+"""The valid quota keys of each kind of entity, as in Kafka."""
 
 
 def decide_alter_client_quotas(
     image: MetadataImage, command: AlterClientQuotas
 ) -> tuple[tuple[ClientQuotaRecord, ...], Altered]:
-    """All changes or none; what is so already is no change. INVALID_REQUEST, POLICY_VIOLATION."""
+    """Make all changes or none; an unchanged value adds no record.
+
+    Raises INVALID_REQUEST, POLICY_VIOLATION (too many entities).
+    """
     entity = _checked_entity(command.entity)
     keys = _KEYS[frozenset(part.type for part in entity)]
     before = image.quotas.get(entity, {})
@@ -51,7 +54,7 @@ def decide_alter_client_quotas(
 
 
 def _checked_entity(entity: tuple[QuotaEntity, ...]) -> tuple[QuotaEntity, ...]:
-    """Sorted by type. Each type at most once, in a combination that there is."""
+    """Return the entity sorted by type; raise INVALID_REQUEST for an invalid one."""
     types = [part.type for part in entity]
     if len(set(types)) != len(types) or frozenset(types) not in _KEYS:
         named = ", ".join(sorted(each.value for each in types)) or "nothing"

@@ -1,8 +1,8 @@
 """Reassignment of partitions (KIP-455): grow, wait for the ISR, shrink; or cancel. Pure deciders.
 
-The new replicas are added beside the old ones, catch up, and join the ISR as their leader proposes
-it: nothing here ever adds to an ISR (invariant P8). Once all of them are in, ``heal`` calls
-`complete_reassignment`, whoever the active controller is by then.
+`reassign` adds the new replicas beside the old ones; they catch up and join the ISR when their
+leader proposes it: nothing here ever adds to an ISR (invariant P8). Once all of them are in it,
+``heal`` calls `complete_reassignment`, on whichever controller is active by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raft_metadata.records.admin import Altered, AlterReassignments, Reassignmen
 from raft_metadata.records.records import DrainScope, PartitionChangeRecord
 
 REASSIGNMENTS_MAX = 1_000
-"""Partitions per command: 300 KB of records, all or none of them."""
+"""Partitions in one command: 300 KB of records, all or none of which are appended."""
 
 
 # ---- commands
@@ -37,9 +37,10 @@ def decide_alter_reassignments(
 ) -> tuple[tuple[PartitionChangeRecord, ...], Altered]:
     """Start, change or cancel reassignments: all of them, or none where one is refused.
 
-    What is so already changes nothing: a repeat is answered alike. A target is refused while a
-    broker it adds is not live or gives its replicas away; a cancellation, and a target that drops a
-    replica that was being added, while that one is needed: what it holds may be on nobody else.
+    An unchanged target adds no record, so a repeat is answered alike. A target is refused while a
+    broker that it adds is not live or is drained of its replicas. A cancellation, or a target that
+    drops a replica that was being added, is refused while that replica is needed: it may hold the
+    only copy of records.
     """
     _check_count(command.changes)
     records = []
@@ -93,7 +94,7 @@ def _check_target(
     target: tuple[BrokerId, ...],
     rules: TopicRules,
 ) -> None:
-    """Distinct, registered, and live where a replica is to come (rule M8).
+    """Raise unless the target's brokers are distinct and registered, and new ones live (rule M8).
 
     A replica that stays may be down: with one broker dead the others can still be rearranged.
     """
@@ -135,11 +136,12 @@ def reassign(
     target: tuple[BrokerId, ...],
     rules: TopicRules,
 ) -> PartitionChangeRecord | None:
-    """Set where the replicas are to be; None if that is so already. ``name`` is for messages.
+    """Return the change to this target, or None if there is none. ``name`` is for messages.
 
-    The old replicas stay until the new ones are in sync. Replicas that an earlier target was
-    bringing in go, and only when they are not needed: NOT_ENOUGH_REPLICAS. Those in sync among them
-    may lead: they are to come *and* to go, until `complete_reassignment` takes them out.
+    The old replicas stay until the new ones are in sync. Replicas that an earlier target was adding
+    are removed, but only if they are not needed; else NOT_ENOUGH_REPLICAS. Those of them in the ISR
+    may lead: they are in ``adding`` *and* in ``removing`` until `complete_reassignment` removes
+    them.
     """
     original = original_replicas(partition)
     wanted = {*original, *target}
@@ -171,10 +173,10 @@ def reassign(
 
 
 def _may_go_on(image: MetadataImage, draft: PartitionDraft) -> bool:
-    """Whether the leader may lead in the new epoch too.
+    """Return True if the leader may also lead in the new leader epoch.
 
-    Rule R3: a broker that has registered again has not led yet in this life, and may be on an empty
-    disk (rule R6); a new epoch behind its registration would make it the leader.
+    A broker that has registered again has not led yet since then (rule R3), and may have an empty
+    disk (rule R6); a new epoch after its registration would make it the leader.
     """
     return draft.leader in draft.isr and is_electable(image.brokers, draft.leader)
 
@@ -182,7 +184,10 @@ def _may_go_on(image: MetadataImage, draft: PartitionDraft) -> bool:
 def _check_not_needed(
     name: str, partition: PartitionRegistration, wanted: Collection[BrokerId], min_isr: int
 ) -> None:
-    """Invariant P8: who goes must not be needed for what was acknowledged to stay."""
+    """Raise NOT_ENOUGH_REPLICAS if removed replicas may be needed (invariant P8).
+
+    They are needed while too few in-sync replicas would remain to keep all acknowledged records.
+    """
     eligible = (*partition.isr, *partition.elr)
     going = [replica for replica in eligible if replica not in wanted]
     stay = [replica for replica in partition.isr if replica in wanted]
@@ -200,12 +205,12 @@ def complete_reassignment(
     rules: TopicRules,
     damaged: Collection[BrokerId] = NOBODY,
 ) -> None:
-    """Take the replicas out that are to go, once all that were to come are in the ISR.
+    """Remove the replicas that are to leave once all new ones are in the ISR.
 
-    Only where enough stay in sync and one of them can lead (invariant P8); else it goes on. A new
-    leader epoch fences off who was taken out. Those whose logs are ``damaged`` don't count: who is
-    to go may hold what they lack. Who leads and is to go gives up its leadership first and is taken
-    out once it knows: see `unaware`.
+    Does nothing unless enough stay in sync and one of them can lead (invariant P8). A new leader
+    epoch fences the removed replicas. Replicas with ``damaged`` logs don't count: a replica that is
+    to leave may hold the records they lack. A leader that is to leave first gives up its
+    leadership, and is removed once it has applied that (`unaware`).
     """
     coming = [replica for replica in draft.adding if replica not in draft.removing]
     sound = [
@@ -231,12 +236,12 @@ def complete_reassignment(
 
 
 def unaware(views: BrokerViews, partition: PartitionRegistration) -> tuple[BrokerId, ...]:
-    """Replicas that are to go and may not know yet who leads (rule G3).
+    """Return the replicas to remove that may not have applied the leader epoch yet (rule G3).
 
-    A leader that was deposed while it lives takes itself for the leader until it has read of it,
-    and answers reads: proven by its heartbeats. As long as it is in the ISR its successor commits
-    nothing without it, so it says nothing that is not so. A broker that is not unfenced has no such
-    proof (rule R8 for what it says of ends): it is not waited for.
+    A live leader that was deposed considers itself the leader until it has applied that, and
+    answers reads, for which its heartbeats are the proof. While it is in the ISR, its successor
+    commits nothing without it, so its answers stay true. A broker that is not unfenced has no such
+    proof (rule R8 for its answers about ends) and is not waited for.
     """
     return tuple(
         replica
@@ -247,15 +252,15 @@ def unaware(views: BrokerViews, partition: PartitionRegistration) -> tuple[Broke
 
 
 def original_replicas(partition: PartitionRegistration) -> tuple[BrokerId, ...]:
-    """The replicas before the reassignment under way; without one, the replicas."""
+    """Return the replicas before the reassignment in progress; without one, the replicas."""
     return tuple(replica for replica in partition.replicas if replica not in partition.adding)
 
 
 def merged(original: Sequence[BrokerId], target: Sequence[BrokerId]) -> tuple[BrokerId, ...]:
-    """Both lists in one, so that ``target`` and, if it can be, ``original`` keep their order.
+    """Return both lists as one, in the order of ``target`` and, if possible, of ``original``.
 
-    The order is what a cancellation restores. Where the target reorders replicas that stay, its own
-    order goes first, and those to be removed stand behind.
+    A cancellation restores the original order. Where the target reorders replicas that stay, its
+    own order comes first, and the replicas to remove follow.
     """
     stay = [broker_id for broker_id in target if broker_id in original]
     leaving = [broker_id for broker_id in original if broker_id not in target]

@@ -1,8 +1,8 @@
-"""Where the replicas of new partitions go: striped over brokers, spread over racks.
+"""Placement of the replicas of new partitions: striped over brokers, spread over racks.
 
-The scheme of Kafka's StripedReplicaPlacer: leaders go round all brokers, racks alternating; the
-followers' distance from their leader grows with every round, so that the partitions a dead broker
-led fall to all others in equal parts.
+The scheme of Kafka's StripedReplicaPlacer: leaders rotate over all brokers, racks alternating; the
+distance of the followers from their leader grows with every round, so that the partitions led by a
+dead broker are spread equally over all others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def place(
     replication_factor: int,
     start: int,
 ) -> list[tuple[BrokerId, ...]]:
-    """Replicas for each partition index, the preferred leader first.
+    """Return the replicas of each partition index, the preferred leader first.
 
     Args:
         racks: the brokers to place on, and the rack of each; None is one rack of its own.
         partitions: indexes; those of one topic continue the same stripe with the same ``start``.
         replication_factor: distinct brokers per partition, at most ``len(racks)``.
-        start: chance, any number >= 0: decides where the stripe begins.
+        start: a random number >= 0 that decides where the stripe begins.
     """
     assert 1 <= replication_factor <= len(racks), (replication_factor, len(racks))
     named = {broker_id: rack or "" for broker_id, rack in racks.items()}
@@ -46,7 +46,7 @@ def place(
 
 
 def _alternating(racks: Mapping[BrokerId, str]) -> list[BrokerId]:
-    """The brokers in an order where neighbours sit in different racks as far as possible."""
+    """Return the brokers in an order where neighbours are in different racks as far as possible."""
     by_rack: dict[str, list[BrokerId]] = {}
     for broker_id in sorted(racks):
         by_rack.setdefault(racks[broker_id], []).append(broker_id)
@@ -62,7 +62,7 @@ def _stripe(
     leader: int,
     shift: int,
 ) -> tuple[BrokerId, ...]:
-    """One partition: a broker in a rack that has no replica yet, while there is such a rack."""
+    """Return the replicas of one partition, each in a rack without a replica while there is one."""
     replicas = [brokers[leader]]
     used = {racks[brokers[leader]]}
     rack_count = len(set(racks.values()))

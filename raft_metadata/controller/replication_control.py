@@ -1,4 +1,8 @@
-"""Partitions: ISR proposals of leaders, and the consequences of what happened to brokers."""
+"""ISR proposals of leaders, and changes that partitions owe to brokers. Pure deciders.
+
+`Controller` passes `AlterPartition` commands here, and the partitions that may owe a change to
+`decide_consequences`, which applies `heal` to each of them.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ from raft_metadata.records.records import (
 from raft_metadata.records.serde import encode_record
 
 _RULES = (MIN_INSYNC_REPLICAS, FLUSH, UNCLEAN_LEADER_ELECTION_ENABLE)
-"""Configs that say who is eligible and who may lead."""
+"""Configs that determine which replicas are eligible and may lead."""
 
 
 def decide_alter_partition(
@@ -68,11 +72,11 @@ def decide_alter_partition(
     defaults: TopicDefaults,
     leader_knows_min_isr: bool = True,
 ) -> tuple[tuple[PartitionChangeRecord, ...], PartitionAltered]:
-    """Accept an ISR proposed by the leader iff nothing it was judged on has changed.
+    """Accept an ISR proposed by the leader iff nothing on which the leader decided has changed.
 
-    The partition epoch grows even if the ISR is the same: with that, a leader makes sure that no
-    earlier attempt of its own can still enter (rule M3). ``leader_knows_min_isr``: whether it has
-    seen the last change of the topic's min ISR; see `MinIsrHistory`.
+    The partition epoch grows even if the ISR is the same: so a leader makes sure that no earlier
+    proposal of its own can still be accepted (rule M3). ``leader_knows_min_isr``: True if the
+    leader has applied the last change of the topic's min ISR; see `MinIsrHistory`.
     """
     sender = check_broker_epoch(image, command.broker_id, command.broker_epoch)
     topic, partition = _find(image, command)
@@ -104,10 +108,10 @@ def decide_each(
     *,
     batch_bytes_max: int,
 ) -> tuple[tuple[MetadataRecord, ...], PartitionsAltered]:
-    """Judge each attempt alone, on one image: a refusal is that attempt's only (rule M3).
+    """Judge each attempt alone, on one image: a refusal concerns that attempt only (rule M3).
 
-    No two of them are of one partition, so none is built on another one's outcome. What is accepted
-    fits into one batch of the log: all of it is appended, or nothing.
+    No two attempts are for one partition, so none depends on another one's outcome. The accepted
+    ones fit into one batch of the log: all of them are appended, or none.
     """
     if len(command.attempts) > MAX_ATTEMPTS_PER_COMMAND:
         message = f"{len(command.attempts)} attempts, at most {MAX_ATTEMPTS_PER_COMMAND} at once"
@@ -150,12 +154,12 @@ def _find(
 
 
 def _check_epochs(command: AlterPartition, partition: PartitionRegistration) -> None:
-    """Nothing the proposal was judged on may have changed (invariants P6, P7)."""
+    """Raise KafkaError if an epoch that the proposal rests on has changed (invariants P6, P7)."""
     if (
         command.leader_epoch > partition.leader_epoch
         or command.partition_epoch > partition.partition_epoch
     ):
-        # The sender has seen what this controller has not: it is the one that is behind.
+        # The sender has applied records that this controller lacks: this controller is behind.
         message = (
             f"the request knows leader epoch {command.leader_epoch}, partition epoch "
             f"{command.partition_epoch}; this controller {partition.leader_epoch}, "
@@ -178,6 +182,7 @@ def _check_epochs(command: AlterPartition, partition: PartitionRegistration) -> 
 def _check_new_isr(
     image: MetadataImage, command: AlterPartition, partition: PartitionRegistration
 ) -> None:
+    """Raise KafkaError unless all members are replicas that may join, with the leader."""
     members = [member.broker_id for member in command.new_isr]
     if len(set(members)) != len(members) or not set(members) <= set(partition.replicas):
         message = f"ISR {members} is not a set of the replicas {list(partition.replicas)}"
@@ -196,7 +201,7 @@ def _check_may_join(
     joiner: BrokerId,
     broker_epoch: int,
 ) -> None:
-    """The joiner is the process, on the disk, that the leader saw catch up (KIP-841, KIP-903)."""
+    """Raise INELIGIBLE_REPLICA unless this process and disk caught up (KIP-841, KIP-903)."""
     registration = image.brokers.get(joiner)
     recorded = partition.directories[partition.replicas.index(joiner)]
     problem = ""
@@ -214,23 +219,23 @@ def _check_may_join(
 
 @dataclass(slots=True)
 class MinIsrHistory:
-    """Soft state of an active controller: since which offset topics have their present min ISR.
+    """The offsets since which topics have their min ISR: soft state of an active controller.
 
-    A leader that does not know yet of a *higher* min ISR acknowledges what it alone holds. As long
-    as it may be so it must not shrink its ISR below the new one: those that left would count as
-    eligible, and one of them, elected, lacks what was acknowledged.
+    A leader that has not applied a *higher* min ISR yet acknowledges records that it alone holds.
+    Until it has, it must not shrink its ISR below the new value: the replicas that left would count
+    as eligible, and one of them, once elected, would lack acknowledged records.
     """
 
     _since: dict[TopicId, MetadataOffset] = field(default_factory=dict)
     _all_since: MetadataOffset = MetadataOffset(0)
 
     def begin(self, image: MetadataImage) -> None:
-        """From a committed image, whose history is not known."""
+        """Reset from a committed image, whose history is not known."""
         self._since.clear()
         self._all_since = image.next_offset
 
     def note(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """What changed."""
+        """Note the changes of min ISR in a delta."""
         for key, configs in delta.changed_configs.items():
             before = delta.image.configs.get(key, {}).get(MIN_INSYNC_REPLICAS)
             if configs.get(MIN_INSYNC_REPLICAS) == before:
@@ -243,7 +248,7 @@ class MinIsrHistory:
             self._since.pop(topic_id, None)
 
     def is_known_to(self, topic_id: TopicId, metadata_offset: int) -> bool:
-        """Whether who has applied everything below ``metadata_offset`` has seen the min ISR."""
+        """Return True if a broker that applied all below ``metadata_offset`` knows the min ISR."""
         return metadata_offset >= max(self._all_since, self._since.get(topic_id, 0))
 
 
@@ -251,7 +256,7 @@ class MinIsrHistory:
 
 
 def concerned_topics(delta: MetadataDelta, image: MetadataImage) -> Iterable[TopicId]:
-    """Topics whose partitions may owe a change because a config changed."""
+    """Return the topics whose partitions may owe a change because a config changed."""
     changed = [
         key
         for key, configs in delta.changed_configs.items()
@@ -268,9 +273,9 @@ class Consequences:
 
     records: tuple[PartitionChangeRecord, ...]
     seen: int
-    """How many of the partitions were looked at, from the first on; the others wait."""
+    """The number of partitions examined, from the first on; the others wait."""
     held: tuple[tuple[TopicIdPartition, BrokerId], ...] = ()
-    """What waits until this broker has heard who leads."""
+    """Partitions that wait until this broker has applied the present leader epoch."""
 
 
 def decide_consequences(
@@ -283,10 +288,10 @@ def decide_consequences(
     failed: Failed = NOTHING_FAILED,
     told: Told = None,
 ) -> Consequences:
-    """What these partitions owe to the present state of the brokers (rule M4).
+    """Return the changes that these partitions owe to the present state of the brokers (rule M4).
 
-    At most ``changes_max`` records: go on behind those that were seen, with the image these lead
-    to. A partition that is gone owes nothing.
+    At most ``changes_max`` records: continue after the partitions examined, with the image that the
+    records lead to. A deleted partition owes nothing.
     """
     views = BrokerViews.of(image.brokers, image.feature_level, heard, failed, told)
     all_rules: dict[TopicId, TopicRules] = {}

@@ -1,6 +1,6 @@
-"""Access rules and users' passwords: what may be stored. Nobody enforces them yet.
+"""Validation of access rules and users' passwords, which are stored but not enforced yet.
 
-Words are Kafka's (``kafka-acls``, KIP-554), in lower case.
+Words are Kafka's (``kafka-acls``, KIP-554), in lower case. Pure deciders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raft_metadata.records.security import (
 )
 
 ACL_CHANGES_MAX = 1_000
-"""Per command: their records fit one batch (at most 800 bytes each, most of them 250)."""
+"""Changes in one command: their records (800 bytes each at most, usually 250) fit one batch."""
 ACLS_MAX = 20_000
 USER_CHANGES_MAX = 500
 USERS_MAX = 20_000
@@ -32,7 +32,7 @@ NAME_CHARS_MAX = 249
 SALT_BYTES_MAX = 128
 
 CLUSTER_RESOURCE = "kafka-cluster"
-"""The one resource of type ``cluster``."""
+"""The name of the only resource of type ``cluster``."""
 
 _OPERATIONS = {
     "topic": {
@@ -48,7 +48,7 @@ _OPERATIONS = {
     "delegation_token": {"describe"},
     "user": {"create_tokens", "describe_tokens"},
 }  # fmt: skip
-"""What can be done to each type of resource, as ``AclEntry.supportedOperations``; and ``all``."""
+"""Operations on each type of resource, as in ``AclEntry.supportedOperations``, without ``all``."""
 _PATTERNS = ("literal", "prefixed")
 _PERMISSIONS = ("allow", "deny")
 _ACL_ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -56,7 +56,7 @@ _PRINCIPAL = re.compile(r"[A-Za-z]{1,32}:.{1,249}")
 _HOST = re.compile(r"\*|[0-9A-Fa-f.:]{2,45}")
 
 _KEY_BYTES = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
-"""Length of the keys of each mechanism."""
+"""Length in bytes of the keys of each mechanism."""
 ITERATIONS_MIN, ITERATIONS_MAX = 4_096, 16_384
 
 
@@ -70,9 +70,10 @@ def _refused(message: str) -> KafkaError:
 def decide_alter_acls(
     image: MetadataImage, command: AlterAcls
 ) -> tuple[tuple[MetadataRecord, ...], Altered]:
-    """All or none. A rule that stands already under another id is not added again.
+    """Add and remove all these access rules, or none.
 
-    Removing what is not there is no change. INVALID_REQUEST, POLICY_VIOLATION (too many).
+    A rule that exists already under another id is not added again; removing an unknown one changes
+    nothing. Raises INVALID_REQUEST, POLICY_VIOLATION (too many).
     """
     count = len(command.add) + len(command.remove)
     if count > ACL_CHANGES_MAX:
@@ -101,7 +102,7 @@ def decide_alter_acls(
 
 
 def _content(acl: AclRecord) -> AclRecord:
-    """What a rule says, without its id."""
+    """Return a rule without its id."""
     return replace(acl, acl_id="")
 
 
@@ -135,9 +136,10 @@ def _one_of(what: str, value: str, choices: Iterable[str]) -> None:
 def decide_alter_users(
     image: MetadataImage, command: AlterUsers
 ) -> tuple[tuple[MetadataRecord, ...], Altered]:
-    """All or none (KIP-554). What stands there already is no change.
+    """Set and remove all these credentials, or none (KIP-554); an unchanged one adds no record.
 
-    INVALID_REQUEST: a credential named twice, one to remove that is not there, a bad field.
+    Raises INVALID_REQUEST for a credential named twice, an unknown one to remove, or a bad field,
+    and POLICY_VIOLATION for too many.
     """
     count = len(command.put) + len(command.remove)
     if count > USER_CHANGES_MAX:
@@ -185,7 +187,7 @@ def _check_credential(user: UserScramRecord) -> None:
 
 
 def _decoded(what: str, text: str) -> bytes:
-    """Never shows what it could not read: it may be a secret."""
+    """Return the bytes of base64 text; the error never shows the text, which may be a secret."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""What the cluster says of topics that say nothing themselves: config files and live defaults."""
+"""The cluster's defaults for topics: controllers' config files and live cluster configs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TopicDefaults:
     unclean_leader_election_enable: bool = False
     partitions_per_topic_max: int = 10_000
     partitions_max: int = 200_000
-    """All partitions of the cluster: Kafka's own guideline for one cluster (KIP-578)."""
+    """Partitions of the cluster in all: Kafka's own guideline for one cluster (KIP-578)."""
     partitions_per_batch_max: int = 1_000
-    """Partitions recorded by one batch: 270 KB of them at three replicas."""
+    """Partitions recorded by one batch: 270 KB with three replicas each."""
 
     def static(self) -> Mapping[str, str]:
-        """What the config files say, by config name."""
+        """Return the values of the config files, by config name."""
         return {
             NUM_PARTITIONS: text_of(self.num_partitions),
             DEFAULT_REPLICATION_FACTOR: text_of(self.default_replication_factor),
@@ -45,11 +45,11 @@ class TopicDefaults:
         }
 
     def in_force(self, image: MetadataImage) -> TopicDefaults:
-        """With what was set live for the whole cluster on top."""
+        """Return the defaults with the image's live cluster configs applied."""
         return self.under(image.cluster_configs())
 
     def under(self, cluster: Mapping[str, str]) -> TopicDefaults:
-        """With these cluster configs on top."""
+        """Return the defaults with these cluster configs applied."""
         if not cluster:
             return self
         layers = ConfigLayers(cluster=cluster, static=self.static())
@@ -64,11 +64,11 @@ class TopicDefaults:
 
 
 def defaults_in_books(image: MetadataImage, defaults: TopicDefaults) -> Mapping[str, str]:
-    """What nodes' files say, as the books of eligible replicas must take it (invariant P3).
+    """Return the static configs that decide on eligible leader replicas (invariant P3).
 
-    Brokers acknowledge by their own files, which may say less than a controller's. So the least min
-    ISR of any registered broker counts: whoever counts as eligible under it holds what any of them
-    acknowledged. It never counts for more than that, and not at all where one is set live.
+    Brokers acknowledge by their own config files, whose min ISR may be lower than a controller's.
+    So the lowest min ISR of any registered broker counts: a replica that is eligible under it holds
+    every record that any broker acknowledged. A min ISR that is set live overrides it.
     """
     told = [
         broker.min_insync_replicas
@@ -80,9 +80,9 @@ def defaults_in_books(image: MetadataImage, defaults: TopicDefaults) -> Mapping[
 
 
 def may_elect_unclean(image: MetadataImage, topic: TopicImage, defaults: TopicDefaults) -> bool:
-    """Whether a topic prefers a leader that may lack acknowledged records to none.
+    """Return True if the topic allows unclean elections.
 
-    The cluster's own topics never do: a default for everybody was not meant for them.
+    Internal topics never do: a default for all topics is not meant for them.
     """
     if topic.name in INTERNAL_TOPICS:
         return False
@@ -91,10 +91,10 @@ def may_elect_unclean(image: MetadataImage, topic: TopicImage, defaults: TopicDe
 
 
 def cluster_flag(image: MetadataImage, name: str) -> bool:
-    """A flag of the whole cluster that no config file holds."""
+    """Return a flag of the whole cluster that is in no config file."""
     return cluster_layers(image, {}).flag(name)
 
 
 def cluster_number(image: MetadataImage, name: str) -> int:
-    """A number of the whole cluster that no config file holds."""
+    """Return a number of the whole cluster that is in no config file."""
     return cluster_layers(image, {}).number(name)

@@ -1,4 +1,4 @@
-"""What a topic's configs mean for who may lead, and what counts as enough in-sync replicas."""
+"""The configs of a topic that decide on elections and on the minimum of in-sync replicas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _PAGE_CACHE = "os"
 
 
 class TopicRules:
-    """Of one topic in one image; made once for many of its partitions. Asked for little, so lazy.
+    """The rules of one topic in one image, made once for many of its partitions.
 
-    What a topic says itself is in force, else what the cluster says, else the configuration.
+    A value set on the topic is in force, else the cluster's, else that of the config files.
+    Computed lazily, because most partitions need none.
     """
 
     __slots__ = ("_defaults", "_image", "_layers_or_none", "_min_isrs", "_topic")
@@ -40,7 +41,7 @@ class TopicRules:
         return layers
 
     def min_isr(self, replication_factor: int) -> int:
-        """The effective min in-sync replicas of a partition with this many replicas."""
+        """Return the min in-sync replicas in force for a partition with this many replicas."""
         known = self._min_isrs.get(replication_factor)
         if known is None:
             known = self._min_isrs[replication_factor] = self._layers.min_isr(replication_factor)
@@ -48,10 +49,10 @@ class TopicRules:
 
     @property
     def has_page_cache_rule(self) -> bool:
-        """``flush=os``: what was acknowledged may be gone with the power, and its users know."""
+        """True with ``flush=os``: users accept that a power failure may lose records."""
         return self._layers.word(FLUSH) == _PAGE_CACHE
 
     @property
     def may_elect_unclean(self) -> bool:
-        """``unclean.leader.election.enable``: its users want a leader rather than every record."""
+        """True with ``unclean.leader.election.enable``: a leader matters more than each record."""
         return may_elect_unclean(self._image, self._topic, self._defaults)

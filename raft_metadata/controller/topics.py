@@ -1,7 +1,7 @@
-"""Topics: creation, growth of large ones, deletion. Pure deciders (decision D1).
+"""Topics: creation, added partitions, deletion. Pure deciders (decision D1).
 
-A topic too large for one batch is created by several: the first names how many partitions belong
-to it, the others follow, and whoever is the active controller goes on where the last one stopped.
+A topic too large for one batch is created by several: the first one records the number of its
+partitions, the others add them, and whichever controller is active continues (`decide_growth`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
 def live_brokers(image: MetadataImage, wanted: int | None = None) -> dict[BrokerId, str | None]:
-    """The rack of every broker that takes replicas: unfenced, and not drained of them.
+    """Return the rack of every broker that takes replicas: unfenced, and not drained of them.
 
-    ``wanted``: how many replicas a partition is to have; where the others are as many, those that
-    are to lead nothing are left out too.
+    ``wanted``: the number of replicas of a partition; brokers that are drained of leaderships are
+    left out if there are as many others.
     """
     live = [
         broker
@@ -62,10 +62,10 @@ def live_brokers(image: MetadataImage, wanted: int | None = None) -> dict[Broker
 def decide_create_topic(
     image: MetadataImage, command: CreateTopic, *, defaults: TopicDefaults, start: int
 ) -> tuple[tuple[MetadataRecord, ...], TopicCreated]:
-    """The topic, its configs and its first partitions; `decide_growth` adds the others.
+    """Create the topic, its configs and its first partitions; `decide_growth` adds the others.
 
-    A repeat (same name and proposed id) is answered alike (rule F1). ``start`` is the chance in the
-    placement. ``next_offset`` of the answer is where these records end.
+    A repeat (same name and proposed id) is answered alike (rule F1). ``start`` is the random start
+    of the placement. ``next_offset`` of the answer is the offset after these records.
     """
     _check_name(command)
     defaults = defaults.in_force(image)
@@ -104,10 +104,10 @@ def decide_create_topic(
 def decide_growth(
     image: MetadataImage, topic_id: TopicId, *, defaults: TopicDefaults, start: int
 ) -> tuple[PartitionRecord, ...]:
-    """The next partitions of a topic whose creation is under way.
+    """Return the next partitions of a topic that is still being created or extended.
 
-    Nothing while too few brokers live: it is asked again. The same ``start`` goes on with the same
-    stripe; another one, after a change of controller, is as good.
+    Empty while too few brokers are alive: call it again later. The same ``start`` continues the
+    same stripe; another one, after a change of controller, is as good.
     """
     topic = image.topics.get(topic_id)
     if topic is None or topic.is_complete:
@@ -127,9 +127,9 @@ def decide_growth(
 def decide_add_partitions(
     image: MetadataImage, command: AddPartitions, *, defaults: TopicDefaults, start: int
 ) -> tuple[tuple[MetadataRecord, ...], PartitionsAdded]:
-    """The new number of partitions and the first new ones; `decide_growth` adds the others.
+    """Record the new number of partitions and the first new ones; `decide_growth` adds the others.
 
-    The cluster's own topics keep their number: which partition holds a group follows from it.
+    Internal topics keep their number: it determines the partition that holds a group.
 
     Raises:
         KafkaError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (as many or fewer, too many,
@@ -174,7 +174,7 @@ def decide_add_partitions(
 def decide_delete_topic(
     image: MetadataImage, command: DeleteTopic
 ) -> tuple[tuple[RemoveTopicRecord, ...], TopicDeleted]:
-    """One record, whatever the size: folding it drops partitions and configs."""
+    """Delete a topic by one record, whatever its size; applying it drops partitions and configs."""
     topic = image.topic(command.name)
     if topic is None:
         message = f"topic {command.name} does not exist"
@@ -202,6 +202,7 @@ def _check_name(command: CreateTopic) -> None:
 
 
 def _answer_repeat(image: MetadataImage, command: CreateTopic, present: TopicImage) -> TopicCreated:
+    """Return the answer to a repeated creation; raise TOPIC_ALREADY_EXISTS for any other."""
     if present.topic_id != command.topic_id or command.validate_only:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {command.name} already exists")
     return TopicCreated(
@@ -213,7 +214,7 @@ def _answer_repeat(image: MetadataImage, command: CreateTopic, present: TopicIma
 
 
 def _counts(image: MetadataImage, command: CreateTopic, defaults: TopicDefaults) -> tuple[int, int]:
-    """(partitions, replication factor): asked for or configured, never bent to who is alive."""
+    """Return (partitions, replication factor), requested or configured, never reduced."""
     count, factor = command.partitions_count, command.replication_factor
     count = defaults.num_partitions if count is None else count
     factor = defaults.default_replication_factor if factor is None else factor
@@ -258,7 +259,7 @@ def _assignments(
     assignments: dict[int, tuple[BrokerId, ...]],
     defaults: TopicDefaults,
 ) -> list[tuple[BrokerId, ...]]:
-    """Explicit replicas: for every partition, distinct, live, the same number everywhere."""
+    """Return explicit replicas: of every partition, distinct, live, the same number everywhere."""
     if command.partitions_count is not None or command.replication_factor is not None:
         message = "replicas_assignments excludes partitions_count and replication_factor"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
@@ -277,7 +278,7 @@ def _check_assignments(
 ) -> None:
     limit = min(defaults.partitions_per_batch_max, defaults.partitions_per_topic_max)
     if len(assignments) > limit:
-        # All go into one batch: a controller that takes over could not know the others.
+        # All must fit into one batch: another controller could not know the remaining ones.
         message = f"{len(assignments)} assignments, at most {limit} fit into one request"
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
     live = live_brokers(image)
@@ -302,7 +303,7 @@ def _check_total(image: MetadataImage, count: int, defaults: TopicDefaults) -> N
 def _partition_records(
     image: MetadataImage, topic_id: TopicId, first: int, placed: Sequence[tuple[BrokerId, ...]]
 ) -> tuple[PartitionRecord, ...]:
-    """New partitions: every replica is empty, and so in sync; the preferred one leads."""
+    """Return records of new partitions: all replicas are empty, so in sync; the first leads."""
     return tuple(
         PartitionRecord(
             topic_id=topic_id,

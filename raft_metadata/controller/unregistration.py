@@ -1,4 +1,4 @@
-"""Taking a broker out of the cluster for good: a decision apart from what brokers do themselves."""
+"""Removal of a broker from the cluster, which only an operator requests. Pure decider."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from raft_metadata.records.admin import Altered, UnregisterBroker
 from raft_metadata.records.records import BrokerState, UnregisterBrokerRecord
 
 _NAMED_MAX = 5
-"""Partitions that a refusal names of all it counts."""
+"""Partitions that an error names at most, of all that it counts."""
 
 
 def decide_unregister_broker(
     image: MetadataImage, command: UnregisterBroker
 ) -> tuple[tuple[UnregisterBrokerRecord, ...], Altered]:
-    """The broker's registration and configs go; its id may register anew, as a new broker.
+    """Remove a broker's registration and configs; its id may register anew, as a new broker.
 
-    Unlike Kafka's, this refuses a broker that is not fenced: a process that lives would only
-    register again. BROKER_ID_NOT_REGISTERED; POLICY_VIOLATION while it lives or holds a replica.
+    Unlike Kafka's, this refuses a broker that is not fenced: a live process would only register
+    again. Raises BROKER_ID_NOT_REGISTERED; POLICY_VIOLATION while it lives or holds a replica.
     """
     broker = image.brokers.get(command.broker_id)
     if broker is None:
@@ -46,7 +46,7 @@ def decide_unregister_broker(
 
 
 def _held_by(image: MetadataImage, broker_id: BrokerId) -> list[str]:
-    """Partitions with a replica there; those a reassignment adds or removes are replicas too."""
+    """Return the partitions with a replica on the broker, those being added or removed included."""
     return [
         f"{topic.name}-{index}"
         for topic in image.topics.values()

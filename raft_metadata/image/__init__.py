@@ -1,1 +1,1 @@
-"""The immutable metadata image, its delta, and who is told about it."""
+"""The immutable metadata image, the deltas that change it, and the publishers of changes."""

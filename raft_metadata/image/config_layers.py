@@ -1,7 +1,8 @@
-"""The places in an image that a resource's configs come from; see ``common.configs.layers``.
+"""The config layers of a topic, a broker or the cluster, taken from an image.
 
-``static`` is what the asking node's own config.toml says, by config name: a broker passes
-``BrokerConfig.static``, a controller ``TopicDefaults.static``.
+``common.configs.layers`` chooses between the layers. ``static`` holds the values of the calling
+node's own config.toml, by config name: a broker passes ``BrokerConfig.static``, a controller
+``TopicDefaults.static``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def topic_layers(
     static: Mapping[str, str],
     broker_id: BrokerId | None = None,
 ) -> ConfigLayers:
-    """Of a topic; on this broker, where one is named, else as the cluster's default."""
+    """Return the layers of a topic, on this broker if one is given, else without broker configs."""
     broker = {} if broker_id is None else image.broker_configs(broker_id)
     topic = image.topic_configs(topic_id)
     known = image.topics.get(topic_id)
@@ -37,12 +38,12 @@ def topic_layers(
 def broker_layers(
     image: MetadataImage, broker_id: BrokerId, static: Mapping[str, str]
 ) -> ConfigLayers:
-    """Of a broker."""
+    """Return the layers of a broker."""
     return ConfigLayers(
         broker=image.broker_configs(broker_id), cluster=image.cluster_configs(), static=static
     )
 
 
 def cluster_layers(image: MetadataImage, static: Mapping[str, str]) -> ConfigLayers:
-    """Of the cluster."""
+    """Return the layers of the cluster."""
     return ConfigLayers(cluster=image.cluster_configs(), static=static)

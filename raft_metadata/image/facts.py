@@ -1,8 +1,8 @@
-"""The metadata log as readable facts: each record, its place, names beside ids, what was before.
+"""The metadata log as readable facts: each record with its place, topic names and previous values.
 
-A fact is a plain object: ``{"offset", "epoch", "time", "type", …the record's fields}``. Offset,
-epoch and time are null in a snapshot's, which also say ``"snapshot": true``. Salts and keys of
-users are secrets and are left out.
+A fact is a plain object: ``{"offset", "epoch", "time", "type", …the record's fields}``. Facts of a
+snapshot have null as offset, epoch and time, and also ``"snapshot": true``. Salts and keys of users
+are secrets and are left out. The HTTP API and the command line show facts to operators.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REMEMBERED = ("leader", "leader_epoch", "isr", "elr", "replicas", "adding", "re
 
 
 def iso_time(time_ms: int) -> str | None:
-    """``2026-11-21T12:01:07.123Z``; None for 0, which older batches say."""
+    """Return ``2026-11-21T12:01:07.123Z`` for ms since 1970; None for 0, as in older batches."""
     if time_ms <= 0:
         return None
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
@@ -45,11 +45,11 @@ def iso_time(time_ms: int) -> str | None:
 
 
 class FactTeller:
-    """Tells batches in the order of the log. Owned by one reader.
+    """A converter of batches to facts, in the order of the log. Owned by one reader.
 
-    ``names`` is any later image, for the names of topics whose creation is not told here.
-    ``before`` is the image that the first batch told changes, where there is one: else what was
-    before a change is known only of what was told already.
+    ``names`` is any later image; it gives the names of topics whose creation is not among the
+    batches. ``before`` is the image that the first batch changes, if it is known; without it,
+    previous values are known only from batches that were converted already.
     """
 
     def __init__(self, names: MetadataImage, before: MetadataImage | None = None) -> None:
@@ -61,14 +61,14 @@ class FactTeller:
         self._configs: dict[tuple[str, str, str], str | None] = {}
 
     def tell(self, batch: MetadataBatch) -> Iterator[Fact]:
-        """The facts of a batch."""
+        """Yield the facts of a batch."""
         time = iso_time(batch.time_ms)
         for at, record in enumerate(batch.records):
             head = {"offset": batch.base_offset + at, "epoch": batch.epoch, "time": time}
             yield head | self._fields(record)
 
     def tell_snapshot(self, image: MetadataImage) -> Iterator[Fact]:
-        """What an image says instead of the log below its offset; its head comes first."""
+        """Yield the facts of an image, which replace the log below its offset; first the head."""
         head: Fact = {"offset": None, "epoch": None, "time": None, "snapshot": True}
         yield head | {
             "type": "snapshot",
@@ -91,7 +91,7 @@ class FactTeller:
         return fields
 
     def _with_before(self, record: MetadataRecord, fields: Fact) -> None:
-        """Remember what is so now, and say what was so before where that is known."""
+        """Add the known previous values to ``fields`` and remember the present ones."""
         match record:
             case PartitionChangeRecord():
                 before = self._partition(record.topic_id, record.partition)
@@ -130,7 +130,10 @@ class FactTeller:
         self._configs[key] = record.value
 
     def _topic_name(self, topic_id: str) -> str | None:
-        """None: it was deleted since, and its creation was not told here."""
+        """Return the topic's name, or None.
+
+        None if it was deleted since and its creation was not converted here.
+        """
         told = self._topics.get(topic_id)
         if told is not None:
             return told

@@ -1,6 +1,7 @@
-"""An image as a tree of plain values that people walk by path: ``topics/orders/partitions/0/isr``.
+"""An image as a tree of plain values, addressed by path: ``topics/orders/partitions/0/isr``.
 
-Of users only names, mechanisms and iterations are shown: the stored keys are secrets.
+Operators browse it through the HTTP API and the command line. Of users only names, mechanisms and
+iterations are shown: the stored keys are secrets.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from raft_metadata.records.records import ResourceType
 from raft_metadata.records.security import QuotaEntity
 
 CHILDREN_SHOWN_MAX = 20
-"""Names that a refusal lists; a cluster may have thousands."""
+"""Names that an error lists at most; a cluster may have thousands."""
 NAME_SHOWN_MAX = 100
 NUMBER_DIGITS_MAX = 9
 DEFAULT_ENTITY = "<default>"
-"""Kafka's word for the quota of everybody who has none of their own."""
+"""Kafka's name for the quota of all entities without a quota of their own."""
 
 _BROKER_FIELDS = tuple(field.name for field in fields(BrokerRegistration))
 _TOPIC_FIELDS = tuple(field.name for field in fields(TopicImage) if field.name != "partitions")
@@ -36,7 +37,7 @@ Plain = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 
 class UnknownPathError(LookupError):
-    """No such place in the image; says where the path ends and what there is instead."""
+    """A path that is not in the image; names its last existing node and that node's children."""
 
     def __init__(self, path: Sequence[str], found: int, children: Iterable[str]) -> None:
         names = list(children)
@@ -51,7 +52,7 @@ class UnknownPathError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A level that is made only as far as it is asked for: a topic may have 10,000 partitions."""
+    """A node whose children are computed on access: a topic may have 10,000 partitions."""
 
     names: Callable[[], Iterable[str]]
     get: Callable[[str], _Node | None]
@@ -61,7 +62,7 @@ _Node = _Table | Plain
 
 
 def image_at(image: MetadataImage, path: Sequence[str]) -> Plain:
-    """The value at ``path``, all that is below it included; UnknownPathError."""
+    """Return the value at ``path`` with everything below it, or raise UnknownPathError."""
     node: _Node = _root(image)
     for depth, name in enumerate(path):
         below = _child(node, name)
@@ -72,7 +73,7 @@ def image_at(image: MetadataImage, path: Sequence[str]) -> Plain:
 
 
 class _Nothing:
-    """Not None: a value may be null."""
+    """The marker type for a missing child; None would be ambiguous, as a value may be null."""
 
 
 _NOTHING: Any = _Nothing()
@@ -92,7 +93,7 @@ def _child(node: _Node, name: str) -> Any:
 
 
 def _number(name: str) -> int:
-    """-1 for what is no number of 32 bits."""
+    """Return the index that ``name`` spells; -1 if it is no decimal number of at most 9 digits."""
     return int(name) if name.isdecimal() and len(name) <= NUMBER_DIGITS_MAX else -1
 
 
@@ -144,7 +145,7 @@ def _broker(broker: BrokerRegistration) -> dict[str, Any]:
 
 
 def _shown(value: object) -> Any:
-    """A field of the image as plain JSON; most are numbers and lists of them."""
+    """Return a field of the image as plain JSON; most are numbers and lists of them."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PartitionSet):
@@ -155,7 +156,7 @@ def _shown(value: object) -> Any:
 
 
 def _topics(image: MetadataImage) -> _Table:
-    """By name, and by id too: a fact of the log may know nothing else."""
+    """Return the topics by name, and also by id: a record may refer to a topic by its id only."""
 
     def get(name: str) -> _Node | None:
         topic = image.topic(TopicName(name)) or image.topics.get(TopicId(name))
@@ -184,7 +185,7 @@ def _partition(partition: PartitionRegistration) -> dict[str, Any]:
 
 
 def _configs(image: MetadataImage) -> dict[str, Any]:
-    """What was set; defaults are not metadata. A topic's stand under its name."""
+    """Return the configs that are set, topics' under their names; defaults are not metadata."""
     found: dict[str, dict[str, dict[str, str]]] = {"topic": {}, "broker": {}}
     for (resource, name), configs in sorted(
         image.configs.items(), key=lambda row: (row[0][0].value, row[0][1])
@@ -197,7 +198,7 @@ def _configs(image: MetadataImage) -> dict[str, Any]:
 
 
 def entity_name(entity: Sequence[QuotaEntity]) -> str:
-    """``user=alice,client-id=app``: whom a quota is for."""
+    """Return the entity of a quota as ``user=alice,client-id=app``."""
     return ",".join(
         f"{part.type.value}={DEFAULT_ENTITY if part.name is None else part.name}" for part in entity
     )

@@ -1,7 +1,8 @@
-"""Folds records into the next image: replay a batch, then apply once.
+"""Applying records to an image: replay a batch into a delta, then apply the delta once.
 
-What was not touched is shared with the image before, so a batch costs the size of what it changes:
-one copy of each changed table, and of the partitions of each changed topic.
+The state machine of each controller, the brokers' metadata fetchers and the active controller's
+speculative image use it. Unchanged parts are shared with the previous image, so a batch costs the
+size of its changes: one copy of each changed table, and of the partitions of each changed topic.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TopicDelta:
-    """A topic under change."""
+    """A mutable copy of a topic whose partitions are being changed."""
 
     name: TopicName
     topic_id: TopicId
@@ -63,11 +64,11 @@ class TopicDelta:
     partitions: list[PartitionRegistration]
     grown_from: int = 0
     changed: set[PartitionId] = field(default_factory=set)
-    """Partitions that were created or changed."""
+    """Partitions that this delta creates or changes."""
 
     @classmethod
     def of(cls, topic: TopicImage) -> TopicDelta:
-        """A copy to change."""
+        """Return a mutable copy of this topic without changes."""
         return cls(
             topic.name,
             topic.topic_id,
@@ -77,7 +78,7 @@ class TopicDelta:
         )
 
     def image(self) -> TopicImage:
-        """What the topic has become."""
+        """Return the changed topic."""
         return TopicImage(
             name=self.name,
             topic_id=self.topic_id,
@@ -88,26 +89,27 @@ class TopicDelta:
 
 
 class MetadataDelta:
-    """What changes between one image and the next. Owned by one replayer; not thread-safe.
+    """The changes between one image and the next. Owned by one replayer; not thread-safe.
 
-    ``replay`` in the order of the log, then ``apply`` once. A record that does not fit the image
-    breaks an invariant that its decider kept: an AssertionError, after which the delta is void.
+    Call ``replay`` in the order of the log, then ``apply`` once. A record that does not fit the
+    image breaks an invariant that its decider kept: it raises AssertionError, and the delta must be
+    dropped.
     """
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
-        """The image before."""
+        """The image that the changes start from."""
         self.changed_brokers: dict[BrokerId, BrokerRegistration] = {}
-        """Brokers that registered or changed state, as they are now."""
+        """The present state of brokers that registered or changed state."""
         self.removed_brokers: set[BrokerId] = set()
-        """Brokers that were unregistered, or that a snapshot lacks."""
+        """Brokers that were unregistered, or that are missing from a snapshot."""
         self.changed_topics: dict[TopicId, TopicDelta] = {}
         """Topics that were created or whose partitions changed."""
         self.created_topics: set[TopicId] = set()
         self.deleted_topics: dict[TopicId, TopicImage] = {}
-        """Topics of the image before that are gone, as they were."""
+        """Topics of the previous image that were deleted, in their previous state."""
         self.changed_configs: dict[ConfigKey, dict[str, str]] = {}
-        """All configs of each resource where one was set or reset; empty: none is left."""
+        """All configs of each resource of which one was set or reset; empty: none is left."""
         self.security = SecurityDelta(image)
         self._feature_level = image.feature_level
         self._shared: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -117,7 +119,7 @@ class MetadataDelta:
 
     @property
     def changed_partitions(self) -> Mapping[TopicId, frozenset[PartitionId]]:
-        """Partitions created or changed, by topic; those of deleted topics are not in here."""
+        """Partitions created or changed, by topic; without those of deleted topics."""
         return {
             topic_id: frozenset(topic.changed)
             for topic_id, topic in self.changed_topics.items()
@@ -126,7 +128,7 @@ class MetadataDelta:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the next image differs in its offset and epoch only."""
+        """True if the next image differs in its offset and epoch only."""
         same = (self._feature_level, self._next_producer_id) == (
             self.image.feature_level,
             self.image.next_producer_id,
@@ -144,7 +146,7 @@ class MetadataDelta:
     def replay(  # noqa: C901 one arm for each fact
         self, record: MetadataRecord, offset: MetadataOffset
     ) -> None:
-        """Fold one record, which stands at ``offset``."""
+        """Fold in one record, which has this metadata offset."""
         if isinstance(record, SECURITY_RECORDS):
             self.security.replay(record)
             return
@@ -178,7 +180,7 @@ class MetadataDelta:
                 assert_never(record)
 
     def replay_all(self, records: Iterable[MetadataRecord], base_offset: MetadataOffset) -> int:
-        """Fold a batch; returns how many records it had."""
+        """Fold in a batch and return its number of records."""
         count = 0
         for record in records:
             self.replay(record, MetadataOffset(base_offset + count))
@@ -186,7 +188,7 @@ class MetadataDelta:
         return count
 
     def apply(self, next_offset: MetadataOffset, epoch: ControllerEpoch) -> MetadataImage:
-        """The next image. Dicts that did not change are shared with the one before."""
+        """Return the next image. Unchanged tables are shared with the previous image."""
         image = self.image
         topics, topic_ids = image.topics, image.topic_ids
         if self.changed_topics or self.deleted_topics:
@@ -214,7 +216,7 @@ class MetadataDelta:
     # ---- brokers
 
     def broker(self, broker_id: BrokerId) -> BrokerRegistration | None:
-        """The broker as it stands after what was replayed."""
+        """Return the broker with the changes replayed so far, or None."""
         changed = self.changed_brokers.get(broker_id)
         if changed is not None or broker_id in self.removed_brokers:
             return changed
@@ -351,9 +353,11 @@ class MetadataDelta:
         topic.changed.add(record.partition)
 
     def _share(self, value: tuple[T, ...]) -> tuple[T, ...]:
-        """One object for equal tuples: 100,000 partitions have a few sets of replicas and disks.
+        """Return one object for equal tuples.
 
-        It takes two thirds off the memory of an image that came as JSON.
+        100,000 partitions have few distinct lists of replicas and disks.
+
+        Sharing them saves two thirds of the memory of an image that was decoded from JSON.
         """
         return cast("tuple[T, ...]", self._shared.setdefault(value, value))
 
@@ -403,7 +407,7 @@ class MetadataDelta:
 
 
 def delta_between(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
-    """The delta that leads from one image to any other; unchanged parts are left out."""
+    """Return the delta that leads from one image to any other; unchanged parts are left out."""
     delta = MetadataDelta(before)
     delta._feature_level = after.feature_level  # noqa: SLF001 the delta's other constructor
     delta._next_producer_id = after.next_producer_id  # noqa: SLF001

@@ -1,7 +1,8 @@
-"""What the metadata log says at one offset. Immutable: handing one over is safe by construction.
+"""The metadata at one offset of the log. Immutable, so it can be passed to any thread or task.
 
-Changed only through ``metadata_delta``: a batch of records is folded into a delta, and the delta
-copies each dict it changed once.
+Only ``metadata_delta`` makes new images: it folds a batch of records into a delta, and the delta
+copies each changed dict once. Brokers and controllers read topics, partitions, brokers and configs
+from it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from raft_metadata.records.security import AclRecord, QuotaEntity, UserScramReco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistration:
-    """A broker as its last registration and state change left it."""
+    """A broker after its last registration, state change and drain."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
@@ -43,7 +44,7 @@ class BrokerRegistration:
     state: BrokerState
     settled: bool
     unclean_partitions: PartitionSet = NO_PARTITIONS
-    """What it reported at registration (rule R6); made once a registration, shared after."""
+    """Unclean partitions reported at registration (rule R6); one object, shared by later images."""
     feature_level_max: int = 1
     min_insync_replicas: int | None = None
     drain: DrainScope = DrainScope.NONE
@@ -51,7 +52,7 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRegistration:
-    """Who holds a partition, who is in sync, and who leads it since when."""
+    """The replicas of a partition, its in-sync replicas, its leader and their epochs."""
 
     replicas: tuple[BrokerId, ...]
     directories: tuple[DirectoryId, ...]
@@ -63,87 +64,90 @@ class PartitionRegistration:
     leader_epoch_offset: MetadataOffset
     """Metadata offset of the record that set ``leader_epoch`` (rule R3)."""
     adding: tuple[BrokerId, ...] = ()
-    """The four below as in `PartitionChangeRecord`."""
+    """This and the three below as in `PartitionChangeRecord`."""
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER
     unclean_epoch: LeaderEpoch = LeaderEpoch(-1)
-    """The leader epoch of the last unclean election; -1: there was none."""
+    """The leader epoch of the last unclean election; -1: never."""
 
     @property
     def has_leader(self) -> bool:
-        """Whether anybody leads."""
+        """True if the partition has a leader."""
         return self.leader != NO_LEADER
 
     @property
     def is_reassigning(self) -> bool:
-        """Whether replicas are on their way in or out (KIP-455)."""
+        """True while a reassignment adds or removes replicas (KIP-455)."""
         return bool(self.adding or self.removing)
 
     @property
     def target(self) -> tuple[BrokerId, ...]:
-        """The replicas once a reassignment under way is through; without one, the replicas."""
+        """The replicas after the reassignment in progress; without one, the replicas."""
         if not self.removing:
             return self.replicas
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
     @property
     def replication_factor(self) -> int:
-        """How many replicas there are; during a reassignment the fewer of before and after."""
+        """The number of replicas; during a reassignment the smaller one of before and after."""
         return len(self.replicas) - max(len(self.adding), len(self.removing))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicImage:
-    """One life of a topic name, with its partitions."""
+    """A topic from its creation to its deletion, with its partitions."""
 
     name: TopicName
     topic_id: TopicId
     partitions_count: int
-    """What was asked for; ``len(partitions)`` is less while the creation is still under way."""
+    """The requested number; ``len(partitions)`` is less while partitions are being created."""
     partitions: tuple[PartitionRegistration, ...]
-    """Index = partition id."""
+    """The partitions; the index is the partition id."""
     grown_from: int = 0
-    """How many partitions it had before a growth under way; 0: none is, or it is being created."""
+    """Partitions before an increase in progress; 0: no increase, or the first creation."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every partition has been recorded."""
+        """True if every partition has been recorded."""
         return len(self.partitions) == self.partitions_count
 
     @property
     def routed_count(self) -> int:
-        """Over how many partitions records without an explicit one are spread, and groups.
+        """The number of partitions over which keyless and keyed records, and groups, are spread.
 
-        During a growth those of before, so that a key changes its partition once and not with every
-        batch of new ones.
+        During an increase the number of before, so that a key changes its partition once and not
+        with every batch of new partitions.
         """
         return self.grown_from or self.partitions_count
 
     @property
     def is_created(self) -> bool:
-        """Whether its first partitions are all there: from then on it is written and read."""
+        """True if its first partitions all exist; from then on it can be written and read."""
         return self.grown_from > 0 or self.is_complete
 
     @property
     def replication_factor(self) -> int:
-        """What further partitions are given: that of the first, once it is reassigned; else 1."""
+        """The replication factor of further partitions.
+
+        That of partition 0 once its reassignment is complete; 1 without partitions.
+        """
         return len(self.partitions[0].target) if self.partitions else 1
 
 
 ConfigKey = tuple[ResourceType, str]
 Quotas = Mapping[tuple[QuotaEntity, ...], Mapping[str, float]]
 UserKey = tuple[str, str]
-"""A user's name and the mechanism of a credential."""
+"""The name of a user and the mechanism of its credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataImage:
-    """The metadata at ``next_offset``: every record below it is folded in."""
+    """The metadata at ``next_offset``: every record below that offset is folded in."""
 
     next_offset: MetadataOffset = MetadataOffset(0)
     epoch: ControllerEpoch = ControllerEpoch(0)
-    """Controller epoch of the newest record."""
+    """The controller epoch of the newest record."""
     feature_level: int = 0
     brokers: Mapping[BrokerId, BrokerRegistration] = field(
         default_factory=lambda: MappingProxyType({})
@@ -154,31 +158,31 @@ class MetadataImage:
         default_factory=lambda: MappingProxyType({})
     )
     next_producer_id: int = 0
-    """Every id below was handed out."""
+    """Every producer id below this one was handed out."""
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
     acls: Mapping[str, AclRecord] = field(default_factory=lambda: MappingProxyType({}))
     users: Mapping[UserKey, UserScramRecord] = field(default_factory=lambda: MappingProxyType({}))
 
     def topic(self, name: TopicName) -> TopicImage | None:
-        """The topic of this name, or None."""
+        """Return the topic of this name, or None."""
         topic_id = self.topic_ids.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
     def partition(self, topic_id: TopicId, partition: PartitionId) -> PartitionRegistration | None:
-        """The partition, or None if the topic or the index is unknown."""
+        """Return the partition, or None if the topic or the index is unknown."""
         topic = self.topics.get(topic_id)
         if topic is None or not 0 <= partition < len(topic.partitions):
             return None
         return topic.partitions[partition]
 
     def topic_configs(self, topic_id: TopicId) -> Mapping[str, str]:
-        """Configs set on the topic itself; defaults are not in here."""
+        """Return the configs set on the topic itself, without defaults."""
         return self.configs.get((ResourceType.TOPIC, topic_id), MappingProxyType({}))
 
     def broker_configs(self, broker_id: BrokerId) -> Mapping[str, str]:
-        """Configs set on this broker alone."""
+        """Return the configs set on this broker alone."""
         return self.configs.get((ResourceType.BROKER, str(broker_id)), MappingProxyType({}))
 
     def cluster_configs(self) -> Mapping[str, str]:
-        """Configs set for every broker."""
+        """Return the configs set for every broker."""
         return self.configs.get((ResourceType.CLUSTER, ""), MappingProxyType({}))

@@ -1,8 +1,8 @@
-"""What the quorum applies to: accepts or rejects a batch, keeps the image and its recent history.
+"""The quorum's state machine: accepts or rejects batches, keeps the image and its history.
 
-Every controller runs it over the same committed entries and reaches the same image: no clock, no
-chance, no set is iterated. A batch carries the metadata offset and the controller epoch it was
-decided at, so that a decision that was overtaken changes nothing, on any node alike.
+Every controller runs it over the same committed entries and reaches the same image: it uses no
+clock and no randomness, and iterates over no set. A batch carries the metadata offset and the
+controller epoch at which it was decided, so every node rejects a decision that was overtaken.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch
 
 HISTORY_BATCHES_MAX = 50_000
-"""Accepted batches kept for brokers that lag; an older one is sent a snapshot."""
+"""Accepted batches kept for brokers that lag; a broker farther behind is sent a snapshot."""
 HISTORY_BYTES_MAX = 16_777_216
-"""And at most this many bytes of them as JSON; parsed they take about three times as much."""
+"""JSON bytes of the batches kept; decoded they take about three times as much memory."""
 SNAPSHOT_CHUNK_RECORDS = 2_000
-"""Records per snapshot chunk: about half a megabyte."""
+"""Records in a snapshot chunk, which is about half a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The batch is now records ``base_offset .. next_offset - 1``."""
+    """The result for a batch that became records ``base_offset .. next_offset - 1``."""
 
     base_offset: MetadataOffset
     next_offset: MetadataOffset
@@ -43,7 +43,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The batch changed nothing and took no offset: surely not appended (rules M1, M2)."""
+    """The result for a batch that changed nothing and took no offset (rules M1, M2)."""
 
     reason: str
 
@@ -56,14 +56,14 @@ class Frozen:
     index: int
     term: int
     chain: bytes | None = None
-    """See `HashChain`."""
+    """The value of the `HashChain` at ``index``; None if it is unknown."""
 
 
 class MetadataStateMachine:
     """The image at the last applied entry. Owned by the thread that applies; not thread-safe.
 
-    Implements the quorum's ``StateMachine``. ``index`` and ``term`` are Raft's and kept beside the
-    metadata offset, which counts accepted records only (rule M1).
+    Implements the quorum's ``StateMachine``. ``index`` and ``term`` are Raft's; the metadata offset
+    is separate and counts accepted records only (rule M1).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MetadataStateMachine:
         self._publishers: list[MetadataPublisher] = []
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
-        """Tell it of every change from now on; it starts with a delta from the empty image."""
+        """Notify it of every change from now on; its first delta starts from the empty image."""
         delta = delta_between(MetadataImage(), self.image)
         publisher.on_metadata_update(delta, self.image)
         self._publishers.append(publisher)
@@ -91,9 +91,9 @@ class MetadataStateMachine:
     # ---- StateMachine
 
     def apply(self, index: int, term: int, payload: bytes) -> Accepted | Rejected:
-        """Fold one committed entry, or reject it on every node alike (rules M1, M2).
+        """Apply one committed entry, or reject it on every node alike (rules M1, M2).
 
-        Raises only if the payload can't be read or breaks an invariant: the node must end.
+        Raises only if the payload can't be read or breaks an invariant: then the node must end.
         """
         batch = decode_batch(payload)
         self.index, self.term = index, term
@@ -112,11 +112,11 @@ class MetadataStateMachine:
         return Accepted(base, next_offset)
 
     def freeze(self) -> Frozen:
-        """The present state, for `chunks`."""
+        """Return the present state, for `chunks`."""
         return Frozen(self.image, self.index, self.term, self.hashes.value)
 
     def chunks(self, frozen: object) -> Iterator[bytes]:
-        """A frozen state as pieces of JSON; called on any thread."""
+        """Yield a frozen state as pieces of JSON; may be called on any thread."""
         assert isinstance(frozen, Frozen), frozen
         image = frozen.image
         chain = None if frozen.chain is None else frozen.chain.hex()
@@ -128,7 +128,10 @@ class MetadataStateMachine:
             yield encode_batch(image.next_offset, image.epoch, chunk)
 
     def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
-        """Replace the state by a snapshot's. Raises if it can't be read or would go back."""
+        """Replace the state by that of a snapshot.
+
+        Raises if the snapshot can't be read or is older than the state.
+        """
         head = orjson.loads(chunks[0])
         records: list[MetadataRecord] = []
         for chunk in chunks[1:]:
@@ -142,7 +145,7 @@ class MetadataStateMachine:
         self.hashes.replaced(
             index, image.next_offset, None if chain is None else bytes.fromhex(chain)
         )
-        # The history would have a gap before the snapshot.
+        # Batches before the snapshot would leave a gap in the history.
         self._history.clear()
         self._history_bytes = 0
         self._turn_to(delta_between(self.image, image), image)
@@ -152,11 +155,11 @@ class MetadataStateMachine:
     def batches_from(
         self, offset: MetadataOffset, bytes_max: int, *, inside: bool = False
     ) -> tuple[MetadataBatch, ...] | None:
-        """Accepted batches from ``offset`` on, at least one if there is any, else a page of them.
+        """Return a page of accepted batches from ``offset`` on; at least one batch if there is any.
 
-        None when ``offset`` is too old, or not where a batch begins: send a snapshot. With
-        ``inside`` the batch that holds ``offset`` is the first. ``offset`` must not lie beyond the
-        image.
+        Returns None if ``offset`` is too old or is not the start of a batch: then send a snapshot.
+        With ``inside`` the batch that holds ``offset`` is the first. ``offset`` must not be beyond
+        the image.
         """
         assert offset <= self.image.next_offset, offset
         if offset == self.image.next_offset:
@@ -167,7 +170,7 @@ class MetadataStateMachine:
             start, offset = start - 1, self._history[start - 1].base_offset
         if start == len(self._history) or self._history[start].base_offset != offset:
             return None
-        # From the right: most readers are near the end, and a deque is slow in its middle.
+        # Copy from the right: most readers are near the end, and a deque is slow in its middle.
         newest = list(islice(reversed(self._history), len(self._history) - start))
         page: list[MetadataBatch] = []
         size = 0
@@ -179,6 +182,7 @@ class MetadataStateMachine:
         return tuple(page)
 
     def _remember(self, batch: MetadataBatch) -> None:
+        """Add a batch to the history and drop the oldest ones beyond its limits."""
         self._history.append(batch)
         self._history_bytes += len(batch.encoded)
         while (
@@ -188,5 +192,6 @@ class MetadataStateMachine:
             self._history_bytes -= len(self._history.popleft().encoded)
 
     def _turn_to(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Make this the present image and notify all publishers."""
         self.image = image
         publish(self._publishers, delta, image)

@@ -1,4 +1,4 @@
-"""Who is told when the image changes."""
+"""Publishers: components that are notified of every change of the image."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from raft_metadata.image.metadata_image import MetadataImage
 
 
 class MetadataPublisher(Protocol):
-    """Reacts to a change of the image, on the thread that changed it."""
+    """A component that reacts to a change of the image, on the thread that changed it."""
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """``delta`` led from ``delta.image`` to ``image``.
+        """React to ``delta``, which leads from ``delta.image`` to ``image``.
 
-        Called in the order of the log, for every change, never skipped: the first delta starts at
-        the empty image, each later one where the last one ended. Must not block; what it raises
+        Called in the order of the log, for every change, never skipped: the first delta starts from
+        the empty image, each later one where the previous one ended. Must not block. An exception
         ends the node, because a publisher that missed a change can't be trusted any more.
         """
         ...
@@ -25,6 +25,6 @@ class MetadataPublisher(Protocol):
 def publish(
     publishers: Iterable[MetadataPublisher], delta: MetadataDelta, image: MetadataImage
 ) -> None:
-    """Tell every publisher, in order."""
+    """Notify every publisher, in order."""
     for publisher in publishers:
         publisher.on_metadata_update(delta, image)

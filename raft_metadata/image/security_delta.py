@@ -1,4 +1,4 @@
-"""Folds facts about users, access rules and quotas, which nobody enforces yet."""
+"""Applying records about users, access rules and quotas, which are stored but not enforced yet."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class SecurityDelta:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing changed."""
+        """True if nothing changed."""
         return self.quotas.is_empty and self.acls.is_empty and self.users.is_empty
 
     def replay(self, record: SecurityRecord) -> None:
-        """Fold one record."""
+        """Fold in one record."""
         match record:
             case ClientQuotaRecord():
                 self._set_quota(record)
@@ -72,7 +72,7 @@ class SecurityDelta:
 
     @classmethod
     def between(cls, before: MetadataImage, after: MetadataImage) -> SecurityDelta:
-        """What leads from one image's tables to another's."""
+        """Return the delta that leads from one image's tables to another's."""
         delta = cls(before)
         delta.quotas = table_delta(before.quotas, after.quotas)
         delta.acls = table_delta(before.acls, after.acls)

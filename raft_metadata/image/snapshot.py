@@ -38,14 +38,14 @@ from raft_metadata.records.security import ClientQuotaRecord
 
 
 def snapshot_of(image: MetadataImage) -> MetadataSnapshot:
-    """The whole image as a `MetadataSnapshot`."""
+    """Return the whole image as a `MetadataSnapshot`."""
     return MetadataSnapshot(
         next_offset=image.next_offset, epoch=image.epoch, records=tuple(image_records(image))
     )
 
 
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
-    """Records that fold into this image from nothing, in an order that is always the same."""
+    """Yield records that give this image when applied to an empty one, always in the same order."""
     if image.feature_level:
         yield FeatureLevelRecord(level=image.feature_level)
     for _, broker in sorted(image.brokers.items()):
@@ -79,7 +79,7 @@ def _security_records(image: MetadataImage) -> Iterator[MetadataRecord]:
 def image_from_records(
     records: Iterable[MetadataRecord], next_offset: MetadataOffset, epoch: ControllerEpoch
 ) -> MetadataImage:
-    """The inverse of `image_records`."""
+    """Return the image of these records; the inverse of `image_records`."""
     delta = MetadataDelta(MetadataImage())
     for record in records:
         delta.replay(record, next_offset)
@@ -87,10 +87,11 @@ def image_from_records(
 
 
 def delta_from_snapshot(image: MetadataImage, snapshot: MetadataSnapshot) -> MetadataDelta:
-    """Fold a snapshot as a change of the present image: what it lacks counts as deleted.
+    """Return the delta from the present image to a snapshot; parts missing there count as deleted.
 
-    Keeps rule M5 where images jump: a snapshot behind the image is METADATA_BEHIND and changes
-    nothing. Apply with the snapshot's ``next_offset`` and ``epoch``.
+    Raises METADATA_BEHIND, and changes nothing, for a snapshot older than the image, so that an
+    image never goes back (rule M5). Apply the delta with the snapshot's ``next_offset`` and
+    ``epoch``.
     """
     if snapshot.next_offset < image.next_offset or snapshot.epoch < image.epoch:
         message = (
@@ -129,7 +130,7 @@ def _broker_records(broker: BrokerRegistration, level: int) -> Iterator[Metadata
 
 
 def _topic_records(topic: TopicImage) -> Iterator[MetadataRecord]:
-    """A growth under way is told as one: what it grew from is part of the image."""
+    """Yield the records of a topic; an increase in progress keeps the partition count of before."""
     before = topic.grown_from or topic.partitions_count
     yield TopicRecord(name=topic.name, topic_id=topic.topic_id, partitions_count=before)
     for index, partition in enumerate(topic.partitions):
@@ -141,6 +142,7 @@ def _topic_records(topic: TopicImage) -> Iterator[MetadataRecord]:
 
 
 def _growth(topic: TopicImage) -> PartitionsCountRecord:
+    """Return the record of an increase of the topic's partitions."""
     return PartitionsCountRecord(topic_id=topic.topic_id, partitions_count=topic.partitions_count)
 
 

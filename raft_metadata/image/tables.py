@@ -1,4 +1,4 @@
-"""Small tables of an image (quotas, access rules, users) and how they change."""
+"""Copy-on-write tables of an image (quotas, access rules, users) and their deltas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 def patched(before: Mapping[K, V], changed: Mapping[K, V], removed: Iterable[K]) -> Mapping[K, V]:
-    """A copy with some rows changed and some gone."""
+    """Return a copy of the table with some rows changed and some removed."""
     after = dict(before)
     after.update(changed)
     for key in removed:
@@ -22,7 +22,7 @@ def patched(before: Mapping[K, V], changed: Mapping[K, V], removed: Iterable[K])
 
 @dataclass(slots=True)
 class TableDelta(Generic[K, V]):
-    """Rows that change. What was not touched is shared with the table before."""
+    """The changed rows of a table. Unchanged rows are shared with the previous table."""
 
     before: Mapping[K, V]
     changed: dict[K, V] = field(default_factory=dict)
@@ -30,11 +30,11 @@ class TableDelta(Generic[K, V]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the table stays as it is."""
+        """True if no row changes."""
         return not (self.changed or self.removed)
 
     def get(self, key: K) -> V | None:
-        """The row after what was replayed."""
+        """Return the row with the changes so far, or None."""
         if key in self.changed:
             return self.changed[key]
         return None if key in self.removed else self.before.get(key)
@@ -45,17 +45,17 @@ class TableDelta(Generic[K, V]):
         self.removed.discard(key)
 
     def remove(self, key: K) -> None:
-        """Take a row away."""
+        """Remove a row."""
         self.changed.pop(key, None)
         self.removed.add(key)
 
     def apply(self) -> Mapping[K, V]:
-        """The table after."""
+        """Return the changed table; the previous one if there is no change."""
         return self.before if self.is_empty else patched(self.before, self.changed, self.removed)
 
 
 def table_delta(before: Mapping[K, V], after: Mapping[K, V]) -> TableDelta[K, V]:
-    """What leads from one table to another."""
+    """Return the delta that leads from one table to another."""
     delta = TableDelta(before)
     delta.changed = {key: row for key, row in after.items() if before.get(key) != row}
     delta.removed = set(before.keys() - after.keys())

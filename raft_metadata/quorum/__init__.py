@@ -1,1 +1,1 @@
-"""The only place that knows pysyncobj."""
+"""The metadata quorum and the controller's shell: the only package that imports pysyncobj."""

@@ -1,7 +1,8 @@
-"""A controller of the quorum: answers brokers, and while it is the active one, decides.
+"""A controller of the quorum: it serves brokers, and decides while it is the active one.
 
-The shell around ``controller.Controller``: it owns the speculative image (the committed one and its
-own batches in flight), hands batches to the quorum, and gives no answer that was not committed.
+The shell around ``controller.Controller``. It owns the speculative image (the committed one and its
+own batches in flight), hands batches to the quorum, and returns no answer that is not committed.
+The peer server calls its command methods; the quorum calls its ``on_…`` methods; `run` ticks it.
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ _log = logging.getLogger("raft_metadata.controller")
 
 
 class Reign(Protocol):
-    """A leadership that may be acted on; ``metadata_quorum.Leadership``."""
+    """A leadership that may be acted on; implemented by ``metadata_quorum.Leadership``."""
 
     @property
     def term(self) -> int: ...
 
 
 class Quorum(Protocol):
-    """What a controller needs of ``metadata_quorum.MetadataQuorum``."""
+    """The port to ``metadata_quorum.MetadataQuorum``."""
 
     def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
-        """Append in exactly this term; see `MetadataQuorum.submit` for how it may fail."""
+        """Append in exactly this term; see `MetadataQuorum.submit` for the possible failures."""
         ...
 
     @property
@@ -97,12 +98,13 @@ class Quorum(Protocol):
 
 
 class ActiveController(MetadataPublisher):
-    """One controller process's answers. Owned by its loop; single-threaded; lives as long as `run`.
+    """The commands, sessions and metadata feed of one controller process.
 
-    Wire it up before the quorum starts: its three ``on_…`` methods are the quorum's callbacks, and
-    `attach` gives it the quorum. ``is_active`` holds between an activation and the first doubt: a
-    rejected batch, a refused one, a lost leadership. After a doubt inside a reign it goes on from
-    the committed image, once a barrier has come through behind everything it had appended.
+    Owned by its loop; single-threaded; lives as long as `run`. Wire it up before the quorum starts:
+    its three ``on_…`` methods are the quorum's callbacks, and `attach` gives it the quorum.
+    ``is_active`` holds between an activation and the first doubt: a rejected batch, a refused one,
+    a lost leadership. After a doubt in a term that goes on, it resumes from the committed image
+    once a barrier entry, appended after all its earlier batches, is committed.
     """
 
     def __init__(
@@ -125,13 +127,14 @@ class ActiveController(MetadataPublisher):
         self._barrier: asyncio.Future[object] | None = None
         self._feed = MetadataFeed(state_machine, config)
         self._patience_ends_ms: int | None = None
-        """When the first of those who wait for partitions has waited long enough."""
+        """Earliest deadline of the commands that wait for partitions to be recorded; None if none
+        waits."""
         self._wake = asyncio.Event()
         self._stopping = False
         state_machine.add_publisher(self)
 
     def attach(self, quorum: Quorum) -> None:
-        """The quorum whose callbacks this controller is; once, before either is used."""
+        """Set the quorum whose callbacks this controller is; once, before either is used."""
         self._quorum_or_none = quorum
 
     @property
@@ -141,22 +144,22 @@ class ActiveController(MetadataPublisher):
 
     @property
     def sessions(self) -> HeartbeatTracker:
-        """Who was heard of when; only to be looked at."""
+        """The heartbeat tracker, for reading only."""
         return self._core.sessions
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active controller, as far as it knows."""
+        """True if this is the active controller, as far as it knows."""
         return self._speculation is not None
 
     # ---- life
 
     async def run(self) -> None:
-        """Tick until `stop`: judge sessions, and append what follows from the image."""
+        """Tick until `stop`: judge sessions, and append the consequences of the image."""
         while not self._stopping:
             self._wake.clear()
             if self._guarded(self._step):
-                await asyncio.sleep(0)  # a large batch took 50 ms: heartbeats have their turn
+                await asyncio.sleep(0)  # a large batch takes 50 ms: let heartbeats be handled
                 continue
             try:
                 async with asyncio.timeout(self._config.tick_ms / 1000):
@@ -165,7 +168,7 @@ class ActiveController(MetadataPublisher):
                 continue
 
     def stop(self) -> None:
-        """End `run` and every waiting fetch; commands are answered by the quorum's own stop."""
+        """End `run` and every waiting fetch; the quorum's own stop answers pending commands."""
         self._stopping = True
         self._wake.set()
         self._feed.stop()
@@ -173,29 +176,29 @@ class ActiveController(MetadataPublisher):
     def _guarded(self, step: Callable[[], bool]) -> bool:
         try:
             return step()
-        except Exception as error:  # noqa: BLE001 decided on an image that can't be trusted
+        except Exception as error:  # noqa: BLE001 the image cannot be trusted after it
             self._faults.fatal("controller step failed", error)
 
     # ---- callbacks of the quorum and the state machine
 
     def on_activated(self, leadership: Reign) -> None:
-        """This voter leads, and everything before its reign is applied: decide from here on."""
+        """Begin to decide: this voter leads, and every entry before its term is applied."""
         self._activate(leadership.term)
 
     def on_deactivated(self) -> None:
-        """The reign is over. Whoever waits is answered by the quorum (rule M3)."""
+        """Stop deciding. The quorum answers pending commands (rule M3)."""
         if self._speculation is not None:
             _log.info("controller deactivated term=%d", self._speculation.term)
         self._doubted_term = self._barrier = None
         self._drop_speculation()
 
     def on_applied(self) -> None:
-        """Entries were applied; there may be something to decide."""
+        """Wake `run` after entries were applied, because there may be something to decide."""
         self._wake.set()
 
     @override
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """See `MetadataPublisher`: wakes whoever waits for a newer image."""
+        """Wake the fetches that wait for a newer image."""
         self._feed.announce()
 
     def _activate(self, term: int) -> None:
@@ -221,12 +224,15 @@ class ActiveController(MetadataPublisher):
     # ---- appending (rule M2)
 
     def _append(self, records: Records, urgency: Urgency) -> list[Batch]:
-        """See `Speculation.append`."""
+        """Append records through the current `Speculation`."""
         assert self._speculation is not None
         return self._speculation.append(records, urgency, self._quorum.submit, self._core.appended)
 
     def _on_failed(self, speculation: Speculation, error: KafkaError) -> None:
-        """A batch is not in the log: nothing that was decided on top of it may enter."""
+        """Drop the speculation after a failed batch.
+
+        The batch is not in the log, so no decision made on top of it may be appended.
+        """
         if speculation is self._speculation:
             _log.warning("speculation dropped term=%d why=%s", speculation.term, error)
             self._doubted_term = speculation.term
@@ -234,7 +240,11 @@ class ActiveController(MetadataPublisher):
         self._wake.set()
 
     def _reassure(self) -> None:
-        """After a doubt in a reign that goes on: a barrier behind all that was appended."""
+        """Resume in the same term after a doubt.
+
+        The committed image is valid again once a barrier, appended after all earlier batches, is
+        committed.
+        """
         term = self._doubted_term
         if term is None or not (self._quorum.is_leader and self._quorum.term == term):
             return
@@ -248,15 +258,15 @@ class ActiveController(MetadataPublisher):
         self._barrier = self._quorum.submit(encode_batch(-1, term, ()), term)
         self._barrier.add_done_callback(lambda _: self._wake.set())
 
-    # ---- the tick
+    # ---- ticks
 
     def tick(self) -> None:
-        """All there is to do at the clock's present time; a driver with its own clock calls it."""
+        """Do all that is due at the clock's present time; for a driver with its own clock."""
         while self._step():
             pass
 
     def _step(self) -> bool:
-        """Judge, then append; True after a batch of bulk, when there may be more to do."""
+        """Judge sessions, then append; return True after a bulk batch, when more may be due."""
         now_ms = self._clock.monotonic_ms()
         if self._patience_ends_ms is not None and now_ms >= self._patience_ends_ms:
             self._patience_ends_ms = None
@@ -272,7 +282,7 @@ class ActiveController(MetadataPublisher):
         return self._append_wishes(self._speculation)
 
     def _append_wishes(self, speculation: Speculation) -> bool:
-        """Fences first; bulk only as far as it leaves room for the next fence (rule M4)."""
+        """Append fences first; bulk only while it leaves room for the next fence (rule M4)."""
         while speculation is self._speculation:
             bulk_allowed = speculation.bulk_in_flight() < self._config.bulk_in_flight_max
             wish = self._core.next_wish(speculation.image, bulk_allowed=bulk_allowed)
@@ -292,22 +302,27 @@ class ActiveController(MetadataPublisher):
     # ---- commands: only the active controller
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
-        """See `decide_register_broker`."""
+        """Register a broker; see `decide_register_broker`."""
         return await self._command(lambda image: self._core.register_broker(image, command))
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        """See `decide_alter_partition`."""
+        """Change a partition's in-sync replicas; see `decide_alter_partition`."""
         return await self._command(lambda image: self._core.alter_partition(image, command))
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """See `decide_each`: the accepted ones are in one batch, so all of them are in or none."""
+        """Change several partitions.
+
+        The accepted changes are one batch, so all are committed or none.
+
+        See `decide_each`.
+        """
         return await self._command(lambda image: self._core.alter_partitions(image, command))
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
-        """See `decide_create_topic`; answers once every partition is recorded.
+        """Create a topic; return once every partition is recorded. See `decide_create_topic`.
 
-        When the reign ends in between, OUTCOME_UNKNOWN: the next controller goes on, and a repeat
-        with the same topic id finds the topic.
+        If leadership ends in between, raises OUTCOME_UNKNOWN: the next controller continues the
+        creation, and a repeated request with the same topic id finds the topic.
         """
         answer = await self._command(lambda image: self._core.create_topic(image, command))
         if command.validate_only:
@@ -320,13 +335,13 @@ class ActiveController(MetadataPublisher):
         )
 
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
-        """See `decide_delete_topic`."""
+        """Delete a topic; see `decide_delete_topic`."""
         return await self._command(lambda image: self._core.delete_topic(image, command))
 
     async def ask(self, command: AdminCommand[T]) -> T:
-        """Any command of ``records.admin``; see there, and `decide_admin`.
+        """Execute any command of ``records.admin``; see there, and `decide_admin`.
 
-        A growth is answered as a creation is: once every partition is recorded.
+        Adding partitions returns, as creating a topic does, once every partition is recorded.
         """
         if isinstance(command, ElectLeaders):
             return cast(T, await self._elect(command))
@@ -340,9 +355,10 @@ class ActiveController(MetadataPublisher):
         return answer
 
     async def _elect(self, command: ElectLeaders) -> LeadersElected:
-        """An election in bounded parts, each committed before the next: a fence comes in between.
+        """Elect leaders in bounded parts, each committed before the next.
 
-        Once a part is made what fails is not *surely not appended* any more (rules M3, M4).
+        Fences can be appended in between. After the first part a failure is no longer *surely not
+        appended* (rules M3, M4).
         """
         done: list[LeadersElected] = []
         image = self._machine.image if self._speculation is None else self._speculation.image
@@ -358,10 +374,10 @@ class ActiveController(MetadataPublisher):
         return joined_elections(done)
 
     async def _command(self, decide: Callable[[MetadataImage], tuple[Records, T]]) -> T:
-        """Decide on the newest image, append, and answer when it is committed (rule M3).
+        """Decide on the newest image, append, and return the answer when it is committed (rule M3).
 
-        Between reading the image and appending there is no await. A decision without records, a
-        refusal too, may rest on batches in flight, so it is answered when those are committed.
+        No await separates reading the image from appending. A decision without records, including a
+        refusal, may rest on batches in flight, so it is answered when those are committed.
         """
         speculation = self._speculation
         if speculation is None:
@@ -383,10 +399,10 @@ class ActiveController(MetadataPublisher):
         return answer
 
     async def _commit_of_newest(self, speculation: Speculation) -> None:
-        """Wait until what a decision without records rests on is committed, in this reign.
+        """Wait until the batches under a decision without records are committed, in this term.
 
-        With nothing in flight an empty batch is appended: a controller that was deposed and has not
-        heard of it answers nothing, not even a refusal (invariant R14).
+        With nothing in flight an empty batch is appended: a controller that was deposed without
+        knowing it must return nothing, not even a refusal (invariant R14).
         """
         if speculation.in_flight:
             newest = speculation.in_flight[-1].future
@@ -401,10 +417,10 @@ class ActiveController(MetadataPublisher):
             raise self._not_controller()
 
     async def _completed(self, topic_id: TopicId) -> TopicImage:
-        """The topic, once all its partitions are recorded.
+        """Return the topic once all its partitions are recorded.
 
-        With too few brokers alive that may be never (rule M8): after a while the outcome is unknown
-        to whoever waits, and the growth goes on.
+        With too few live brokers that may never happen (rule M8): after `completion_wait_max_ms`
+        raises OUTCOME_UNKNOWN, and the growth continues.
         """
         deadline_ms = self._clock.monotonic_ms() + self._config.completion_wait_max_ms
         while True:
@@ -430,21 +446,23 @@ class ActiveController(MetadataPublisher):
     # ---- sessions: every controller (rule M7)
 
     def heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer:
-        """Note that a broker lives. STALE_BROKER_EPOCH, BROKER_ID_NOT_REGISTERED."""
+        """Record a broker's heartbeat. Raises STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED."""
         now_ms = self._clock.monotonic_ms()
         answer = self._core.heartbeat(
             self._machine.image, command, now_ms, is_active=self.is_active
         )
         if self.is_active:
             self._wake.set()
-        # Voters that heard a leader help nobody else for an election time-out: that is the lease.
+        # Voters in contact with a leader vote for no other for an election timeout; that is the
+        # lease on which the broker relies.
         proves = self._quorum.leader_contact_age_ms == 0 and not self._is_given_up(command)
         return replace(answer, majority_answers=proves, wall_ms=self._clock.wall_ms())
 
     def _is_given_up(self, command: BrokerHeartbeat) -> bool:
-        """Whether a batch in flight fences this broker (rule G3).
+        """Return whether a batch in flight fences this broker, or ends its registration (rule G3).
 
-        It came back too late: what follows from the fence may be in force a moment from now.
+        Its heartbeat came too late: the consequences of the fence may be in force a moment from
+        now.
         """
         if self._speculation is None:
             return False
@@ -456,23 +474,26 @@ class ActiveController(MetadataPublisher):
         )
 
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
-        """The connection that carries a broker's heartbeats came up."""
+        """Record that the connection with a broker's heartbeats has opened."""
         now_ms = self._clock.monotonic_ms()
         self._core.sessions.connection_opened(broker_id, broker_epoch, now_ms)
 
     def session_closed(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
-        """It closed: not opened again within the grace, the session has expired."""
+        """Record that it has closed.
+
+        Unless it reopens within the grace period the session expires.
+        """
         now_ms = self._clock.monotonic_ms()
         self._core.sessions.connection_closed(broker_id, broker_epoch, now_ms)
 
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
-        """Answered by every controller; see `MetadataFeed.fetch`."""
+        """Return metadata records; every controller serves it, see `MetadataFeed.fetch`."""
         return await self._feed.fetch(request, self._quorum)
 
     # ---- operators
 
     def status(self) -> Mapping[str, object]:
-        """Facts for operators, metrics and checkers; plain values only."""
+        """Return facts for operators, metrics and checkers; plain values only."""
         image, speculation = self._machine.image, self._speculation
         brokers = {
             str(broker.broker_id): {

@@ -1,4 +1,7 @@
-"""What the active controller decides about brokers, in its log: who is fenced, and who serves."""
+"""Log lines for changes of broker state that the active controller has decided.
+
+`active_controller.py` calls `tell_states` after each append of its own decisions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _log = logging.getLogger("raft_metadata.controller")
 
 
 def tell_states(image: MetadataImage, records: Sequence[MetadataRecord]) -> None:
-    """``image``: the one that these records change."""
+    """Log each fencing or unfencing in `records`; `image` is the one that they change."""
     for record in records:
         if not isinstance(record, BrokerRegistrationChangeRecord):
             continue

@@ -1,4 +1,8 @@
-"""What a voter of the metadata quorum has to be told. Times are milliseconds, sizes are bytes."""
+"""Configuration of one voter of the metadata quorum. Times are milliseconds, sizes are bytes.
+
+The node builds a `QuorumConfig`, which validates itself; the constants are fixed limits of the
+quorum, not configuration.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +14,34 @@ from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
 from raft_metadata.common.tls import TlsFiles
 
 MAX_PAYLOAD_BYTES = 512 * 1024
-"""One metadata batch. Half of an append message: an entry that does not fit in one message would
-take pysyncobj's "transmission" path, which is refused here (`wire.py`)."""
+"""Largest metadata batch. Half of an append message: an entry that does not fit in one message
+would take pysyncobj's "transmission" path, which this project refuses (`wire.py`)."""
 MAX_QUEUED = 20_000
-"""Payloads submitted and not yet appended; about a third of a second of work."""
+"""Most payloads submitted and not yet appended; about a third of a second of work."""
 MAX_UNCOMMITTED = 20_000
-"""Entries appended and not yet committed: bounds memory while a majority is slow."""
+"""Most entries appended and not yet committed; bounds memory while a majority is slow."""
 STEP_DOWN_MARGIN_MS = 50
-"""The fall-back is looked at once per tick (heartbeat / 4); this much earlier makes the promised
-time hold."""
+"""Subtracted from `leader_fallback_ms`: the library checks it once per tick (heartbeat / 4), so
+the earlier limit keeps the configured time."""
 MIN_LINK_SILENCE_S = 2.0
-"""A connection on which nothing came for so long is dead, or four election time-outs if longer."""
+"""A connection that received nothing for this long, or for four election timeouts if that is
+longer, counts as dead."""
 MIN_HEARTBEATS_PER_ELECTION_TIMEOUT = 3
-"""pysyncobj asserts it; below that one lost heartbeat starts an election."""
+"""Lower bound that pysyncobj asserts; below it one lost heartbeat starts an election."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumConfig:
-    """One voter. Identity is the node id (with cluster and directory id), never an address.
+    """Configuration of one voter.
 
-    ``voters`` holds every voter with its advertised ``host:port``, this one too; ``dial`` is this
-    node's own way to a target and overrides the advertised address, so that a fault proxy can
-    stand on any single link (the voter with the greater id dials the other). ``bind`` is the
-    only address listened on. ``voter_directories`` is what the cluster was formatted with; once
-    formatted, ``raft/meta.json`` is the truth, because a voter may have rejoined since (rule Q4).
+    Identified by node, cluster and directory id, never by an address.
+
+    ``voters`` holds every voter with its advertised ``host:port``, this one included. ``dial`` is
+    this node's own address for a target and overrides the advertised one, so that a fault proxy can
+    sit on any single link (the voter with the greater id dials the other). ``bind`` is the only
+    address listened on. ``voter_directories`` are the directory ids that the cluster was formatted
+    with; after formatting, ``raft/meta.json`` is authoritative, because a voter may have rejoined
+    (rule Q4).
     """
 
     node_id: NodeId
@@ -45,29 +53,31 @@ class QuorumConfig:
     dial: Mapping[NodeId, str] = field(default_factory=dict)
     voter_directories: Mapping[NodeId, DirectoryId] = field(default_factory=dict)
     fsync: bool = True
-    """Only tests switch it off: acknowledged entries are then lost with the power."""
+    """Sync files before acknowledging. Off only in tests: a power loss then loses acknowledged
+    entries."""
     election_timeout_ms: int = 500
-    """The least one; each voter draws from it to twice it. Also how long a voter that heard its
-    leader refuses to help depose it."""
+    """Minimum election timeout; each voter draws a value between it and twice it. After an append
+    of its leader a voter refuses pre-votes for this long."""
     heartbeat_ms: int = 100
     leader_fallback_ms: int = 1000
-    """A leader without a majority's answers for this long stops calling itself leader."""
+    """A leader that a majority has not answered for this long steps down."""
     snapshot_min_entries: int = 10_000
     snapshot_max_interval_ms: int = 300_000
     snapshot_max_journal_bytes: int = 32 * 1024 * 1024
-    """A snapshot is also taken when the journal outgrows this: all of it is kept in memory."""
+    """Journal size that forces a snapshot: the whole journal is kept in memory."""
 
     tls: TlsFiles | None = None
-    """Mutual TLS between voters; a certificate names its node. None: plain, for loopback."""
+    """Mutual TLS between voters, with certificates that name their nodes; None for plain
+    connections, as on loopback."""
 
     feature_level_max: int = 1
-    """The highest ``metadata.version`` this process can follow; the others are told."""
+    """Highest ``metadata.version`` this process can follow; sent to the other voters."""
     reserve_bytes: int = 8 * 1024 * 1024
-    """Kept free for the next start: opening writes the journal anew, which a full disk would not
-    allow. 0 keeps none."""
+    """Disk space reserved for the next start: opening rewrites the journal, which a full disk does
+    not allow. 0 reserves none."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not work, naming the field, its value and what was expected."""
+        """Refuse impossible values; the error names the field, its value and what was expected."""
         if self.node_id not in self.voters:
             _refuse("voters", sorted(self.voters), f"to hold this node's id {self.node_id}")
         if self.heartbeat_ms <= 0:
@@ -89,21 +99,21 @@ class QuorumConfig:
 
     @property
     def others(self) -> tuple[NodeId, ...]:
-        """Every voter but this one, in order."""
+        """Every voter but this one, in ascending order."""
         return tuple(sorted(node for node in self.voters if node != self.node_id))
 
     def address_to_dial(self, node: NodeId) -> tuple[str, int]:
-        """Where this node reaches `node`: (host, port)."""
+        """Return the (host, port) at which this node reaches `node`."""
         return _split(self.dial.get(node, self.voters[node]))
 
     @property
     def address_to_bind(self) -> tuple[str, int]:
-        """Where this node listens: (host, port)."""
+        """The (host, port) at which this node listens."""
         return _split(self.bind)
 
     @property
     def link_silence_s(self) -> float:
-        """How long a connection may be silent; at least the longest election time-out."""
+        """Seconds a connection may be silent; at least the longest election timeout."""
         return max(MIN_LINK_SILENCE_S, 4 * self.election_timeout_ms / 1000)
 
 

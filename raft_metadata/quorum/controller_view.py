@@ -1,4 +1,8 @@
-"""What a controller tells of itself: its voter, its image, and the brokers it hears. Read-only."""
+"""Read-only view of a controller: its voter, its image, and the sessions of its brokers.
+
+The node calls `note` with every tick and serves `state` and `image_hash` to operators, metrics and
+checkers.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,13 @@ from raft_metadata.records.quorum_view import (
 )
 
 NOTE_INTERVAL_MS = 100
-"""How often it is noted who has caught up: the resolution of ``caught_up_age_ms``."""
+"""Interval between two notes of follower positions: the resolution of ``caught_up_age_ms``."""
 
 
 class CaughtUp:
-    """When each follower last held all that there was a moment before (KIP-595's rule).
+    """Times at which each follower last held the log as it was one note earlier (KIP-595's rule).
 
-    Being level with the *present* end would count nobody as caught up under steady load.
+    Comparing with the *present* end would count no follower as caught up under steady load.
     """
 
     def __init__(self) -> None:
@@ -38,7 +42,10 @@ class CaughtUp:
         self._noted_ms = 0
 
     def note(self, positions: dict[object, int], end: int, now_ms: int) -> None:
-        """``positions`` now, and where the log ends now; whoever is not in them is forgotten."""
+        """Record the followers' positions and the log end at `now_ms`.
+
+        Forget all other followers.
+        """
         times = {who: at for who, at in self._times.items() if who in positions}
         for who, position in positions.items():
             if position >= end:
@@ -48,13 +55,20 @@ class CaughtUp:
         self._times, self._end, self._noted_ms = times, end, now_ms
 
     def age_ms(self, who: object, now_ms: int) -> int | None:
-        """Milliseconds since; None: not since it is in the positions."""
+        """Return milliseconds since `who` was last caught up.
+
+        None if it has not been caught up since it is listed.
+        """
         when = self._times.get(who)
         return None if when is None else max(0, now_ms - when)
 
 
 class ControllerView:
-    """Owned by the controller's node; single-threaded on its loop but for one hash at a time."""
+    """State reports of one controller.
+
+    Owned by the controller's node; single-threaded on its loop, except that one image hash at a
+    time is computed on another thread.
+    """
 
     def __init__(
         self,
@@ -75,7 +89,10 @@ class ControllerView:
         self._hashing = asyncio.Lock()
 
     def note(self) -> None:
-        """Who has caught up; to be called with every tick, does something now and then."""
+        """Record which followers are caught up.
+
+        Call with every tick; acts once per `NOTE_INTERVAL_MS`.
+        """
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._noted_ms < NOTE_INTERVAL_MS:
             return
@@ -103,9 +120,10 @@ class ControllerView:
                 yield broker, session
 
     def state(self, *, is_active: bool, index: int | None = None) -> ControllerState:
-        """The controller now, with the state hash after entry ``index`` (default: the newest).
+        """Return the controller's present state, with the state hash after entry `index`.
 
-        INVALID_REQUEST when that was not applied yet. NOT_CONTROLLER while the quorum is stopped.
+        The default is the newest entry. Raises INVALID_REQUEST if the entry is not applied yet,
+        NOT_CONTROLLER if the quorum is stopped.
         """
         raft = self._quorum.raft_state()
         if raft is None:
@@ -180,7 +198,10 @@ class ControllerView:
         return StateHash(index=found.index, next_offset=found.next_offset, value=found.value)
 
     async def image_hash(self) -> tuple[int, str]:
-        """(next offset, hash of the image there); beside the loop, one at a time."""
+        """Return (next offset, hash of the image there).
+
+        Computed on another thread, one at a time.
+        """
         async with self._hashing:
             image = self._machine.image
             return image.next_offset, await asyncio.to_thread(image_hash, image)

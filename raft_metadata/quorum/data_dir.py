@@ -1,7 +1,8 @@
-"""Rule Q4: one process, one directory, one identity; and how a voter without its disk comes back.
+"""Directory and identity of a voter: one process, one directory, one identity (rule Q4).
 
-``raft/meta.json`` (checked) holds cluster, node and directory id, the directory ids of all
-voters, whether the directory was ever used, and the fence of a rejoining voter.
+``raft/meta.json`` (with a checksum) holds cluster, node and directory id, the directory ids of all
+voters, whether the directory was ever used, and the fence of a voter that rejoins without its disk.
+The command line formats directories; `voter_disk.py` opens a `DataDir` at start.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ META_FILE = "meta.json"
 META_FORMAT = 1
 
 Stamp = tuple[str, str, str]
-"""(cluster id, the sender's directory id, the receiver's directory id as the sender knows it)."""
+"""Sender and receiver of a message: (cluster id, the sender's directory id, the receiver's
+directory id as the sender knows it)."""
 
 
 class RaftMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,16 +44,17 @@ class RaftMeta(msgspec.Struct, frozen=True, kw_only=True):
     directory_id: str
     voters: dict[int, str]
     used: bool = False
-    """The journal was made once: from then on its absence is a lost disk, not a new voter."""
+    """True once a journal was created; from then on a missing journal is a lost disk, not a new
+    voter."""
     fence: Literal["none", "ask", "adopted"] = "none"
-    """none: full voter. ask: lost its disk and has not heard every other voter's term. adopted:
-    follows in the highest of those terms or above, but may not vote yet."""
+    """``none``: full voter. ``ask``: lost its disk, and some other voter's term is still unknown.
+    ``adopted``: follows in the highest of those terms or above, but may not vote yet."""
     fence_term: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a directory is formatted for."""
+    """The voter that a directory is formatted for."""
 
     cluster_id: ClusterId
     node_id: NodeId
@@ -65,10 +68,10 @@ def format_raft_dir(
     *,
     files: Files | None = None,
 ) -> None:
-    """Make a voter's directory; said by ``quorumlog up`` for a whole new cluster only.
+    """Create a voter's directory for a whole new cluster; called by ``quorumlog up`` only.
 
-    Every voter gets the same `voter_directories`. Raises StorageError where the directory holds
-    anything already, or the identity is not among the voters.
+    Every voter gets the same `voter_directories`. Raises StorageError if the directory is not
+    empty, or the identity is not among the voters.
     """
     if voter_directories.get(identity.node_id) != identity.directory_id:
         msg = f"voter_directories do not name {identity.directory_id} for {identity.node_id}"
@@ -83,11 +86,11 @@ def format_rejoining_raft_dir(
     *,
     files: Files | None = None,
 ) -> None:
-    """Make the directory of one voter that lost its disk (``quorumlog controller rejoin``).
+    """Create the directory of one voter that lost its disk (``quorumlog controller rejoin``).
 
-    `identity` has a directory id never used before, `voter_directories` are the present ones of
-    the others, each of which must be told the new one (`MetadataQuorum.accept_voter`). The voter
-    then asks *all* of them for their terms before it takes part (rule Q4).
+    `identity` has a directory id that was never used before; `voter_directories` are the present
+    ones of the others, each of which must accept the new one (`MetadataQuorum.accept_voter`). The
+    voter then requests the terms of *all* others before it takes part (rule Q4).
     """
     if set(voter_directories) <= {identity.node_id}:
         msg = f"node {identity.node_id} is the only voter: nobody holds what its disk held"
@@ -122,7 +125,7 @@ def _format(files: Files, raft_dir: Path, meta: RaftMeta) -> None:
 
 
 def read_raft_meta(raft_dir: Path, *, files: Files | None = None) -> RaftMeta | None:
-    """What a directory says about itself, without locking it; None where it is not formatted."""
+    """Return a directory's ``meta.json``, or None if it is not formatted. Takes no lock."""
     body = read_checked(files or DiskFiles(), raft_dir / META_FILE)
     return None if body is None else _decode(body, raft_dir)
 
@@ -140,9 +143,10 @@ def _decode(body: bytes, raft_dir: Path) -> RaftMeta:
 
 
 class DataDir:
-    """A locked directory and what it says it is. Owned by the loop; lives as long as the node.
+    """A locked directory and its identity. Owned by the loop; lives as long as the node.
 
-    Raises StorageError when the directory is not this voter's, not formatted or in use.
+    Raises StorageError if the directory belongs to another voter or is in use, CorruptionError if
+    it is not formatted.
     """
 
     def __init__(
@@ -180,39 +184,42 @@ class DataDir:
             msg = f"belongs to {found}, not to {wanted} file={self.path / META_FILE}"
             raise StorageError(msg)
         with storage_errors("sync", self.path):
-            # rule Q1: the name may be in the cache only; the content was synced before it.
+            # The content was synced before the rename, the name maybe not (rule Q1).
             self._files.sync_directory(self.path)
         return meta
 
     @property
     def meta(self) -> RaftMeta:
-        """The durable truth."""
+        """The durable content of ``meta.json``."""
         return self._meta
 
     @property
     def fenced(self) -> bool:
-        """Whether this voter lost its disk and may not vote yet."""
+        """True while this voter, which lost its disk, may not vote."""
         return self._meta.fence != "none"
 
     def mark_used(self) -> None:
-        """From here on a missing journal is a lost disk."""
+        """Record durably that a journal exists: from now on a missing journal is a lost disk."""
         self._change(msgspec.structs.replace(self._meta, used=True))
 
     def adopt_fence_term(self, term: int) -> None:
-        """Every other voter has told its term; follow from now on, without a vote."""
+        """Record the highest term of all other voters.
+
+        From now on this voter follows, without a vote.
+        """
         self._change(msgspec.structs.replace(self._meta, fence="adopted", fence_term=term))
 
     def lift_fence(self) -> None:
-        """A full voter again."""
+        """Make this voter a full voter again."""
         self._change(msgspec.structs.replace(self._meta, fence="none"))
 
     def set_voter_directory(self, voter: NodeId, directory_id: DirectoryId) -> None:
-        """Another voter's disk was replaced."""
+        """Record the directory id of another voter whose disk was replaced."""
         voters = {**self._meta.voters, voter: directory_id}
         self._change(msgspec.structs.replace(self._meta, voters=voters))
 
     def _change(self, meta: RaftMeta) -> None:
-        # Durable, or the process ends: others may rely on it from here on.
+        # Other voters may rely on the change once it is made, so a failed write ends the process.
         try:
             write_checked(self._files, self.path / META_FILE, msgspec.json.encode(meta))
         except Exception as error:  # noqa: BLE001 whatever it is, the process ends
@@ -220,18 +227,18 @@ class DataDir:
         self._meta = meta
 
     def knows(self, node: NodeId, cluster_id: str, directory_id: str) -> bool:
-        """Whether a voter is who it says: same cluster, and the directory we were told."""
+        """Return whether the ids match this cluster and the directory recorded for voter `node`."""
         expected = self._meta.voters.get(node)
         return cluster_id == self._meta.cluster_id and directory_id == expected
 
     def stamp(self, to: NodeId) -> Stamp:
-        """What every message to a voter carries."""
+        """Return the stamp for a message to a voter."""
         return self._meta.cluster_id, self._meta.directory_id, self._meta.voters[to]
 
     def accepts(self, sender: NodeId, stamp: Stamp) -> bool:
-        """Whether a message comes from a disk we know and is meant for this one.
+        """Return whether a message comes from a known disk and is meant for this one.
 
-        Without the second half an append answered by the old disk proves something about the new
+        Without the second half, an append answered by the old disk would count as proof for the new
         one (DESIGN.md, lesson 5).
         """
         cluster_id, from_directory, to_directory = stamp
@@ -241,5 +248,5 @@ class DataDir:
         )
 
     def close(self) -> None:
-        """Give the lock up; so does the end of the process."""
+        """Release the lock; the end of the process releases it too."""
         self._lock.close()

@@ -1,8 +1,7 @@
-"""Who may stand for election: pre-vote (rule Q7), and the fence after a lost disk (rule Q4).
+"""Conditions for election: pre-vote (rule Q7) and the fence after a lost disk (rule Q4).
 
-Both decide; the library then runs the election itself.
-
-Times are monotonic seconds, as the library counts them.
+`RaftNode` asks these classes on every tick and message, and the library runs the election itself.
+All times are monotonic seconds of the library's clock.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from raft_metadata.quorum.wire import Message
 
 NEVER = float("-inf")
 DISK_HANG_S = 5.0
-"""A disk that has finished nothing for so long hangs; one that is slow takes 400 ms (rule M7)."""
+"""A disk that completed no flush for this long counts as hanging; a slow one takes 400 ms
+(rule M7)."""
 OWN_STALL_S = 0.5
-"""Between two ticks, many a second: then it was this process that stood still."""
+"""A longer gap between two ticks, of which there are many a second, means that this process
+itself was stalled."""
 
 
 @dataclass(slots=True)
 class LeaderContact:
-    """When a leader was last heard, and what it said was committed.
+    """Time, term and commit index of the last append received from a leader.
 
-    Never set by anything else than its appends: a higher term that was seen is not a leader heard
-    (rule Q7).
+    Set by appends only: a message with a higher term does not prove that a leader exists (rule Q7).
     """
 
     when: float = NEVER
@@ -36,20 +36,20 @@ class LeaderContact:
 
 @dataclass(slots=True)
 class PreVote:
-    """Defect 11: nobody raises the term who could not win.
+    """Pre-votes: a voter raises the term only if a majority would elect it (defect 11).
 
-    Without it a voter that was cut off comes back with a higher term and deposes the leader; with
-    silent refusals two voters can refuse each other for ever (rule Q7).
+    Without it a voter that was cut off returns with a higher term and deposes the leader. Refusals
+    must be sent too: with silent ones two voters can refuse each other for ever (rule Q7).
     """
 
     voters: int
     asked_term: int = 0
     granted: set[NodeId] = field(default_factory=set)
     may_stand_in: int = 0
-    """The one term this voter has a majority's consent for; spent when used."""
+    """The term for which a majority granted its pre-vote; 0 if none, and after it is used."""
 
     def ask(self, current_term: int, last: Entry) -> Message:
-        """The question, which carries the asker's term; starts counting anew."""
+        """Return a pre-vote request with this voter's current term, and restart the count."""
         self.asked_term = current_term + 1
         self.granted = set()
         return {
@@ -60,12 +60,12 @@ class PreVote:
         }
 
     def forget(self) -> None:
-        """A leader was heard: nobody's consent, given or still under way, holds any more."""
+        """Discard all pre-votes, received or pending, because an append of a leader arrived."""
         self.asked_term = self.may_stand_in = 0
         self.granted = set()
 
     def count(self, current_term: int) -> bool:
-        """Whether a majority, this voter included, agrees that it stands now."""
+        """Return whether a majority, this voter included, grants its pre-vote for the next term."""
         enough = 2 * (len(self.granted) + 1) > self.voters
         if enough and self.asked_term == current_term + 1:
             self.may_stand_in = self.asked_term
@@ -73,7 +73,7 @@ class PreVote:
         return False
 
     def spend(self, current_term: int) -> bool:
-        """True once per consent."""
+        """Return True, once per grant, if this voter may stand in the term after `current_term`."""
         if self.may_stand_in != current_term + 1:
             return False
         self.may_stand_in = 0
@@ -82,32 +82,37 @@ class PreVote:
 
 @dataclass(slots=True)
 class DiskWatch:
-    """Whether entries wait, and the disk gets no further. What waits is in memory only."""
+    """Detector of a hanging disk.
+
+    A disk hangs if entries wait to be durable and the durable index does not grow for
+    `DISK_HANG_S`.
+    """
 
     durable_index: int = -1
     since: float = NEVER
     ticked_at: float = 0.0
 
     def hangs(self, journal: DurableJournal, now: float) -> bool:
-        """To be asked with every tick."""
+        """Return whether the disk hangs at `now`. Call with every tick."""
         stood_still_s, self.ticked_at = now - self.ticked_at, now
         if stood_still_s > OWN_STALL_S:
-            self.since += stood_still_s  # rule M7: what the disk has done by now is not read yet
+            # The disk's results from the time of the stall are not processed yet (rule M7).
+            self.since += stood_still_s
         if journal.durable_index != self.durable_index or journal.is_durable:
             self.durable_index, self.since = journal.durable_index, now
         return now - self.since > DISK_HANG_S
 
 
 def up_to_date(question: Message, last: Entry) -> bool:
-    """Raft §5.4.1: the asker's log is at least as complete as ours."""
+    """Return whether the sender's log is at least as complete as `last` (Raft §5.4.1)."""
     return (question["last_log_term"], question["last_log_index"]) >= (last[2], last[1])
 
 
 @dataclass(slots=True)
 class Rejoin:
-    """The answers a voter without its disk is waiting for.
+    """Terms reported to a voter that lost its disk.
 
-    *Every* other voter's, because its lost vote may have gone to any of them.
+    It needs the term of *every* other voter, because its lost vote may have gone to any of them.
     """
 
     others: frozenset[NodeId]
@@ -115,15 +120,15 @@ class Rejoin:
     ask_again_at: float = NEVER
 
     def answered(self, node: NodeId, term: int) -> int | None:
-        """The highest term once all have answered."""
+        """Record a voter's term; return the highest term once every other voter has answered."""
         self.terms[node] = term
         return max(self.terms.values()) if self.others <= self.terms.keys() else None
 
 
 def fence_may_lift(contact: LeaderContact, journal: DurableJournal, fence_term: int) -> bool:
-    """Whether a rejoining voter holds all that was ever committed.
+    """Return whether a rejoining voter holds every entry that was ever committed.
 
-    It must hold the entry at the leader's commit index on disk, and that entry must be of the
+    The entry at the leader's commit index must be on its disk, and that entry must be of the
     leader's own term: a new leader's commit index may lie below older commits (lesson 4).
     """
     entry = journal.at(contact.commit_index)

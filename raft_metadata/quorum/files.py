@@ -1,6 +1,8 @@
-"""The file operations that durability rests on, behind one port, so that a test can cut the power.
+"""File operations that durability depends on, behind one port that tests replace.
 
-Nothing in this folder touches a file in another way. Every method may raise OSError.
+Every file access of the quorum passes through `Files`; `DiskFiles` is the real implementation, and
+tests have one that simulates a power loss. Every method may raise OSError. The functions at the end
+replace files atomically and read or write small files with a checksum.
 """
 
 from __future__ import annotations
@@ -16,50 +18,51 @@ from typing import Protocol
 from raft_metadata.common.errors import CorruptionError, StorageError
 
 NEW_SUFFIX = ".new"
-"""A file that has not got its name yet. Left over after a crash; never read."""
+"""Suffix of a file that is not renamed to its final name yet. A crash may leave it behind; such a
+file is never read."""
 
 
 class FileHandle(Protocol):
-    """One open file. Owned by one thread."""
+    """An open file. Owned by one thread."""
 
     def pwrite(self, data: bytes, offset: int) -> None:
         """Write all of `data` or raise."""
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes from `offset`; fewer only at the end of the file."""
         ...
 
     def sync(self) -> None:
-        """The content is on disk afterwards. After an error it must never be believed (rule Q2)."""
+        """Make the content durable. After an error the content must never be trusted (rule Q2)."""
         ...
 
     def close(self) -> None:
-        """Close; a lock held by the handle goes with it."""
+        """Close the file and release a lock that the handle holds."""
         ...
 
 
 class Files(Protocol):
-    """A file system."""
+    """A port to a file system."""
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or directory of this name."""
+        """Return whether a file or directory of this name exists."""
         ...
 
     def names(self, directory: Path) -> list[str]:
-        """Names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def read(self, path: Path) -> bytes:
-        """The whole file."""
+        """Return the content of the file."""
         ...
 
     def open(self, path: Path, *, create: bool = False) -> FileHandle:
-        """Open for reading and writing; `create` makes it, or empties it."""
+        """Open a file for reading and writing; `create` creates it, or empties an existing one."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file a name, replacing what had it."""
+        """Rename a file, replacing `target` if it exists."""
         ...
 
     def unlink(self, path: Path) -> None:
@@ -67,15 +70,18 @@ class Files(Protocol):
         ...
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory; its parent must exist. One that exists already is fine."""
+        """Create a directory unless it exists; its parent must exist."""
         ...
 
     def sync_directory(self, path: Path) -> None:
-        """Names given and removed in the directory are on disk afterwards (rule Q6)."""
+        """Make names created and removed in the directory durable (rule Q6)."""
         ...
 
     def lock(self, directory: Path) -> FileHandle:
-        """Hold the directory for this process; BlockingIOError where another one holds it."""
+        """Lock the directory for this process.
+
+        Raises BlockingIOError if another process holds it.
+        """
         ...
 
 
@@ -102,42 +108,42 @@ class _DiskHandle:
 
 
 class DiskFiles:
-    """The real file system. ``sync=False`` is for tests that do not judge durability."""
+    """The real file system. ``sync=False`` is for tests that do not check durability."""
 
     def __init__(self, *, sync: bool = True) -> None:
         self._sync = sync
 
     def exists(self, path: Path) -> bool:
-        """See `Files`."""
+        """Return whether a file or directory of this name exists."""
         return path.exists()
 
     def names(self, directory: Path) -> list[str]:
-        """See `Files`."""
+        """Return the names in a directory, sorted."""
         return sorted(entry.name for entry in directory.iterdir())
 
     def read(self, path: Path) -> bytes:
-        """See `Files`."""
+        """Return the content of the file."""
         return path.read_bytes()
 
     def open(self, path: Path, *, create: bool = False) -> FileHandle:
-        """See `Files`."""
+        """Open a file for reading and writing; `create` creates it, or empties an existing one."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
         return _DiskHandle(os.open(path, flags, 0o644), sync=self._sync)
 
     def rename(self, source: Path, target: Path) -> None:
-        """See `Files`."""
+        """Rename a file, replacing `target` if it exists."""
         source.rename(target)
 
     def unlink(self, path: Path) -> None:
-        """See `Files`."""
+        """Remove a name."""
         path.unlink()
 
     def make_directory(self, path: Path) -> None:
-        """See `Files`."""
+        """Create a directory unless it exists; its parent must exist."""
         path.mkdir(exist_ok=True)
 
     def sync_directory(self, path: Path) -> None:
-        """See `Files`."""
+        """Make names created and removed in the directory durable (rule Q6)."""
         if not self._sync:
             return
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -147,7 +153,10 @@ class DiskFiles:
             os.close(fd)
 
     def lock(self, directory: Path) -> FileHandle:
-        """See `Files`."""
+        """Lock the directory for this process.
+
+        Raises BlockingIOError if another process holds it.
+        """
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +167,10 @@ class DiskFiles:
 
 
 def replace_file(files: Files, path: Path, pieces: Iterable[bytes]) -> None:
-    """Durable content first, then the name, then the directory (rules Q1, Q6)."""
+    """Replace a file durably: write and sync the content, then rename, then sync the directory.
+
+    A crash leaves the old or the new content, never a mixture (rules Q1, Q6).
+    """
     new = path.with_name(path.name + NEW_SUFFIX)
     handle = files.open(new, create=True)
     try:
@@ -174,12 +186,15 @@ def replace_file(files: Files, path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def write_checked(files: Files, path: Path, body: bytes) -> None:
-    """Replace a small file by one line of `body` and its crc32."""
+    """Replace a small file by `body` and a second line with its crc32."""
     replace_file(files, path, [body + b"\n%d\n" % zlib.crc32(body)])
 
 
 def read_checked(files: Files, path: Path) -> bytes | None:
-    """The body, None where there is no such file, CorruptionError where it can't be trusted."""
+    """Return the body of a checked file, or None if the file does not exist.
+
+    Raises CorruptionError if the checksum does not match.
+    """
     if not files.exists(path):
         return None
     body, _, crc = files.read(path).removesuffix(b"\n").rpartition(b"\n")
@@ -191,7 +206,7 @@ def read_checked(files: Files, path: Path) -> bytes | None:
 
 @contextlib.contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn the system's error into ours, which names the file (exit 74)."""
+    """Turn an OSError into a StorageError that names the file (exit 74)."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The thread that waits for the disk, so that the loop does not (rule M7).
+"""The thread that waits for the disk so that the event loop does not (rule M7).
 
-A slow disk must delay acknowledgements, never heartbeats: elections would follow. There is one
-hand-over in each direction: a piece of work that touches nothing the loop touches, and the news
-that it is over, which the loop is given.
+A slow disk must delay acknowledgements, never heartbeats, because late heartbeats cause elections.
+The journal hands over one piece of work at a time. Work touches nothing that the loop touches; its
+`done` callback is posted back to the loop.
 """
 
 from __future__ import annotations
@@ -16,47 +16,53 @@ Work = Callable[[], None]
 
 
 class Flusher(Protocol):
-    """Runs pieces of work one after another. Owned by the journal; called on its loop."""
+    """A port that runs pieces of work one after another.
+
+    Owned by the journal and called on its loop.
+    """
 
     def start(self, work: Work, done: Work) -> None:
         """Run `work` elsewhere, then `done` on the loop. `work` handles its own errors."""
         ...
 
     def wait(self) -> None:
-        """Block until every `work` started has ended; their `done` may still come."""
+        """Block until every `work` started has ended; their `done` may still be pending."""
         ...
 
     def close(self) -> None:
-        """The same, and end the thread; `done` may still come, and must not mind."""
+        """Wait for started work and end the thread.
+
+        A `done` may still follow and must be harmless.
+        """
         ...
 
 
 class InlineFlusher:
-    """No thread: work is done before `start` returns. For opening a journal, and for tests."""
+    """A flusher without a thread, for opening a journal and for tests."""
 
     def start(self, work: Work, done: Work) -> None:
-        """See `Flusher`."""
+        """Run `work`, then `done`, before returning."""
         work()
         done()
 
     def wait(self) -> None:
-        """See `Flusher`."""
+        """Return at once: no work is ever pending."""
 
     def close(self) -> None:
-        """See `Flusher`."""
+        """Return at once: there is no thread to end."""
 
 
 class ThreadFlusher:
-    """One daemon thread, started with the first piece of work; it dies with the process."""
+    """A daemon thread, started with the first piece of work; ends with `close` or the process."""
 
     def __init__(self, post: Callable[[Work], object]) -> None:
         self._post = post
-        """``loop.call_soon_threadsafe``."""
+        """Posts a callback to the loop: ``loop.call_soon_threadsafe``."""
         self._queue: SimpleQueue[tuple[Work, Work] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, work: Work, done: Work) -> None:
-        """See `Flusher`."""
+        """Queue `work` for the thread; `done` is posted to the loop after it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="raft-flusher", daemon=True)
             self._thread.start()
@@ -68,19 +74,19 @@ class ThreadFlusher:
             try:
                 work()
             finally:
-                # Also after what no work catches: the journal sees that nothing was finished, and
-                # ends the process, where a dead thread would be a silent hang (rule Q6).
+                # Posted even after an exception that `work` does not catch: the journal then sees
+                # unfinished work and ends the process; a dead thread would hang it (rule Q6).
                 self._post(done)
 
     def wait(self) -> None:
-        """See `Flusher`."""
+        """Block until the thread has finished all work queued so far."""
         if self._thread is not None:
             reached = threading.Event()
             self._queue.put((reached.set, _nothing))
             reached.wait()
 
     def close(self) -> None:
-        """See `Flusher`."""
+        """Finish the queued work, end the thread and join it."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)

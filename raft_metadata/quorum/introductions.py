@@ -1,7 +1,8 @@
-"""Who may take a voter's place (rule Q4): what a connection must prove before it may say anything.
+"""Acceptance of peers: what a connection must prove before it acts as a voter (rule Q4).
 
-Both ends say who they are and look at what the other says. Pure but for the durable truth in
-`DataDir`, which changes when an operator accepts a voter on another disk.
+`PeerLinks` sends this voter's hello and passes the peer's to `Introductions.accept`. Pure except
+for the durable voter list in `DataDir`, which changes when an operator accepts a voter on another
+disk.
 """
 
 from __future__ import annotations
@@ -12,31 +13,32 @@ from raft_metadata.quorum.wire import MalformedMessageError, Message, checked_he
 
 
 class RefusedPeerError(Exception):
-    """The reason, for the log: the peer is told nothing."""
+    """Reason for refusing a peer. It is logged here and never sent to the peer."""
 
 
 def certificate_name(node: NodeId) -> str:
-    """The DNS name that a voter's certificate must carry."""
+    """Return the DNS name that a voter's certificate must carry."""
     return f"controller-{node}"
 
 
 class Introductions:
-    """Owned by the loop, for the life of the voter."""
+    """The hello of this voter and the check of its peers' hellos. Owned by the loop."""
 
     def __init__(self, home: DataDir) -> None:
         self._home = home
 
     def hello(self) -> Message:
-        """What this voter says first."""
+        """Return the first message that this voter sends on a connection."""
         meta = self._home.meta
         return hello(meta.node_id, meta.cluster_id, meta.directory_id)
 
     def accept(
         self, said: object, *, dialled: NodeId | None, names: frozenset[str] | None
     ) -> NodeId:
-        """Who a peer is; RefusedPeerError unless it proved it.
+        """Return the node id that a peer has proved to own; raise RefusedPeerError otherwise.
 
-        `dialled` is whom we dialled, None where the peer dialled us; `names` those of its verified
+        `said` is the decoded first message of the peer. `dialled` is the voter that this side
+        dialled, None on an accepted connection. `names` are the DNS names of the peer's verified
         certificate, None on a plain connection.
         """
         try:

@@ -1,12 +1,15 @@
-"""The Raft log and the vote of one voter, durable before anything is said about them.
+"""The Raft log and the vote of one voter, durable before any message about them is sent.
 
-Written bytes are never truncated in place: pages of the old tail, which prove a longer durable
-end, could come back behind new records. A truncation below what was written is a new file.
+`voter_disk.py` opens the `DurableJournal`; the library changes it through `JournalAdapter`, and
+`RaftNode` adds entries and calls `flush`.
 
-Entries are written and synced by the flusher, beside the loop, one hand-over at a time: what is
-added meanwhile waits for the next. `durable_index` tells how far it has come; whoever speaks of an
-entry waits for it there (`transport.py`, `raft_node.py`). The vote, a rare thing, is written on the
-loop.
+Written bytes are never truncated in place: pages of the old tail, which prove a longer durable end,
+could reappear after new records. A truncation below what was written creates a new file.
+
+Entries are written and synced by the flusher, beside the loop, one hand-over at a time; entries
+added meanwhile wait for the next one. `durable_index` is the last durable entry, and messages about
+later entries wait for it (`transport.py`, `raft_node.py`). The vote changes rarely and is written
+on the loop.
 """
 
 from __future__ import annotations
@@ -46,17 +49,17 @@ _log = logging.getLogger("raft_metadata.quorum")
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """The content of ``vote.json``: whom this voter promised its vote in which term."""
+    """The content of ``vote.json``: the last term, and the candidate this voter voted for in it."""
 
     term: int
     voted_for: str | None
 
 
 class _Flush:
-    """One hand-over to the flusher. `work` runs on its thread; the rest is the loop's.
+    """A hand-over to the flusher. `work` runs on the flusher's thread, the rest on the loop.
 
-    Carries the truncation generation it was begun in (rule Q3), the last index it makes durable
-    and the length of the file then.
+    Carries the truncation generation in which it began (rule Q3), the last index that it makes
+    durable, and the length of the file at that time.
     """
 
     def __init__(
@@ -73,27 +76,27 @@ class _Flush:
         self.index = index
         self.end = end
         self.proves = proves
-        """Afterwards the end of the file proves itself (rule Q5)."""
+        """True if the file proves its own end afterwards (rule Q5)."""
         self.handle: FileHandle | None = None
-        """The file written to; None until it is synced."""
+        """The written file, once it is synced; None before, and after a failure."""
         self.error: Exception | None = None
 
     def work(self) -> None:
         try:
             self.handle = self._write()
-        except Exception as error:  # noqa: BLE001 told on the loop, which ends the process
+        except Exception as error:  # noqa: BLE001 reported on the loop, which ends the process
             self.error = error
 
 
 class DurableJournal:
     """Entries in memory and on disk. Owned by the loop, for the life of the node; not thread-safe.
 
-    Opening raises CorruptionError (bytes proven durable are gone, a vote is missing) or OSError.
-    After that, any failure to write or sync ends the process through the fault handler: the
-    library has already changed its mind in memory (rule Q2, lesson 6).
+    Opening raises CorruptionError (bytes proven durable are missing, or the vote is) or OSError.
+    After that, any failure to write or sync ends the process through the fault handler, because the
+    library has already changed its state in memory (rule Q2, lesson 6).
 
-    Invariants: indexes are contiguous; nothing is durable unless `durable_index` covers it; at most
-    one flush is in flight, and it proves nothing once a truncation has followed it (rule Q3).
+    Invariants: indexes are contiguous; an entry is durable only if `durable_index` covers it; at
+    most one flush is in flight, and it proves nothing if a truncation has followed it (rule Q3).
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class DurableJournal:
         self._handle: FileHandle | None = None
         self._length = 0
         self._handed = 0
-        """How many of `entries` the file has, or is about to have."""
+        """Number of leading `entries` that are written, or are in the flush in flight."""
         self._waiting_bytes = 0
         self._must_rewrite = False
         self._must_prove = False
@@ -125,25 +128,26 @@ class DurableJournal:
         self._durable_end = 0
         self._durable_index = 0
         self.generation = 0
-        """Truncations so far: what was said about the log in an older one may be untrue now."""
+        """Number of truncations so far; a statement made about the log in an older generation may
+        no longer hold."""
         self._in_flight: _Flush | None = None
         self._before_clear: list[Entry] | None = None
         self.installed: int | None = None
-        """Index of a snapshot just installed, until its acknowledgement has been sent: the
-        acknowledgement may only claim this much, not the entries kept behind it."""
+        """Index of a snapshot just installed, until its acknowledgement is sent. The
+        acknowledgement may claim entries up to here, not the unchecked ones kept after it."""
         self.commit_index = 1
         self.sync_count = 0
         self.on_durable: Callable[[], None] = _nothing
-        """Called on the loop when `durable_index` may have grown."""
+        """Callback on the loop, called when `durable_index` may have grown."""
         self.vote = self._open()
-        # rule Q1, open means synced: what was read may be in the page cache only. fsync alone
-        # does not do, because after an EIO the cached pages look clean (rule Q2): everything is
-        # written again, into a new file, and with it the directory is synced.
+        # An open journal is a synced one (rule Q1), but the bytes just read may exist in the page
+        # cache only. fsync alone does not help, because after an EIO the cached pages look clean
+        # (rule Q2). So everything is written again, into a new file, and the directory is synced.
         self._rewrite_now()
 
     def _open(self) -> Vote:
         if not self._files.exists(self._path):
-            # The vote file first: a journal without one is a lost vote.
+            # The vote file is created first: a journal without one counts as a lost vote.
             if not self._files.exists(self._vote_path):
                 self._write_vote(Vote(term=0, voted_for=None))
         else:
@@ -167,30 +171,30 @@ class DurableJournal:
 
     @property
     def last(self) -> Entry:
-        """The newest entry; there always is one once the node has started."""
+        """The newest entry; one always exists once the node has started."""
         return self.entries[-1]
 
     @property
     def durable_index(self) -> int:
-        """Up to here every entry is on disk."""
+        """Index of the last entry that is on disk together with all before it."""
         return self._durable_index
 
     @property
     def is_durable(self) -> bool:
-        """Every entry is."""
+        """True if every entry is on disk."""
         return not self.entries or self._durable_index == self.entries[-1][1]
 
     @property
     def size_bytes(self) -> int:
-        """Length of the file and of what waits to be written."""
+        """Length of the file plus the bytes that wait to be written."""
         return self._length + self._waiting_bytes
 
     def at(self, index: int) -> Entry | None:
-        """The entry of a Raft index, None where it is compacted away or beyond the end."""
+        """Return the entry at a Raft index; None if it is compacted away or beyond the end."""
         position = index - self.entries[0][1] if self.entries else -1
         return self.entries[position] if 0 <= position < len(self.entries) else None
 
-    # -- changing: nothing of it is durable before `durable_index` says so
+    # -- changing: an entry is durable only once `durable_index` covers it
 
     def add(self, command: bytes, index: int, term: int) -> None:
         """Append one entry."""
@@ -204,7 +208,11 @@ class DurableJournal:
             self._keep_suffix(self._before_clear)
 
     def _keep_suffix(self, old: list[Entry]) -> None:
-        """A snapshot was installed: clear, add its two entries. Raft keeps what agrees with it."""
+        """Keep old entries that continue an installed snapshot.
+
+        The library clears the journal and adds the snapshot's two entries. Raft requires that
+        entries which agree with the snapshot are kept.
+        """
         self._before_clear = None
         command, index, term = self.entries[-1]
         position = index - old[0][1] if old else -1
@@ -213,14 +221,17 @@ class DurableJournal:
         self.installed = index
 
     def clear(self) -> None:
-        """Forget all; the two head entries of a snapshot are added next."""
+        """Remove all entries; the two head entries of a snapshot are added next."""
         self._before_clear = self.entries
         self.entries = []
         self._replaced_from(0)
         self._must_rewrite = True
 
     def delete_from(self, position: int) -> None:
-        """Drop a conflicting tail. A committed entry in it means Raft itself is broken."""
+        """Truncate a conflicting tail.
+
+        A committed entry in it means Raft is broken, which is fatal.
+        """
         if position >= len(self.entries):
             return
         index = self.entries[position][1]
@@ -232,13 +243,13 @@ class DurableJournal:
             self._must_rewrite = True
 
     def _replaced_from(self, index: int) -> None:
-        # rule Q3: what is in flight was begun before this, and proves nothing any more.
+        # A flush in flight began before this truncation and proves nothing any more (rule Q3).
         self.generation += 1
         self._durable_index = min(self._durable_index, max(0, index - 1))
         self._waiting_bytes = sum(map(record_bytes, self.entries[self._handed :]))
 
     def delete_to(self, position: int) -> None:
-        """Drop a prefix that a durable snapshot holds."""
+        """Remove a prefix that a durable snapshot holds."""
         if position > 0:
             del self.entries[:position]
             self._must_rewrite = True
@@ -246,8 +257,9 @@ class DurableJournal:
     def align(self, previous: Entry, last: Entry) -> None:
         """Fit the journal to a snapshot that ends with these two entries; at start only.
 
-        pysyncobj clears a journal that does not start with them, and with it all that was
-        acknowledged after the snapshot (defect 4).
+        pysyncobj clears a journal that does not begin with them, and with it every entry
+        acknowledged after the snapshot (defect 4). Raises CorruptionError if entries between
+        snapshot and journal are missing.
         """
         if self.at(previous[1]) == previous and self.at(last[1]) == last:
             self.delete_to(previous[1] - self.entries[0][1])
@@ -261,10 +273,10 @@ class DurableJournal:
     # -- durability
 
     def flush(self) -> None:
-        """Begin to make everything durable; `on_durable` tells when.
+        """Begin to make all entries durable; `on_durable` reports progress.
 
-        Nothing while one is in flight: what was added since goes with the next, which begins by
-        itself.
+        Does nothing while a flush is in flight: entries added since then belong to the next one,
+        which begins by itself.
         """
         if self._in_flight is not None or not self._is_dirty:
             return
@@ -314,10 +326,10 @@ class DurableJournal:
 
     def _flushed(self, flush: _Flush) -> None:
         if flush is not self._in_flight:
-            return  # `sync` has seen it already, or the journal is closed
+            return  # `sync` has handled it already, or the journal is closed
         self._in_flight = None
         if flush.handle is None:
-            # rule Q2: not tried again, and nothing of it is believed.
+            # rule Q2: a failed write is never retried, and none of it is trusted.
             self._faults.fatal(f"journal write failed file={self._path}", flush.error)
         self._adopt(flush, flush.handle)
         self.on_durable()
@@ -329,7 +341,7 @@ class DurableJournal:
         self._handle = handle
         self.sync_count += 1
         if flush.generation != self.generation:
-            # rule Q3: some of what it wrote was replaced meanwhile; a new file says what is true.
+            # Some written entries were replaced meanwhile; a new file must be written (rule Q3).
             self._must_rewrite = True
             return
         self._durable_end, self._durable_index = flush.end, flush.index
@@ -343,7 +355,7 @@ class DurableJournal:
             self._flushed(flush)
 
     def _rewrite_now(self) -> None:
-        """At start, where an error is the opener's to handle."""
+        """Write all entries into a new file at start; errors are raised to the opener."""
         self._must_rewrite = True
         flush = self._next_flush()
         flush.work()
@@ -353,9 +365,9 @@ class DurableJournal:
         self._adopt(flush, flush.handle)
 
     def prove_tail(self) -> None:
-        """Called every second: after an idle one, prove the last group.
+        """Prove the last group of records after an idle second; called every second.
 
-        Rot there is then told from a torn write (lesson 10).
+        Damage there can then be distinguished from a torn write (lesson 10).
         """
         idle = not self._added_since_timer
         self._added_since_timer = False
@@ -363,14 +375,17 @@ class DurableJournal:
             self._must_prove = True
             self.flush()
 
-    # -- what Raft promises beside its entries
+    # -- commit index and vote
 
     def set_commit_index(self, index: int) -> None:
-        """What may not be truncated any more. Not stored: re-learnt."""
+        """Record the index up to which nothing may be truncated.
+
+        Not stored: learnt again after a start.
+        """
         self.commit_index = max(self.commit_index, index)
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
-        """Durable before the message that tells it: on the loop, because it comes once a term."""
+        """Store a vote durably before the message about it is sent; on the loop, once per term."""
         vote = Vote(term=term, voted_for=voted_for)
         if vote == self.vote:
             return
@@ -384,7 +399,7 @@ class DurableJournal:
         write_checked(self._files, self._vote_path, msgspec.json.encode(vote))
 
     def close(self) -> None:
-        """Give the file up once nobody writes to it; begins no other write."""
+        """Close the file after the flusher's last write; begins no other write."""
         self._flusher.close()
         flush, self._in_flight = self._in_flight, None
         if flush is not None and flush.handle is not None and flush.handle is not self._handle:

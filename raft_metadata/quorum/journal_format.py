@@ -1,16 +1,16 @@
-"""The bytes of the journal: a head, then records. Pure.
+"""Byte format of the journal: a head, then records. Pure; `journal.py` and `offline.py` call it.
 
-The head proves the content the file was born with (synced before it had its name). Each record
-carries the *durable end* known when it was written, so that a bad record below any end proven later
-is corruption (refused), and one above it was torn by a power cut (cut off): rule Q5. Records start
-with a mark that is random per file, so that a payload can't imitate a record, and the next one
-behind lost pages can be found.
+The head proves the content that the file was created with, which is synced before the file gets its
+name. Each record carries the *durable end* known when it was written. A bad record below any end
+proven later is therefore damage (refused), and one above it was torn by a power loss (left out):
+rule Q5. Records start with a mark that is random per file, so that a payload cannot imitate a
+record and the next record after lost pages can be found.
 
     head    magic 8s | mark 8s | proven end u64 | crc u32
     record  mark 8s | crc u32 | length u32 | index u64 | term u64 | durable end u64 | command
 
-A record with index 0 is no entry: it only proves the end of the group before it, once the voter
-has been idle for a second.
+A record with index 0 is no entry: it only proves the end of the group before it, and is written
+once the voter has been idle for a second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class JournalScan:
-    """What a file holds: entries up to `end`; up to `proven` it was once durable."""
+    """Content of a journal file: the entries before byte `end`.
+
+    Bytes before `proven` were once durable.
+    """
 
     entries: list[Entry]
     end: int
@@ -54,38 +57,38 @@ class JournalScan:
 
 
 def record_bytes(entry: Entry) -> int:
-    """The length of an entry's record."""
+    """Return the length in bytes of an entry's record."""
     return _RECORD.size + len(entry[0])
 
 
 def file_bytes(entries: Iterable[Entry]) -> int:
-    """The length of a new file with these entries."""
+    """Return the length in bytes of a new file with these entries."""
     return _HEAD.size + sum(map(record_bytes, entries))
 
 
 def encode_file(mark: bytes, entries: Iterable[Entry], length: int) -> Iterator[bytes]:
-    """A new file, in pieces: the head proves all of it, so that its records need prove nothing."""
+    """Yield the pieces of a new file of `length` bytes; its head proves all of them."""
     head = struct.pack("<8s8sQ", _MAGIC, mark, length)
     yield head + struct.pack("<I", zlib.crc32(head))
     yield b"".join([encode_record(mark, entry, 0) for entry in entries])
 
 
 def encode_record(mark: bytes, entry: Entry, durable_end: int) -> bytes:
-    """One record, which proves everything before `durable_end`."""
+    """Return one record, which proves everything before byte `durable_end`."""
     command, index, term = entry
     body = _CHECKED.pack(len(command), index, term, durable_end) + command
     return mark + struct.pack("<I", zlib.crc32(body)) + body
 
 
 def encode_proof(mark: bytes, durable_end: int) -> bytes:
-    """A record that is no entry."""
+    """Return a record without an entry, which only proves everything before byte `durable_end`."""
     return encode_record(mark, (b"", _PROOF_INDEX, 0), durable_end)
 
 
 def parse_journal(data: bytes, path: Path) -> JournalScan:
-    """The whole file: torn behind ``end``, or CorruptionError where that was proven durable.
+    """Scan a whole file; raise CorruptionError if bytes that were proven durable are bad.
 
-    ``path`` is for the error only.
+    Bytes after the result's ``end`` are torn. ``path`` is for the error text only.
     """
     head_ok = len(data) >= _HEAD.size and (
         zlib.crc32(data[: _HEAD.size - 4]) == _HEAD.unpack_from(data)[3]
@@ -106,10 +109,10 @@ def parse_journal(data: bytes, path: Path) -> JournalScan:
 
 
 def scan_records(data: bytes, mark: bytes, proven: int) -> JournalScan:
-    """Read records from behind the head up to the first bad one.
+    """Read records after the head, up to the first bad one.
 
-    The good records behind it are used for one thing: what they prove about the durable end
-    (rule Q5: unsynced pages reach the disk in any order, so their presence alone proves nothing).
+    Good records after a bad one count only for the durable end that they prove: unsynced pages
+    reach the disk in any order, so their presence alone proves nothing (rule Q5).
     """
     end, entries = _HEAD.size, []
     for record in _good_records(data, mark, end):

@@ -1,4 +1,8 @@
-"""Our settings, journal and snapshots under the names that pysyncobj knows."""
+"""Adapters that give pysyncobj this project's settings, journal and snapshots under its own names.
+
+`RaftNode` builds them and passes them to the library through `library_conf`; the library calls the
+adapters on the loop.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,12 @@ from raft_metadata.quorum.snapshots import SnapshotState, SnapshotStore
 from raft_metadata.quorum.voter_node import VoterNode
 
 APPEND_BYTES = 1024 * 1024
-"""Entries of one append message; twice `MAX_PAYLOAD_BYTES`, so that every entry fits."""
+"""Most bytes of entries in one append message; twice `MAX_PAYLOAD_BYTES`, so every entry fits."""
 MAX_SNAPSHOT_BACKLOG_BYTES = 1024 * 1024
-"""Unsent bytes of a snapshot towards one follower."""
+"""Most unsent bytes to one follower before the next part of a snapshot is sent."""
 SNAPSHOT_RETRY_S = 10.0
-"""After one that could not be written (a full disk, say); the library would begin again at once."""
+"""Pause after a snapshot that could not be written, for example on a full disk; the library itself
+would begin again at once."""
 
 _STATES = {
     SnapshotState.IDLE: NOT_SERIALIZING,
@@ -36,7 +41,7 @@ _STATES = {
 
 
 def library_conf(config: QuorumConfig, journal: object, snapshots: object) -> Any:
-    """Pysyncobj's own settings. Those of its own network and threads are not used."""
+    """Return pysyncobj's settings; its own network and threads are not used."""
     election_s = config.election_timeout_ms / 1000
     return SyncObjConf(
         autoTick=False,
@@ -58,27 +63,27 @@ def library_conf(config: QuorumConfig, journal: object, snapshots: object) -> An
 
 
 class JournalAdapter:
-    """The library's `Journal`. It holds no state of its own."""
+    """The library's `Journal` interface over a `DurableJournal`. It holds no state of its own."""
 
     def __init__(self, journal: DurableJournal, commit: Callable[[int], int]) -> None:
         self._journal = journal
         self._commit = commit
-        """How much of a commit index that the library has just set may stand."""
+        """Returns how much of a commit index that the library has just set is valid."""
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append."""
+        """Append an entry."""
         self._journal.add(command, idx, term)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._journal.clear()
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 the library's names
-        """Drop a tail."""
+        """Remove all entries from this position on."""
         self._journal.delete_from(entryFrom)
 
     def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803 the library's names
-        """Drop a prefix."""
+        """Remove all entries before this position."""
         self._journal.delete_to(entryTo)
 
     def __getitem__(self, item: Any) -> Any:
@@ -91,32 +96,38 @@ class JournalAdapter:
         self._journal.sync()
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
-        """Called before anything is applied."""
+        """Set the commit index; the library calls it before it applies anything."""
         self._journal.set_commit_index(self._commit(raftCommitIndex))
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
-        """At start."""
+        """Return the commit index; the library calls it at start."""
         return self._journal.commit_index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
-        """Before the message that tells it."""
+        """Store term and vote durably.
+
+        The library calls it before it sends a message about them.
+        """
         self._journal.set_vote(term, votedForNodeId)
 
     def getCurrentTerm(self) -> int:  # noqa: N802
-        """At start."""
+        """Return the stored term; the library calls it at start."""
         return self._journal.vote.term
 
     def getVotedForNodeId(self) -> str | None:  # noqa: N802
-        """At start."""
+        """Return the stored vote; the library calls it at start."""
         return self._journal.vote.voted_for
 
     def onOneSecondTimer(self) -> None:  # noqa: N802
-        """Every second."""
+        """Prove the durable tail of the journal; the library calls it every second."""
         self._journal.prove_tail()
 
 
 class SnapshotAdapter:
-    """The library's `Serializer`. Errors never reach the library, which would swallow them."""
+    """The library's `Serializer` interface over a `SnapshotStore`.
+
+    Errors never reach the library, which would swallow them.
+    """
 
     def __init__(
         self,
@@ -133,14 +144,14 @@ class SnapshotAdapter:
         self._first_kept = 0
 
     def checkSerializing(self) -> tuple[int, int]:  # noqa: N802
-        """(state, index of the first entry to keep)."""
+        """Return (library's state number, index of the first entry to keep)."""
         state = self._store.poll()
         if state is SnapshotState.FAILED:
             self._not_before = self._now() + SNAPSHOT_RETRY_S
         return _STATES[state], self._first_kept
 
     def serialize(self, data: tuple[None, Entry, Entry, object], id_: int) -> None:
-        """Begin; the last applied entry comes first, the one before it second."""
+        """Begin a snapshot; `data` holds the last applied entry, then the one before it."""
         if self._now() < self._not_before:
             return
         _, last, previous, _ = data
@@ -151,7 +162,10 @@ class SnapshotAdapter:
             self._faults.fatal("snapshot begin failed", error)
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """What the state machine was just replaced by: the state itself is there already."""
+        """Return the head entries of the loaded snapshot.
+
+        The state machine already holds its state.
+        """
         header = self._store.header
         if header is None:
             self._faults.fatal("the library asked for a snapshot that was not verified")
@@ -160,7 +174,7 @@ class SnapshotAdapter:
     def getTransmissionData(  # noqa: N802
         self, node: VoterNode
     ) -> tuple[bytes, bool, bool, int] | None:
-        """The next part; None while enough is under way."""
+        """Return the next part for a follower; None while enough bytes are unsent."""
         if self._backlog_bytes(node) > MAX_SNAPSHOT_BACKLOG_BYTES:
             return None
         return self._store.next_part(node.node_id)
@@ -168,9 +182,12 @@ class SnapshotAdapter:
     def setTransmissionData(  # noqa: N802
         self, data: tuple[bytes, bool, bool, int]
     ) -> bool:
-        """One part from the leader; True once the whole is installed."""
+        """Store one part from the leader; return True once the whole snapshot is installed."""
         part, first, last, _ = data
         return self._store.receive(part, first=first, last=last)
 
     def cancelTransmisstion(self, node: VoterNode) -> None:  # noqa: N802 the library's spelling
-        """Said of a follower that is gone, and of one we paused; the filter knows who is gone."""
+        """Ignore the library's call, which covers disconnected and paused followers alike.
+
+        The transport's own `on_disconnected` cancels a transfer.
+        """

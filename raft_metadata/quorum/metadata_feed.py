@@ -1,4 +1,8 @@
-"""Fetch-metadata: how brokers follow the metadata log, from any controller (decision D3)."""
+"""Fetch-metadata: brokers follow the metadata log through it, from any controller (decision D3).
+
+`ActiveController.fetch_metadata` passes requests to `MetadataFeed.fetch`, which waits for newer
+records if there are none, and returns batches, or a snapshot where the batches are compacted away.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ from raft_metadata.records.commands import FetchMetadata, FetchMetadataAnswer, M
 from raft_metadata.records.serde import encode_snapshot
 
 LARGE_IMAGE_PARTITIONS = 2_000
-"""From here on a snapshot takes more than 20 ms to write as JSON: 1 s at 100,000."""
+"""Partitions from which encoding a snapshot takes more than 20 ms (1 s at 100,000)."""
 SNAPSHOT_KEPT_S = 10.0
-"""A large one; brokers that start together share it."""
+"""Time a large encoded snapshot is kept, so that brokers that start together share it."""
 
 
 class LeaderKnowledge(Protocol):
-    """What a voter knows of its leader; ``metadata_quorum.MetadataQuorum`` is one."""
+    """The knowledge of a voter about its leader; implemented by `MetadataQuorum`."""
 
     @property
     def leader_id(self) -> NodeId | None: ...
@@ -33,9 +37,9 @@ class LeaderKnowledge(Protocol):
 
 
 class MetadataFeed:
-    """Serves applied records only, so a broker never has to take anything back.
+    """Server of applied records to brokers; a broker never has to take anything back.
 
-    Owned by the controller; single-threaded on its loop. `announce` wakes whoever waits.
+    Owned by the controller; single-threaded on its loop. `announce` wakes the waiting fetches.
     """
 
     def __init__(self, machine: MetadataStateMachine, config: ControllerConfig) -> None:
@@ -46,27 +50,28 @@ class MetadataFeed:
         self._snapshot: MetadataSnapshot | None = None
         self._encoding: asyncio.Future[MetadataSnapshot] | None = None
         self.waiting = 0
-        """Fetches that wait for a newer image."""
+        """Number of fetches that wait for a newer image."""
 
     def announce(self) -> None:
-        """Something changed: the image, or who may answer."""
+        """Wake every waiter: the image, or the leadership, has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self) -> None:
-        """Until the next `announce`."""
+        """Wait for the next `announce`."""
         await self._changed.wait()
 
     def stop(self) -> None:
-        """Answer whoever waits; from now on brokers ask another controller."""
+        """End every waiting fetch; from now on fetches fail, and brokers use another controller."""
         self._stopping = True
         self.announce()
 
     async def fetch(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
-        """Records from an offset on; waits for the next one up to ``max_wait_ms``.
+        """Return records from an offset on; wait for the next one up to ``max_wait_ms``.
 
-        INCONSISTENT_CLUSTER_ID; METADATA_STALE_SOURCE when this controller has lost its leader;
-        METADATA_BEHIND when the broker is ahead of it, never a snapshot then (rules M5, M6).
+        Raises INCONSISTENT_CLUSTER_ID; METADATA_STALE_SOURCE if this controller has lost its
+        leader; METADATA_BEHIND if the broker is ahead of it, which never gets a snapshot then
+        (rules M5, M6).
         """
         if request.cluster_id != self._config.cluster_id:
             message = f"this is cluster {self._config.cluster_id}, not {request.cluster_id}"
@@ -78,7 +83,7 @@ class MetadataFeed:
         return await self._page(request, quorum)
 
     def _check_source(self, request: FetchMetadata, quorum: LeaderKnowledge) -> None:
-        """Rule M6: a stale source says so, and one that is behind too."""
+        """Raise KafkaError if this controller is stale, or behind the broker (rule M6)."""
         age_ms = quorum.leader_contact_age_ms
         if age_ms > self._config.election_timeout_ms or self._stopping:
             heard = f"heard of its leader {age_ms} ms ago"
@@ -123,7 +128,11 @@ class MetadataFeed:
         )
 
     async def _snapshot_of(self, image: MetadataImage) -> MetadataSnapshot:
-        """Made once for all brokers that need it; a large one beside the loop, which votes."""
+        """Return an encoded snapshot, shared by all brokers that need it.
+
+        A large one is encoded on another thread, because the loop also runs elections; it may then
+        be older than `image`.
+        """
         if self._snapshot is not None and self._snapshot.next_offset == image.next_offset:
             return self._snapshot
         if sum(len(topic.partitions) for topic in image.topics.values()) < LARGE_IMAGE_PARTITIONS:
@@ -133,7 +142,7 @@ class MetadataFeed:
         if self._encoding is None:
             self._encoding = loop.run_in_executor(None, _encoded_snapshot, image)
             self._encoding.add_done_callback(self._encoded)
-        # What is being made may be older than this image: the broker fetches on from its end.
+        # The snapshot being encoded may be older than `image`: the broker fetches on from its end.
         return await asyncio.shield(self._encoding)
 
     def _encoded(self, encoding: asyncio.Future[MetadataSnapshot]) -> None:
@@ -143,12 +152,12 @@ class MetadataFeed:
             asyncio.get_running_loop().call_later(SNAPSHOT_KEPT_S, self._forget, self._snapshot)
 
     def _forget(self, snapshot: MetadataSnapshot) -> None:
-        """It takes half as much memory as the image itself."""
+        """Release a kept snapshot, which takes half as much memory as the image itself."""
         if self._snapshot is snapshot:
             self._snapshot = None
 
 
 def _encoded_snapshot(image: MetadataImage) -> MetadataSnapshot:
-    """Images are immutable: any thread may."""
+    """Return the encoded snapshot of an image. Safe on any thread, because images are immutable."""
     snapshot = snapshot_of(image)
     return replace(snapshot, encoded=encode_snapshot(snapshot))

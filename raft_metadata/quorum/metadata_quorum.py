@@ -1,6 +1,8 @@
-"""The door to the quorum: a replicated log of payloads, applied in order on every voter.
+"""The interface of the quorum: a replicated log of payloads, applied in order on every voter.
 
-Nothing of pysyncobj is visible from here on. Everything runs on the loop that called `start`.
+The controller's node creates a `MetadataQuorum`, starts it, submits payloads and reads its state.
+It opens the disk (`voter_disk.py`), the links (`peer_links.py`) and the `RaftNode`, and ticks them.
+Nothing of pysyncobj is visible to its callers. Everything runs on the loop that called `start`.
 """
 
 from __future__ import annotations
@@ -28,31 +30,31 @@ from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
 
 TICKS_PER_HEARTBEAT = 4
 NEVER_HEARD_MS = 2**31 - 1
-"""`leader_contact_age_ms` before any leader was heard."""
+"""`leader_contact_age_ms` before the first contact with any leader."""
 HAND_OVER_TIMEOUT_S = 0.5
-"""How long a stopping leader waits for another one to take over."""
+"""Longest time that a stopping leader waits for another voter to take over."""
 COMMIT_TIMEOUT_S = 0.25
-"""Of this, how long it first waits until what it has appended is committed."""
+"""Part of that time in which it first waits until its appended entries are committed."""
 
 _log = logging.getLogger("raft_metadata.quorum")
 
 
 class StateMachine(Protocol):
-    """What the log is applied to. Called on the loop, except `chunks`."""
+    """The port to which committed payloads are applied. Called on the loop, except `chunks`."""
 
     def apply(self, index: int, term: int, payload: bytes) -> object:
-        """Apply one payload; the value goes to whoever submitted it.
+        """Apply one payload and return the value for its submitter.
 
-        Pure and total: no clock, no chance, no exception (that ends the process).
+        Pure and total: no clock, no chance, no exception (an exception ends the process).
         """
         ...
 
     def freeze(self) -> object:
-        """An immutable reference to the present state, for a snapshot; must be cheap."""
+        """Return an immutable reference to the present state, for a snapshot; must be cheap."""
         ...
 
     def chunks(self, frozen: object) -> Iterator[bytes]:
-        """A frozen state as any bytes, each under 4 GiB; called on another thread."""
+        """Return a frozen state as chunks of bytes, each under 4 GiB; called on another thread."""
         ...
 
     def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
@@ -62,7 +64,7 @@ class StateMachine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """A reign that may be acted on: the first entry of `term` was applied, at `index`."""
+    """A leadership that may be acted on: the first entry of `term` is applied, at `index`."""
 
     term: int
     index: int
@@ -70,7 +72,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """`RaftEvents` for the owner's three functions; their exceptions are broken invariants."""
+    """`RaftEvents` for the owner's three functions; an exception in one is fatal."""
 
     on_activated: Callable[[Leadership], None]
     on_deactivated: Callable[[], None]
@@ -91,16 +93,16 @@ class _Events:
     def _call(self, function: Callable[[], None]) -> None:
         try:
             function()
-        except Exception as error:  # noqa: BLE001 the owner's state is half changed
+        except Exception as error:  # noqa: BLE001 the owner's state may be half changed
             self.faults.fatal("quorum event handler failed", error)
 
 
 class MetadataQuorum:
-    """One voter of the metadata quorum, for the life of a controller process.
+    """A voter of the metadata quorum, for the life of a controller process.
 
     Owned by the controller; single-threaded on its loop (asyncio or uvloop). `start` once, `stop`
     once. Between them it owns the directory's lock, the links to the other voters, one timer, the
-    thread that waits for the disk, and at times another one that writes a snapshot.
+    thread that waits for the disk, and at times another thread that writes a snapshot.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class MetadataQuorum:
     # -- life
 
     async def start(self) -> None:
-        """Lock the directory, open and sync the journal, bind, join.
+        """Lock the directory, open and sync the journal, bind, and join the quorum.
 
         Raises UnsupportedLibraryError, KafkaError INVALID_CONFIG (certificates), StorageError or
         CorruptionError (exit 74), or OSError for a port that is taken; whatever was opened is
@@ -179,7 +181,7 @@ class MetadataQuorum:
         )
 
     async def stop(self) -> None:
-        """Hand leadership over if there is somebody, answer whoever waits, close everything."""
+        """Hand leadership over if possible, answer every pending submission, and close all."""
         await self.hand_over()
         node = self._node
         if node is not None:
@@ -191,14 +193,15 @@ class MetadataQuorum:
             await self._links.close()
         thread = None if self._disk is None else self._disk.snapshots.close()
         if thread is not None:
-            # The directory's lock may go only when nobody writes there any more.
+            # The directory's lock may be released only after the last write there.
             await asyncio.to_thread(thread.join)
         self._close_disk()
 
     async def hand_over(self) -> bool:
-        """Let another voter lead, if this one does; whether one was asked to.
+        """Transfer leadership to another voter; return whether a transfer was attempted.
 
-        This voter goes on as a follower: what it had appended is still answered for certain.
+        This voter continues as a follower and still answers its own pending submissions with
+        certainty.
         """
         node = self._node
         if node is None:
@@ -207,7 +210,7 @@ class MetadataQuorum:
         leads = node.role == "leader" and bool(node.otherNodes)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        # Asked again with every tick: only a follower that holds everything is told to stand.
+        # Repeated with every tick: only a follower that holds every entry is asked to take over.
         while node.role == "leader" and node.otherNodes:
             waited_s = loop.time() - began
             if waited_s >= HAND_OVER_TIMEOUT_S:
@@ -240,15 +243,15 @@ class MetadataQuorum:
 
     def _event_failed(self, error: Exception) -> None:
         if isinstance(error, OSError):
-            # A socket's trouble (no descriptors, no route): tried again with the next tick.
+            # A socket error (no descriptors, no route) is retried with the next tick.
             self._errors += 1
             _log.warning("raft event failed count=%d error=%r", self._errors, error)
         else:
-            # Half of something has happened, and nobody can say which half.
+            # The event was handled in part, and the state is unknown.
             self._faults.fatal("raft event failed", error)
 
     def _hear_disk(self, news: Callable[[], None]) -> None:
-        # asyncio would only log an exception, and whoever waits for the disk would wait for ever.
+        # asyncio would only log an exception, and all that waits for the disk would wait for ever.
         try:
             news()
         except Exception as error:  # noqa: BLE001 sorted there
@@ -266,11 +269,11 @@ class MetadataQuorum:
     # -- use
 
     def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
-        """Append a payload in exactly this term (rule M2); the result is apply()'s value.
+        """Append a payload in exactly this term (rule M2); the future gets the value of apply().
 
-        The future fails with KafkaError NOT_CONTROLLER, QUEUE_FULL or INVALID_REQUEST (too
-        large): surely not appended; or OUTCOME_UNKNOWN: appended, and then leadership was lost
-        (rule M3). Cancelling it changes nothing about an entry that was appended.
+        The future fails with KafkaError NOT_CONTROLLER, QUEUE_FULL or INVALID_REQUEST (too large):
+        surely not appended; or with OUTCOME_UNKNOWN: appended, and then leadership was lost (rule
+        M3). Cancelling it has no effect on an entry that is already appended.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         if self._node is None:
@@ -281,9 +284,10 @@ class MetadataQuorum:
         return future
 
     def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
-        """Rule Q4: an operator says that `voter` lost its disk and comes back on this one.
+        """Accept voter `voter`, which lost its disk, on its new directory (rule Q4).
 
-        To be said to every other voter. Durable before it returns; KeyError for no voter.
+        An operator must send this to every other voter. The change is durable before the method
+        returns. Raises KeyError if `voter` is no other voter.
         """
         if voter not in self._config.others:
             raise KeyError(voter)
@@ -298,31 +302,31 @@ class MetadataQuorum:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this voter believes it leads; act only between activation and deactivation."""
+        """True if this voter believes it leads; act only between activation and deactivation."""
         return self._node is not None and self._node.role == "leader"
 
     @property
     def term(self) -> int:
-        """The present Raft term, which is the controller epoch of whoever leads in it.
+        """The present Raft term, which is the controller epoch of that term's leader.
 
-        This, like all below, is 0 or None while the quorum is not running.
+        Like all properties below, it is 0 or None while the quorum is not running.
         """
         return 0 if self._node is None else int(self._node.raftCurrentTerm)
 
     @property
     def leader_id(self) -> NodeId | None:
-        """Who leads, as far as this voter knows."""
+        """The leader, as far as this voter knows."""
         leader = None if self._node is None else self._node.leader
         return None if leader is None else NodeId(leader.node_id)
 
     @property
     def commit_index(self) -> int:
-        """Raft index known to be committed."""
+        """Raft index up to which entries are known to be committed."""
         return 0 if self._node is None else int(self._node.raftCommitIndex)
 
     @property
     def applied_index(self) -> int:
-        """Raft index the state machine has reached."""
+        """Raft index up to which the state machine has applied entries."""
         return 0 if self._node is None else self._node.applied_index
 
     @property
@@ -332,13 +336,14 @@ class MetadataQuorum:
 
     @property
     def leader_contact_age_ms(self) -> int:
-        """How stale this voter may be (rule M6).
+        """Upper bound of this voter's staleness in milliseconds (rule M6).
 
-        0 on a leader that cannot be replaced soon: a majority has answered what it sent within half
-        an election time-out, and gives no vote before all of it is over (rule G3): the other half
-        is for what a broker does with the answer.
-        Else milliseconds since it sent that, or on a follower since a leader was heard;
-        NEVER_HEARD_MS before the first. Never 0 on who hands over: the next one needn't wait.
+        0 on a leader that cannot be replaced soon: a majority has answered messages that it sent
+        within half an election timeout, and gives no vote before the whole timeout is over (rule
+        G3); the other half is for the broker's use of the answer. Otherwise, on a leader,
+        milliseconds since it sent the messages that a majority answered; on a follower,
+        milliseconds since the last append of a leader. NEVER_HEARD_MS before the first. Never 0
+        during a hand-over, because the next leader need not wait.
         """
         if self._node is None:
             return NEVER_HEARD_MS
@@ -355,17 +360,20 @@ class MetadataQuorum:
         return 0 if header is None else header.last[1]
 
     def voter_feature_levels(self) -> Mapping[NodeId, int | None]:
-        """The highest ``metadata.version`` each voter can follow; None: not heard yet."""
+        """Return each voter's highest ``metadata.version``; None if it is not received yet."""
         heard = {} if self._node is None else self._node.feature_levels
         others = {voter: heard.get(voter) for voter in self._config.others}
         return {**others, self._config.node_id: self._config.feature_level_max}
 
     def raft_state(self) -> RaftState | None:
-        """How this voter stands, and what it knows of the others; None while not running."""
+        """Return the Raft state of this voter and its view of the others.
+
+        None while not running.
+        """
         return None if self._node is None else raft_state(self._node, self._config)
 
     def status(self) -> Mapping[str, object]:
-        """Facts for operators and metrics; plain values only. Empty while it is not running."""
+        """Return facts for operators and metrics, plain values only; empty while not running."""
         node = self._node
         if node is None:
             return {}

@@ -1,8 +1,8 @@
-"""The metadata log of a controller that is stopped, from its directory. Reads, and never writes.
+"""Reader of a stopped controller's metadata log, from its directory. Never writes.
 
-Rules Q1 and Q5 do not apply: nothing is promised by what is found here, so a torn tail is left out
-and said. Entries behind the snapshot may include some that were never committed: only a running
-quorum knows.
+The command line and the chaos checks call `read_offline_log`. Rules Q1 and Q5 do not apply, because
+nothing is promised from the result: a torn tail is left out and reported. Entries after the
+snapshot may include some that were never committed, which only a running quorum can tell.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from raft_metadata.records.serde import decode_batch
 
 
 class InUseError(StorageError):
-    """A running controller holds the directory's lock."""
+    """The directory's lock is held by a running controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineLog:
-    """What a directory holds, folded as the controller would fold it."""
+    """The content of a controller's directory, folded into images as a controller folds it."""
 
     node_id: int
     cluster_id: str
     snapshot_index: int
-    """The Raft entry the snapshot ends with; 0: there is none."""
+    """Raft index of the last entry in the snapshot; 0 without a snapshot."""
     batches: tuple[MetadataBatch, ...]
-    """Accepted ones, from the snapshot's ``next_offset`` on."""
+    """Accepted batches with records, from the snapshot's ``next_offset`` on."""
     last_index: int
     last_term: int
     torn_bytes: int
-    """At the journal's end, not counted: a write that was cut short."""
+    """Bytes of an incomplete write at the journal's end; their entries are left out."""
     before: MetadataImage
-    """What the first batch changes: the snapshot's image, or an empty one."""
+    """Image before the first batch: the snapshot's, or an empty one."""
     image: MetadataImage
-    """What all of it leads to."""
+    """Image after the last batch."""
 
 
 def read_offline_log(
     raft_dir: Path, *, even_if_locked: bool = False, files: Files | None = None
 ) -> OfflineLog:
-    """Raises StorageError (not a controller's directory), InUseError and CorruptionError.
+    """Return the metadata log held in `raft_dir`.
 
-    ``even_if_locked``: a running controller's files change while they are read; what comes out may
-    be torn, and is never used for anything but looking.
+    Raises StorageError (not a controller's directory), InUseError and CorruptionError. With
+    `even_if_locked` a running controller may change files during the read; the result may be torn
+    and is for display only.
     """
     files = files or DiskFiles()
     meta = read_raft_meta(raft_dir, files=files) if files.exists(raft_dir) else None
@@ -65,7 +66,8 @@ def read_offline_log(
         _refuse_locked(files, raft_dir)
     snapshot_path, journal_path = raft_dir / SNAPSHOT_FILE, raft_dir / JOURNAL_FILE
     with storage_errors("read", raft_dir):
-        # In this order a running controller's pair has no gap: its snapshot is the newer one.
+        # The journal is read first, so that the snapshot of a running controller is the newer of
+        # the two and no entries are missing between them.
         journal = files.read(journal_path) if files.exists(journal_path) else None
         found = files.read(snapshot_path) if files.exists(snapshot_path) else None
     machine = MetadataStateMachine()
@@ -83,7 +85,8 @@ def read_offline_log(
         scan = parse_journal(journal, journal_path)
         entries, torn = scan.entries, len(journal) - scan.end
     if entries and entries[0][1] > index + 1:
-        # All of it would be refused as not the next, and nothing would be told as all there is.
+        # The state machine would reject every entry as out of order, and the result would look
+        # like an empty log.
         msg = f"the journal starts at {entries[0][1]}, the snapshot ends at {index}: {raft_dir}"
         raise CorruptionError(msg)
     before = machine.image
@@ -103,7 +106,10 @@ def read_offline_log(
 
 
 def _refuse_locked(files: Files, raft_dir: Path) -> None:
-    """Held for a moment only: a controller must be able to start while somebody looks."""
+    """Raise InUseError if the directory's lock is held.
+
+    The lock is released at once, so that a controller can start during the read.
+    """
     try:
         files.lock(raft_dir).close()
     except BlockingIOError as error:

@@ -1,7 +1,8 @@
-"""One connection between two voters: frames in, frames out, each with its limit.
+"""A connection between two voters: frames in both directions, each with a size limit.
 
-A frame is ``length u32 little-endian | MessagePack``; length 0 says "I am alive". Its length is
-looked at before its body is read, and until the peer was introduced a frame has 1 KiB at most.
+A frame is ``length u32 little-endian | MessagePack``; length 0 is a keep-alive. The length is
+checked before the body is read, and until the peer's hello is accepted a frame has at most 1 KiB.
+`PeerLinks` creates the connections and receives their events as `ConnectionOwner`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from raft_metadata.quorum.wire import (
 )
 
 KEEPALIVE_S = 0.5
-"""A connection that has said nothing for so long says that it is alive."""
+"""Seconds without a sent frame after which a keep-alive is sent."""
 MAX_UNSENT_BYTES = 16 * 1024 * 1024
-"""To one voter. Appends and parts of a snapshot stop far below it (`MAX_APPENDS_AHEAD_BYTES`), so
-whoever reaches it does not read."""
+"""Unsent bytes to one voter that close its connection. Appends and parts of a snapshot stop far
+below it (`MAX_APPENDS_AHEAD_BYTES`), so a peer that reaches it does not read."""
 READ_BYTES = 256 * 1024
-"""One buffer per introduced voter; larger frames get one of their own size."""
+"""Size of the read buffer of an introduced voter; a larger frame gets a buffer of its own size."""
 
 _HEAD = struct.Struct("<I")
 _ALIVE = _HEAD.pack(0)
@@ -40,38 +41,38 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ConnectionOwner(Protocol):
-    """What a connection asks of `peer_links.PeerLinks`, and tells it."""
+    """The port of `peer_links.PeerLinks` towards its connections."""
 
     def hello(self) -> Message:
-        """What this voter says first."""
+        """Return the first message that this voter sends on a connection."""
         ...
 
     def guarded(self, handle: Callable[[], None]) -> None:
-        """Run what an event causes."""
+        """Run the handler of an event and deal with its exceptions."""
         ...
 
     def on_frame(self, connection: PeerConnection, message: object) -> None:
-        """A decoded frame, from a stranger too."""
+        """Handle a decoded frame, also one from a peer that is not introduced yet."""
         ...
 
     def on_closed(self, connection: PeerConnection, why: str) -> None:
-        """It is no more; told once, and only of what `close` or the peer ended."""
+        """Handle the end of a connection. Called once, when `close` or the peer ended it."""
         ...
 
     def on_drained(self) -> None:
-        """A backlog has drained."""
+        """Handle a send buffer that has drained."""
         ...
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """One connection, made or accepted. Owned by `PeerLinks`; lives as long as its socket."""
+    """A connection, dialled or accepted. Owned by `PeerLinks`; lives as long as its socket."""
 
     def __init__(self, links: ConnectionOwner, dialled: NodeId | None) -> None:
         self._links = links
         self.dialled = dialled
         self._loop = asyncio.get_running_loop()
         self.introduced: asyncio.Future[None] = self._loop.create_future()
-        """Done once the peer is known, or the connection is over: then `node` stays None."""
+        """Done once the peer's hello is accepted, or the connection has ended with `node` None."""
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self.node: NodeId | None = None
         self._transport: asyncio.Transport | None = None
@@ -83,12 +84,15 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._said_bytes = self._drained_bytes = 0
 
     def certificate_names(self) -> frozenset[str]:
-        """The DNS names of the certificate that the peer has proved to own."""
+        """Return the DNS names of the peer's verified certificate.
+
+        Empty before the connection is made.
+        """
         made = self._transport
         return frozenset() if made is None else dns_names(made.get_extra_info("peercert"))
 
     def introduce(self, node: NodeId) -> None:
-        """From here on it is this voter's, and may say more than hello."""
+        """Bind the connection to voter `node` and allow frames of full size."""
         self.node = node
         self._max_frame_bytes = MAX_FRAME_BYTES
         if not self.introduced.done():
@@ -104,7 +108,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             return
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
-            # One small message after another: none may wait for the peer's acknowledgement.
+            # Messages are small and frequent; none may wait for the peer's TCP acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._heard_at = self._said_at = self._drained_at = self._loop.time()
         if self.dialled is not None:
@@ -160,11 +164,14 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._links.on_frame(self, message)
 
     def _keep(self, rest: memoryview, needed: int) -> None:
-        """Move what is left of the buffer to its front; `needed` bytes are one whole frame."""
+        """Move the unread rest of the buffer to its front.
+
+        `needed` is the size in bytes of the next whole frame, 0 if unknown.
+        """
         usual = _HEAD.size + MAX_HELLO_BYTES if self.node is None else READ_BYTES
         size = max(usual, needed)
         if size != len(self._buffer):
-            # A new one: the old may still be lent to the loop, and can't be resized.
+            # The loop may still hold a view of the old buffer, which therefore cannot be resized.
             fresh = bytearray(size)
             fresh[: len(rest)] = rest
             self._buffer = fresh
@@ -176,11 +183,11 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the socket has not taken."""
+        """Number of bytes that the socket has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, message: Message) -> bool:
-        """Queue one message; what the socket does not take now goes when it can."""
+        """Queue a message and return whether the connection is still open."""
         frame = bytearray(_HEAD.size)
         _encoder.encode_into(message, frame, _HEAD.size)
         _HEAD.pack_into(frame, 0, len(frame) - _HEAD.size)
@@ -197,7 +204,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         return not self._closed
 
     def judge(self, now: float, silence_s: float, *, stalled: bool) -> str:
-        """Say that we live, if nothing else was said; why to let go of the peer, or ""."""
+        """Send a keep-alive if due; return the reason to close the connection, or "".
+
+        `stalled`: this process was stalled, so the peer's silence proves nothing (rule M7).
+        """
         if now - self._said_at >= KEEPALIVE_S:
             self._write(_ALIVE)
         drained = self._said_bytes - self.unsent_bytes
@@ -212,13 +222,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         return ""
 
     def finish(self) -> None:
-        """Close once everything is sent."""
+        """Close the connection once everything queued is sent."""
         self._closed = True
         if self._transport is not None:
             self._transport.close()
 
     def close(self, why: str) -> None:
-        """Let go at once; told to the links the first time."""
+        """Close the connection at once; the first call notifies the owner."""
         first, self._closed = not self._closed, True
         if self._transport is not None:
             self._transport.abort()

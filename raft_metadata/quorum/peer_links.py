@@ -1,9 +1,9 @@
-"""The connections between voters: one per pair, mutually authenticated, made again when lost.
+"""Connections between voters: one per pair, mutually authenticated, made again when lost.
 
-The voter with the greater id dials. Both ends say hello first, and until the other's hello was
-accepted a peer is a *stranger*: it may send one frame of 1 KiB and has two seconds, handshake and
-all. The port that the filter in `transport.py` speaks to is `Links` there; a simulation has another
-one behind it.
+The voter with the greater id dials. Both ends send a hello first. Until its hello is accepted a
+peer is a *stranger*: it may send one frame of 1 KiB and has two seconds, handshake included.
+`FilteredTransport` uses `PeerLinks` through the port `Links` of `transport.py`; a simulation has
+another implementation of that port.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from raft_metadata.quorum.transport import LinkEvents
 from raft_metadata.quorum.wire import Message
 
 MAX_STRANGERS = 32
-"""Accepted and not introduced; five voters that reconnect at once need four. One more sends the
-oldest away: a voter says hello within milliseconds, so that idle strangers can't lock it out."""
+"""Most accepted connections without an accepted hello; five voters that reconnect at once need
+four. One more closes the oldest: a voter sends its hello within milliseconds, so idle strangers
+cannot lock it out."""
 INTRODUCTION_TIMEOUT_S = 2.0
-"""TCP, handshake and hello together, on either end."""
+"""Time limit for TCP, handshake and hello together, on either end."""
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
-"""Between two dials of a voter that is not there: from the first to the last, doubling."""
+"""Pause between two dials of an unreachable voter: doubles from the first value to the last."""
 ACCEPT_RETRY_S = 0.2
-"""After a failed accept(): no descriptors left, say. Stock closes the listener for good."""
+"""Pause after a failed accept(), for example without free descriptors. asyncio's own server would
+close the listener for good."""
 LISTEN_BACKLOG = 64
 CLOSE_TIMEOUT_S = 0.25
-"""For last words when the voter stops."""
+"""Time limit for sending queued messages when the voter stops."""
 SAME_REFUSAL_LOGGED_EVERY_S = 60.0
 
 _log = logging.getLogger("raft_metadata.quorum")
@@ -48,19 +50,19 @@ _log = logging.getLogger("raft_metadata.quorum")
 
 @dataclass(frozen=True, slots=True)
 class LinkOwner:
-    """What the links ask of whoever owns them; called on the loop."""
+    """Callbacks from the links to their owner; called on the loop."""
 
     after_event: Callable[[], None]
-    """Something was heard, connected or lost: the Raft core may have work."""
+    """Called after a message, a connection or its loss: the Raft core may have work."""
     on_error: Callable[[Exception], None]
-    """A handler of an event failed half way."""
+    """Called if the handler of an event raised half way."""
 
 
 class PeerLinks:
     """All connections of one voter. Owned by `MetadataQuorum`, on its loop; opened and closed once.
 
-    Invariants: at most one live connection per voter; nothing is heard from, or said to, a peer
-    that was not introduced; every task and socket ends with `close`.
+    Invariants: at most one live connection per voter; no message is passed on from, or sent to, a
+    peer whose hello was not accepted; every task and socket ends with `close`.
     """
 
     def __init__(
@@ -89,7 +91,10 @@ class PeerLinks:
     # -- life
 
     async def open(self, events: LinkEvents) -> None:
-        """Listen and dial. OSError where the address can't be bound."""
+        """Listen, and dial every voter with a smaller id.
+
+        Raises OSError if the address cannot be bound.
+        """
         self._events = events
         self._listener = await self._listen()
         self._run(self._accept(self._listener))
@@ -131,7 +136,7 @@ class PeerLinks:
             self._owner.on_error(error)
 
     async def close(self) -> None:
-        """Stop listening, say the last words, let go of every connection."""
+        """Stop listening, send what is queued, and close every connection."""
         self._events = None
         if self._watch_timer is not None:
             self._watch_timer.cancel()
@@ -158,10 +163,10 @@ class PeerLinks:
         connection.lost.add_done_callback(lambda _: self._open.discard(connection))
         return connection
 
-    # -- said by the filter (`transport.Links`)
+    # -- called by the filter (`transport.Links`)
 
     def send(self, node: NodeId, message: Message) -> bool:
-        """Queue a message; False where there is no connection, or no more."""
+        """Queue a message; return False without an open connection."""
         connection = self._live.get(node)
         return connection is not None and connection.send(message)
 
@@ -172,7 +177,7 @@ class PeerLinks:
             connection.close("dropped by this voter")
 
     def backlog_bytes(self, node: NodeId) -> int:
-        """What waits to be sent to a voter."""
+        """Return the number of bytes queued for a voter."""
         connection = self._live.get(node)
         return 0 if connection is None else connection.unsent_bytes
 
@@ -192,7 +197,7 @@ class PeerLinks:
                 del self._strangers[oldest]
                 oldest.cancel()
             self._strangers[self._task(self._welcome(accepted))] = None
-            # The next may be there already, and then awaiting it gives nobody else a turn.
+            # The next connection may be there already; accepting it would not yield to the loop.
             await asyncio.sleep(0)
 
     async def _welcome(self, accepted: socket.socket) -> None:
@@ -258,21 +263,24 @@ class PeerLinks:
             )
 
     def _refused(self, who: str, why: str) -> None:
-        """Log it, unless it was logged a moment ago: dials come twice a second."""
+        """Log a refused connection, at most once a minute for the same peer and reason."""
         now = self._loop.time()
         last_why, when = self._told.get(who, ("", float("-inf")))
         if now - when >= (SAME_REFUSAL_LOGGED_EVERY_S if why == last_why else 1):
             self._told[who] = (why, now)  # one entry a voter, one for all strangers
             _log.warning("no connection with=%s reason=%s", who, why)
 
-    # -- what connections report (`peer_connection.ConnectionOwner`)
+    # -- called by connections (`peer_connection.ConnectionOwner`)
 
     def hello(self) -> Message:
-        """What this voter says first."""
+        """Return the first message that this voter sends on a connection."""
         return self._introductions.hello()
 
     def guarded(self, handle: Callable[[], None]) -> None:
-        """Run what an event causes. asyncio would only log an exception and go on."""
+        """Run an event's handler and pass its exception to the owner.
+
+        asyncio would only log the exception and continue.
+        """
         try:
             handle()
         except Exception as error:  # noqa: BLE001 sorted by the owner
@@ -280,7 +288,7 @@ class PeerLinks:
         self._owner.after_event()
 
     def on_frame(self, connection: PeerConnection, message: object) -> None:
-        """A decoded frame: from a stranger only a hello counts."""
+        """Handle a decoded frame; from a stranger only a hello counts."""
         if connection.node is not None:
             if self._events is not None:
                 self._events.on_message(connection.node, message)
@@ -298,7 +306,7 @@ class PeerLinks:
             connection.send(self.hello())
         old = self._live.get(node)
         if old is not None:
-            # It came back on a new connection before the old one was seen to die.
+            # The peer reconnected before the end of its old connection was noticed.
             old.close("replaced by a new one")
         self._live[node] = connection
         connection.introduce(node)
@@ -308,7 +316,7 @@ class PeerLinks:
             self._events.on_connected(node)
 
     def on_closed(self, connection: PeerConnection, why: str) -> None:
-        """A connection is no more; told once."""
+        """Forget a closed connection and report its voter as disconnected."""
         node = connection.node
         if node is None and why:
             who = "a stranger" if connection.dialled is None else f"voter {connection.dialled}"
@@ -321,13 +329,16 @@ class PeerLinks:
             self._events.on_disconnected(node)
 
     def on_drained(self) -> None:
-        """What waited for it can be sent."""
+        """Let the owner send messages that waited for the buffer to drain."""
         self._owner.after_event()
 
     def _watch(self) -> None:
-        """Twice a second: say that we live, and let go of whoever is silent or does not read."""
+        """Check every live connection, twice a second.
+
+        Send keep-alives; close connections whose peer is silent or does not read.
+        """
         now = self._loop.time()
-        # rule M7: after a stall of our own, what the others said is still in the sockets.
+        # After a stall of this process the others' messages are still in the sockets (rule M7).
         stalled = now - self._watched_at > 2 * KEEPALIVE_S
         self._watched_at = now
         for connection in list(self._live.values()):

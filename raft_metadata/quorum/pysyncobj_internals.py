@@ -1,8 +1,9 @@
-"""Everything of pysyncobj 0.3.17 that is not its public interface, each piece with its reason.
+"""Private parts of pysyncobj 0.3.17 that this project uses, each with its reason.
 
-The only module that names a private of the library. Importing it changes the library's modules
-for the whole process (section "replacements"); nothing else in this project uses them. Because
-private names give no promise, the exact files are checked before the first use.
+The only module that names a private of the library; `RaftNode` inherits from `PinnedSyncObj`.
+Importing it changes the library's modules for the whole process (section "replacements"); nothing
+else in this project uses them. Because private names carry no guarantee, `verify_library` compares
+the installed files with pinned hashes before the first use.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ PINNED_SHA256 = {
 
 REGULAR = 0
 NO_OP = 1
-"""First byte of a command (``_COMMAND_TYPE``). The other two change membership and code version:
-nobody can submit them here."""
+"""First byte of a command (``_COMMAND_TYPE``). The library's other two types change membership and
+code version and cannot be submitted here."""
 LEADER = 2
 ROLES = ("follower", "candidate", "leader")
-"""``_RAFT_STATE`` in order."""
+"""Names for the library's ``_RAFT_STATE`` numbers, in order."""
 NOT_SERIALIZING, SERIALIZING, SERIALIZED, SERIALIZE_FAILED = 0, 1, 2, 3
-"""``SERIALIZER_STATE``."""
+"""The library's ``SERIALIZER_STATE`` numbers."""
 
 __all__ = [
     "LEADER",
@@ -63,11 +64,11 @@ __all__ = [
 
 
 class UnsupportedLibraryError(RuntimeError):
-    """The installed pysyncobj is not the one whose private parts were read."""
+    """The installed pysyncobj differs from the release that this module relies on."""
 
 
 def verify_library(folder: Path | None = None) -> None:
-    """Refuse any other version, and any changed file, of pysyncobj."""
+    """Raise UnsupportedLibraryError for any other version, or any changed file, of pysyncobj."""
     if VERSION != PINNED_VERSION:
         msg = (
             f"pysyncobj {VERSION} is installed, expected exactly {PINNED_VERSION}; "
@@ -89,12 +90,15 @@ def verify_library(folder: Path | None = None) -> None:
 
 
 class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
-    """SyncObj with the private parts we read, write or replace under names of ours."""
+    """The library's SyncObj, with its private parts under plain names.
 
-    # Pre-vote and the fence decide when the library's own election may run.
+    Each property or method reads, writes or replaces one private part.
+    """
+
+    # Used by pre-vote and the fence to control when the library's own election may run.
     @property
     def election_deadline(self) -> float:
-        """When the library stands for election, in its monotonic seconds."""
+        """Time at which the library starts an election, in its monotonic seconds."""
         return float(self._SyncObj__raftElectionDeadline)
 
     @election_deadline.setter
@@ -103,50 +107,53 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
 
     @property
     def transfer_in_progress(self) -> bool:
-        """The leader asked us to take over: no pre-vote then."""
+        """True while the leader hands leadership to this voter; no pre-vote is needed then."""
         return bool(self._SyncObj__transferInProgress)
 
     @property
     def connected_to_anyone(self) -> bool:
-        """Also true where there is nobody else."""
+        """True if at least one other voter is connected, or if there is no other voter."""
         return bool(self._SyncObj__connectedToAnyone())
 
     @property
     def role(self) -> str:
-        """One of `ROLES`."""
+        """The Raft role of this voter, a member of `ROLES`."""
         return ROLES[self._SyncObj__raftState]
 
     @property
     def transport(self) -> Any:
-        """The transport it made."""
+        """The transport that the library created."""
         return self._SyncObj__transport
 
     def adopt_term(self, term: int, voted_for: str) -> None:
-        """A rejoining voter: durable, and in this term its vote counts as given."""
+        """Store a term and a vote durably, for a rejoining voter.
+
+        Its vote in this term counts as given.
+        """
         self._SyncObj__setCurrentTerm(term, voted_for)
 
-    # Stock gives leadership up only where a majority is silent.
+    # The library itself steps down only if a majority is silent.
     def step_down(self) -> None:
-        """Lead no more, in the same term."""
+        """Become a follower in the same term."""
         self._SyncObj__setState(ROLES.index("follower"))
         self._SyncObj__raftLeader = None
 
-    # A follower whose disk was replaced has acknowledged nothing.
+    # Acknowledgements of a disk that was replaced no longer count.
     def forget_match(self, node: VoterNode) -> None:
-        """Take back what this follower acknowledged."""
+        """Reset this follower's acknowledged index to 0."""
         self._SyncObj__raftMatchIndex[node] = 0
 
     def match_index(self, node: VoterNode) -> int:
-        """What this follower acknowledged, as a leader knows it."""
+        """Return the index that this follower has acknowledged to this leader."""
         return int(self._SyncObj__raftMatchIndex.get(node, 0))
 
     def last_answer(self, node: VoterNode) -> float | None:
-        """When this follower last answered us as leader."""
+        """Return the time of this follower's last answer to this leader, or None."""
         when = self._SyncObj__lastResponseTime.get(node)
         return None if when is None else float(when)
 
-    # Stock sends empty messages to a follower that waits for a snapshot for a whole heartbeat
-    # period (15,086 measured). One that is paused counts as disconnected until the call ends.
+    # The library sends empty messages, for a whole heartbeat period, to a follower that waits for a
+    # snapshot (15,086 measured). A paused follower counts as disconnected until the call ends.
     def pause(self, node: VoterNode) -> None:
         """Send nothing more to this follower in this turn."""
         connected = self._SyncObj__connectedNodes
@@ -157,12 +164,15 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
     _paused: set[VoterNode]
 
     def unpause(self, node: VoterNode) -> None:
-        """Its connection is gone: the end of the call must not bring it back."""
+        """Remove a disconnected follower from the paused ones.
+
+        The end of the call would otherwise count it as connected again.
+        """
         self._paused.discard(node)
 
     @abstractmethod
     def pause_congested(self) -> None:
-        """Pause whoever has more to read than it needs."""
+        """Pause every follower that already has enough unread bytes."""
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802 the library's name
         self.pause_congested()
@@ -171,13 +181,16 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
         self._paused.clear()
 
     def send_append_entries(self) -> None:
-        """Once per drained queue, instead of once per heartbeat or once per command."""
+        """Send appends now.
+
+        Called once per drained queue, instead of once per heartbeat or per command.
+        """
         self._SyncObj__sendAppendEntries()
 
-    # Stock applies again what raised, and again for ever; it knows no index and no term.
+    # The library retries an entry that raised for ever, and passes neither index nor term.
     @abstractmethod
     def apply_committed(self) -> None:
-        """Apply what is committed and not applied; sets `applied_index`."""
+        """Apply every committed entry that is not applied yet, and set `applied_index`."""
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802 the library's name
         self.apply_committed()
@@ -192,28 +205,31 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
     def applied_index(self, index: int) -> None:
         self._SyncObj__raftLastApplied = index
 
-    # Stock counts a leader's own copy as soon as it is in memory.
+    # The library counts a leader's own copy as soon as it is in memory.
     def lower_commit_index(self, index: int) -> None:
-        """Called from within the library's setting of it, before anything is applied or said."""
+        """Lower the commit index, before anything is applied or sent.
+
+        Called from within the library's setting of it.
+        """
         self._SyncObj__raftCommitIndex = index
 
-    # Stock leaves the commit index behind after it installed a snapshot.
+    # The library does not advance the commit index after it installs a snapshot.
     def raise_commit_index(self, index: int) -> None:
-        """What a snapshot holds is committed."""
+        """Advance the commit index to at least `index`, the end of an installed snapshot."""
         self._SyncObj__raftCommitIndex = max(self.raftCommitIndex, index)
 
-    # Stock loads the snapshot at the first tick and swallows every error, which leaves an empty
-    # state machine. The file was verified before; here only the journal's head is compared.
+    # The library loads the snapshot at the first tick and swallows every error, which leaves an
+    # empty state machine. Here the file is verified before; only the journal's head is compared.
     def load_snapshot(self, *, present: bool) -> None:
-        """Before the first tick."""
+        """Load the verified snapshot, if `present`. Call before the first tick."""
         self._SyncObj__needLoadDumpFile = False
         if present:
             self._SyncObj__loadDumpFile(clearJournal=False)
 
-    # The queue is ours: leader only, bounded, no forwarding.
+    # This project's queue replaces the library's: leader only, bounded, no forwarding.
     @abstractmethod
     def append_queued(self) -> None:
-        """Append what waits, if leading; then sync."""
+        """Append the queued payloads if this voter leads; then flush."""
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 the library's name
         self.append_queued()
@@ -221,9 +237,9 @@ class PinnedSyncObj(pysyncobj.SyncObj):  # type: ignore[misc]  # untyped library
 
 # -- replacements of names inside the library's modules
 
-# Nothing calls it any more (entries are ours, entries in pieces are refused): should anything do,
-# it must not be able to name code.
+# Nothing calls pickle any more, because entries are plain bytes and entries in pieces are refused.
+# If anything did, bytes from a socket must not be able to name code.
 pysyncobj.syncobj.pickle = Codec
-# A journal and a snapshot store come in as objects through fields of SyncObjConf.
+# The journal and the snapshot store are passed in as objects through fields of SyncObjConf.
 pysyncobj.syncobj.createJournal = lambda journal: journal
 pysyncobj.syncobj.Serializer = lambda _path, _bytes, _fork, store, _load, _check: store

@@ -1,7 +1,9 @@
-"""One voter: pysyncobj's Raft core with our queue, apply loop, elections and disk around it.
+"""A voter: pysyncobj's Raft core with this project's queue, apply loop, elections and disk.
 
-Owned by `MetadataQuorum`; every method runs on its loop, none blocks longer than a sync. The
-library's own queue, its serialisation of method calls and its forwarding are not used.
+Owned by `MetadataQuorum`, which ticks it and submits payloads; every method runs on its loop, and
+none blocks longer than a sync. A payload is queued, appended in a tick while this voter leads,
+replicated, committed, and applied; then its future completes. The library's own queue, its
+serialisation of method calls and its forwarding are not used.
 """
 
 from __future__ import annotations
@@ -52,13 +54,15 @@ from raft_metadata.quorum.voter_node import VoterNode
 from raft_metadata.quorum.wire import Message
 
 ENTRIES_PER_TURN = 2000
-"""Appended or applied before the loop gets a turn: a few milliseconds."""
+"""Most entries appended or applied before the loop gets a turn: a few milliseconds of work."""
 ENTRIES_BETWEEN_SNAPSHOTS = 100
-"""At least, when the journal is too large: what is not applied yet can't be dropped from it."""
+"""Fewest applied entries between two snapshots forced by journal size: entries that are not applied
+yet cannot be dropped from the journal."""
 LOST_VOTE = "lost"
-"""In the term it adopts, a voter that lost its disk has voted for it knows not whom."""
+"""Stored as the vote of a voter that lost its disk, in the term that it adopts: its real vote in
+that term is unknown."""
 PING_S = 0.5
-"""How often a voter says what its process can follow."""
+"""Interval of pings, which carry the highest ``metadata.version`` of a voter's process."""
 _TAG_REGULAR = bytes((REGULAR,))
 
 
@@ -66,26 +70,26 @@ class AppliedTo(Protocol):
     """The part of the state machine that the apply loop needs."""
 
     def apply(self, index: int, term: int, payload: bytes) -> object:
-        """Total and pure; see `metadata_quorum.StateMachine`."""
+        """Apply one payload; total and pure, see `metadata_quorum.StateMachine`."""
         ...
 
 
 class RaftEvents(Protocol):
-    """What the owner hears. Called on the loop, inside a tick; must not raise."""
+    """Callbacks to the owner. Called on the loop, inside a tick; must not raise."""
 
     def activated(self, term: int, index: int) -> None:
-        """This voter leads, and has applied its own term's first entry at `index`."""
+        """Handle activation: this voter leads and has applied its term's first entry at `index`."""
 
     def deactivated(self) -> None:
-        """It leads no more. Nothing of what it decided since may be believed."""
+        """Handle the end of leadership: no decision made since activation may be trusted."""
 
     def applied(self) -> None:
-        """`applied_index` has grown."""
+        """Handle a greater `applied_index`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftParts:
-    """What a voter is made of; each is opened, and closed, by the owner."""
+    """The parts of a voter; each is opened, and closed, by the owner."""
 
     config: QuorumConfig
     home: DataDir
@@ -108,10 +112,10 @@ class _Queued:
 
 
 class RaftNode(PinnedSyncObj):
-    """See the module.
+    """A voter of the metadata quorum; see the module.
 
     Invariants: a payload enters the log only while this voter leads in the term it was submitted
-    for (rule M2); whoever waits for one is always answered (rule M3).
+    for (rule M2); every submission is answered (rule M3).
     """
 
     def __init__(self, parts: RaftParts) -> None:
@@ -129,9 +133,9 @@ class RaftNode(PinnedSyncObj):
         self._next_ping = 0.0
         self.contact = LeaderContact()
         self._heard_by: dict[NodeId, float] = {}
-        """When the newest append that each other voter answered was sent."""
+        """Send time of the newest append that each other voter has answered."""
         self.feature_levels: dict[NodeId, int] = {}
-        """The highest ``metadata.version`` that each connected voter said it can follow."""
+        """Highest ``metadata.version`` of each connected voter, as sent in its pings."""
         self._pre_vote = PreVote(voters=len(config.voters))
         self._disk = DiskWatch()
         self._rejoin = Rejoin(frozenset(config.others))
@@ -149,12 +153,12 @@ class RaftNode(PinnedSyncObj):
         self.load_snapshot(present=parts.snapshots.header is not None)
         self._min_election_s = conf.raftMinTimeout
         if not config.others:
-            self.election_deadline = 0  # nobody to wait for
+            self.election_deadline = 0  # a single voter need not wait
 
     # -- submitting (rules M2, M3)
 
     def submit(self, payload: bytes, term: int, future: Future[object]) -> None:
-        """Queue a payload for this term; the future gets apply()'s value or a KafkaError."""
+        """Queue a payload for this term; the future gets the value of apply() or a KafkaError."""
         refusal = self._refusal(payload, term)
         if refusal is not None:
             _fail(future, refusal)
@@ -163,7 +167,7 @@ class RaftNode(PinnedSyncObj):
         self.parts.request_tick()
 
     def _refusal(self, payload: bytes, term: int) -> KafkaError | None:
-        # Everything below is before the append: surely not written.
+        # All these errors are raised before the append, so the payload is surely not written.
         if not self.leading_in(term):
             return _not_controller(term, self.raftCurrentTerm)
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -176,12 +180,15 @@ class RaftNode(PinnedSyncObj):
         return None
 
     def leading_in(self, term: int) -> bool:
-        """Whether this voter leads, in exactly this term, and takes something to append."""
+        """Return whether this voter leads, in exactly this term, and accepts entries."""
         return bool(self._isLeader()) and term == self.raftCurrentTerm and not self._gives_way
 
     @override
     def append_queued(self) -> None:
-        """Send once for all that was queued, then flush: it overlaps with the followers' syncs."""
+        """Append the queued payloads, send them once, then flush.
+
+        The flush overlaps with the followers' flushes.
+        """
         appended = 0
         while self._queue and appended < ENTRIES_PER_TURN:
             queued = self._queue.popleft()
@@ -201,14 +208,16 @@ class RaftNode(PinnedSyncObj):
         if self._queue:
             self.parts.request_tick()
 
-    # -- what waits for the disk (rule M7: the loop does not)
+    # -- waiting for the disk without blocking the loop (rule M7)
 
     def _commit(self, index: int) -> int:
-        """How far a commit index may go: the leader's own copy counts once it is on disk.
+        """Return how far a commit index may advance.
 
-        Defect 2. The library counts it at once, and is held back here: to what a majority of the
-        voters has on disk, this one's disk among them like any other. Where that is an entry of an
-        earlier term it is not committed by being there (Raft 5.4.2): whoever leads next may
+        The leader's own copy counts once it is on disk.
+
+        The library counts it at once (defect 2) and is held back here to the entries that a
+        majority of voters has on disk, with this voter's disk counted like any other. An entry of
+        an earlier term is not committed by being on a majority (Raft 5.4.2): the next leader may
         replace it.
         """
         if not self._isLeader():
@@ -229,10 +238,10 @@ class RaftNode(PinnedSyncObj):
             self.parts.request_tick()
 
     def give_way(self) -> bool:
-        """Another one shall lead (Raft thesis, 3.10); whether this one can be followed by now.
+        """Stop appending so that another voter can lead; return whether no submission is pending.
 
-        From the first call on nothing more is appended. What was is committed first, while there
-        is time: whoever waits for it would hear that its outcome is unknown.
+        From the first call on nothing more is appended (Raft thesis, 3.10). Appended entries are
+        committed first, while there is time: otherwise their submitters would get OUTCOME_UNKNOWN.
         """
         self._gives_way = True
         self._deactivate()
@@ -249,7 +258,7 @@ class RaftNode(PinnedSyncObj):
         self._deactivate()
         waiting, self._waiting = self._waiting, {}
         for index, queued in waiting.items():
-            # rule M3: appended, so another leader may still commit it.
+            # The entry is appended, so another leader may still commit it (rule M3).
             text = f"leadership of term {queued.term} lost with entry {index} in flight"
             _fail(queued.future, KafkaError(ErrorCode.OUTCOME_UNKNOWN, text))
         self.parts.request_tick()
@@ -258,9 +267,9 @@ class RaftNode(PinnedSyncObj):
 
     @override
     def apply_committed(self) -> None:
-        """Apply in order, each entry once (defect 12).
+        """Apply committed entries in order, each once (defect 12).
 
-        Index and term are known, nothing is tried twice, one waiter's trouble is nobody else's,
+        Index and term are passed on, nothing is retried, an error of one waiter affects no other,
         and a state machine that raises ends the process.
         """
         applied, commit = self.applied_index, self.raftCommitIndex
@@ -296,13 +305,16 @@ class RaftNode(PinnedSyncObj):
     # -- elections
 
     def on_leader_heard(self, term: int, commit_index: int) -> None:
-        """An append of a leader of at least our term."""
+        """Record an append of a leader of at least this term."""
         self.contact.when = self.now()
         self.contact.term, self.contact.commit_index = term, commit_index
         self._pre_vote.forget()
 
     def on_answered(self, node: VoterNode, sent_at: float) -> None:
-        """Rule G3: what counts is when a follower was told, however late its answer is read."""
+        """Record when the append that a follower answers was sent.
+
+        The send time counts for the leader's lease, however late the answer is read (rule G3).
+        """
         before = self._heard_by.get(node.node_id, NEVER)
         self._heard_by[node.node_id] = max(before, min(sent_at, self.now()))
 
@@ -317,7 +329,10 @@ class RaftNode(PinnedSyncObj):
         super()._onTick(timeToWait)
 
     def _tick_disk(self) -> None:
-        """Lead no more where others commit what piles up here, in front of a disk that hangs."""
+        """Step down if this disk hangs while the others commit without it.
+
+        Committed entries would otherwise pile up in memory.
+        """
         if not self._disk.hangs(self.journal, self.now()):
             return
         self.election_deadline = self.now() + self.conf.raftMaxTimeout  # nor is it a candidate
@@ -356,16 +371,16 @@ class RaftNode(PinnedSyncObj):
             self._send_all({"type": "ping", "feature_level_max": level})
 
     def on_ping(self, node: VoterNode, message: Message) -> None:
-        """A voter lives, and says what its process can follow; older ones don't."""
+        """Record the highest ``metadata.version`` of a voter; older processes do not send it."""
         level = message.get("feature_level_max", 1)
         if isinstance(level, int):
             self.feature_levels[NodeId(node.node_id)] = level
 
     def on_pre_vote(self, node: VoterNode, question: Message) -> None:
-        """Answer whether we would help `node` to lead now.
+        """Answer whether this voter would vote for `node` now.
 
-        Rule Q7: question and answer carry the sender's term, a refusal too, and the lower side
-        adopts the higher one.
+        Request and answer carry the sender's term, a refusal too, and the side with the lower term
+        adopts the higher one (rule Q7).
         """
         if question["term"] > self.raftCurrentTerm:
             self.transport.adopt(node, question["term"])
@@ -380,7 +395,7 @@ class RaftNode(PinnedSyncObj):
         self.transport.send(node, answer)
 
     def on_pre_vote_answer(self, node: VoterNode, answer: Message) -> None:
-        """See `on_pre_vote`."""
+        """Count a pre-vote, or adopt the sender's higher term."""
         if answer["term"] > self.raftCurrentTerm:
             self.transport.adopt(node, answer["term"])
         elif answer["granted"] and answer["term"] + 1 == self._pre_vote.asked_term:
@@ -400,7 +415,7 @@ class RaftNode(PinnedSyncObj):
             self.home.lift_fence()
 
     def on_term_answer(self, node: VoterNode, term: int) -> None:
-        """Adopt the highest term once every other voter has told its own."""
+        """Record a voter's term, and adopt the highest once every other voter has answered."""
         if self.home.meta.fence != "ask":
             return
         highest = self._rejoin.answered(NodeId(node.node_id), term)
@@ -410,9 +425,11 @@ class RaftNode(PinnedSyncObj):
             self.home.adopt_fence_term(highest)
 
     def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
-        """An operator says that a voter comes back on this directory; its old one is dead to us.
+        """Accept a voter on a new directory, at an operator's request.
 
-        What the lost disk acknowledged must not complete a majority (lesson 5).
+        Its old one is no longer valid.
+
+        Acknowledgements of the lost disk must not complete a majority (lesson 5).
         """
         self.home.set_voter_directory(voter, directory_id)
         node = self.transport.voter(voter)
@@ -422,7 +439,7 @@ class RaftNode(PinnedSyncObj):
     # -- snapshots
 
     def on_snapshot_part_ended(self) -> None:
-        """The last part of the leader's snapshot was handed to the library."""
+        """Advance the commit index after the last part of the leader's snapshot."""
         header = self.snapshots.header
         if header is not None and header.last[1] > self.raftCommitIndex:
             self.raise_commit_index(header.last[1])
@@ -438,35 +455,38 @@ class RaftNode(PinnedSyncObj):
     def _backlog_bytes(self, node: VoterNode) -> int:
         return self.links.backlog_bytes(node.node_id)
 
-    # -- followers that can't keep up, or are gone
+    # -- slow and disconnected followers
 
     @override
     def pause_congested(self) -> None:
-        """No append for whoever has more to read than keeps it busy."""
+        """Pause every follower that already has enough unsent bytes."""
         for node in self.otherNodes:
             if self.transport.is_congested(node):
                 self.pause(node)
 
     def on_link_made(self) -> None:
-        """See `transport.FilteredRaft`."""
+        """Send a ping with the next tick, because a voter has connected."""
         self._next_ping = 0.0
 
     def on_link_lost(self, node: VoterNode) -> None:
-        """See `transport.FilteredRaft`."""
+        """Forget the pause and the feature level of a disconnected voter."""
         self.unpause(node)
-        # It may come back as an older version, which can't follow what this one could.
+        # The voter may return with an older version, which supports a lower feature level.
         self.feature_levels.pop(NodeId(node.node_id), None)
 
-    # -- seen from outside
+    # -- state for the owner
 
     @property
     def leader(self) -> VoterNode | None:
-        """Who leads, as far as this voter knows."""
+        """The leader, as far as this voter knows."""
         leader = self._getLeader()
         return leader if isinstance(leader, VoterNode) else None
 
     def leader_silence_s(self) -> float:
-        """Seconds since the leader was heard; as leader, since it said what a majority heard."""
+        """Return seconds since the last contact with the leader.
+
+        On the leader itself: seconds since it sent the messages that a majority has answered.
+        """
         if not self._isLeader():
             return self.now() - self.contact.when
         heard = (self._heard_by.get(node.node_id, NEVER) for node in self.otherNodes)
@@ -474,7 +494,10 @@ class RaftNode(PinnedSyncObj):
         return self.now() - sorted(heard, reverse=True)[needed - 1] if needed else 0.0
 
     def close(self) -> None:
-        """Answer whoever waits and let go of every connection; files are the owner's."""
+        """Answer every pending submission and close every connection.
+
+        The owner closes the files.
+        """
         self._on_role_changed(LEADER, 0)
         while self._queue:
             queued = self._queue.popleft()

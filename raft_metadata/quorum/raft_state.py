@@ -1,4 +1,7 @@
-"""One voter's Raft state as plain facts, read on its loop; see `records.quorum_view` for words."""
+"""Raft state of one voter as plain facts; `records.quorum_view` defines every field.
+
+`MetadataQuorum.raft_state` reads it on the loop, for `controller_view.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from raft_metadata.records.quorum_view import VoterState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftState:
-    """See `records.quorum_view.ControllerState`."""
+    """Raft state of one voter at one moment; fields as in `records.quorum_view.ControllerState`."""
 
     node_id: NodeId
     directory_id: DirectoryId
@@ -31,7 +34,7 @@ class RaftState:
 
 
 def raft_state(node: RaftNode, config: QuorumConfig) -> RaftState:
-    """How ``node`` stands now."""
+    """Return the present Raft state of `node` and its knowledge of the other voters."""
     others = sorted(node.otherNodes, key=lambda voter: voter.node_id)
     voters = [_other(node, other) for other in others]
     voters.append(_self(node, config))
@@ -81,7 +84,11 @@ def _other(node: RaftNode, other: VoterNode) -> VoterState:
 
 
 def _contact_age_ms(node: RaftNode, other: VoterNode) -> int | None:
-    """A leader hears answers, a follower its leader, and nobody else is heard of."""
+    """Return milliseconds since the last contact with `other`, or None.
+
+    A leader counts from a follower's last answer, a follower from its leader's last append;
+    followers have no contact with each other.
+    """
     if node.role == "leader":
         when = node.last_answer(other)
     else:

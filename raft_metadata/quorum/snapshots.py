@@ -1,8 +1,11 @@
-"""Snapshots of the state machine: written by a thread, installed whole or not at all.
+"""Snapshots of the state machine: written on a thread, installed completely or not at all.
+
+`voter_disk.py` opens the `SnapshotStore` and loads the file; the library writes, sends and receives
+snapshots through `SnapshotAdapter`; `offline.py` reads the file with `parse_snapshot`.
 
 File ``snapshot``: magic, then frames ``length u32 | crc u32 | bytes``. The first frame is the
 header, the others are the state machine's chunks; the last has length 0xFFFFFFFF and carries the
-crc of all frames' heads, so that a file which lost a whole frame is told too.
+crc of all frames' heads, so that the loss of a whole frame is detected too.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from raft_metadata.quorum.journal_format import Entry
 
 SNAPSHOT_FILE = "snapshot"
 PART_BYTES = 64 * 1024
-"""One message of a snapshot on its way to a follower."""
+"""Size of the parts in which a snapshot is sent to a follower."""
 _MAGIC = b"QLSNAP01"
 _FRAME = struct.Struct("<II")
 _END = 0xFFFFFFFF
@@ -40,11 +43,11 @@ class Snapshotted(Protocol):
     """The part of the state machine that snapshots need; see `metadata_quorum.StateMachine`."""
 
     def freeze(self) -> object:
-        """An immutable reference to the present state; must be cheap."""
+        """Return an immutable reference to the present state; must be cheap."""
         ...
 
     def chunks(self, frozen: object) -> Iterator[bytes]:
-        """The frozen state as bytes; called on another thread."""
+        """Return the frozen state as bytes; called on another thread."""
         ...
 
     def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
@@ -53,7 +56,7 @@ class Snapshotted(Protocol):
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """The last applied entry and the one before it: where the journal must go on."""
+    """The last applied entry and the one before it, from which the journal must continue."""
 
     cluster_id: str
     previous: tuple[bytes, int, int]
@@ -61,7 +64,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class SnapshotState(Enum):
-    """Where the writing of a snapshot is. WRITTEN and FAILED are told once."""
+    """Progress of writing a snapshot. WRITTEN and FAILED are reported once."""
 
     IDLE = 0
     WRITING = 1
@@ -77,9 +80,9 @@ class _Outgoing:
 
 
 def start_thread(write: Callable[[], None]) -> threading.Thread:
-    """Write a snapshot beside the loop."""
-    # Daemon: it must die with the process, unlike pysyncobj's forked child, which renames its
-    # file after its parent was killed.
+    """Run `write` on a new daemon thread and return the thread."""
+    # A daemon ends with the process. pysyncobj's forked child would rename its file even after its
+    # parent was killed.
     thread = threading.Thread(target=write, name="snapshot", daemon=True)
     thread.start()
     return thread
@@ -115,16 +118,16 @@ class SnapshotStore:
         self._incoming: FileHandle | None = None
         self._incoming_bytes = 0
         self.header: SnapshotHeader | None = None
-        """Of the snapshot that the state machine was last replaced by."""
+        """Header of the snapshot last loaded into the state machine; None if none was."""
         self.index = 0
-        """The entry that the snapshot on disk ends with; 0 where there is none."""
+        """Index of the last entry in the snapshot on disk; 0 without a snapshot."""
 
     # -- at start
 
     def open(self) -> SnapshotHeader | None:
-        """Verify the snapshot and hand it to the state machine; None where there is none.
+        """Verify the snapshot and load it into the state machine; return None if there is none.
 
-        Raises CorruptionError: a voter never goes on with an empty state (defect 5).
+        Raises CorruptionError: a voter never continues with an empty state (defect 5).
         """
         drop_leftovers(self._files, self._path.parent)
         if not self._files.exists(self._path):
@@ -146,10 +149,10 @@ class SnapshotStore:
             raise CorruptionError(msg)
         return header, chunks
 
-    # -- writing our own
+    # -- writing this voter's snapshot
 
     def begin(self, previous: Entry, last: Entry) -> None:
-        """Freeze the state, which has applied exactly `last`, and write it on a thread."""
+        """Freeze the state, which has applied exactly up to `last`, and write it on a thread."""
         frozen = self._machine.freeze()
         header = SnapshotHeader(self._cluster_id, previous, last)
         with self._lock:
@@ -184,14 +187,17 @@ class SnapshotStore:
         _log.info("snapshot written index=%d term=%d", header.last[1], header.last[2])
 
     def _drop_failed(self, path: Path) -> None:
-        """Half a snapshot must not keep the room that the journal needs next."""
+        """Remove a partly written snapshot to free its space for the journal."""
         for left in (path.with_name(path.name + NEW_SUFFIX), path):
             with contextlib.suppress(OSError):
                 if self._files.exists(left):
                     self._files.unlink(left)
 
     def poll(self) -> SnapshotState:
-        """How the writing goes. WRITTEN (the journal may drop its prefix) and FAILED once."""
+        """Return the progress of writing; WRITTEN and FAILED are returned only once.
+
+        After WRITTEN the journal may drop its prefix.
+        """
         with self._lock:
             state = self._state
             if state in (SnapshotState.WRITTEN, SnapshotState.FAILED):
@@ -199,19 +205,19 @@ class SnapshotStore:
         return state
 
     def abort(self) -> None:
-        """A newer state is about to be installed: whatever is being written is out of date."""
+        """Make the snapshot being written obsolete; a newer state is about to be installed."""
         with self._lock:
             self._generation += 1
             if self._state is not SnapshotState.IDLE:
                 self._state = SnapshotState.FAILED
 
-    # -- sending ours to a follower
+    # -- sending to a follower
 
     def next_part(self, node: NodeId) -> tuple[bytes, bool, bool, int] | None:
-        """(bytes, first, last, index of the snapshot), in order per follower.
+        """Return (bytes, first, last, index of the snapshot), or None if no snapshot exists.
 
-        The last part is empty. One that is being sent stays the same file, even if a newer one
-        gets its name meanwhile. None while there is nothing to send.
+        Each follower gets the parts in order; the last part is empty. A transfer continues with the
+        file it began with, even if a newer snapshot takes its name meanwhile.
         """
         outgoing = self._outgoing.get(node)
         if outgoing is None:
@@ -227,15 +233,15 @@ class SnapshotStore:
         return data, first, not data, outgoing.index
 
     def cancel(self, node: NodeId) -> None:
-        """The follower went away; the next one starts from the beginning."""
+        """End the transfer to a follower; the next one starts from the beginning."""
         outgoing = self._outgoing.pop(node, None)
         if outgoing is not None:
             outgoing.handle.close()
 
-    # -- receiving the leader's
+    # -- receiving from the leader
 
     def receive(self, data: bytes, *, first: bool, last: bool) -> bool:
-        """Take one part. True once the whole is durable, verified, and in the state machine."""
+        """Store one part; return True once the whole snapshot is durable, verified and loaded."""
         path = self._path.with_name(f"{SNAPSHOT_FILE}.incoming")
         try:
             if first:
@@ -253,14 +259,14 @@ class SnapshotStore:
 
     def _install(self, path: Path) -> bool:
         if self._incoming is not None:
-            # Stock renames what nobody has synced (lesson 9).
+            # Sync before the rename; the library itself does not (lesson 9).
             self._incoming.sync()
         self._drop_incoming()
         data = self._files.read(path)
         try:
             self._parse(data)
         except CorruptionError as error:
-            # A part got lost with its connection: the leader starts again when we stay behind.
+            # A part was lost with its connection; the leader starts again if this voter is behind.
             _log.warning("received snapshot refused error=%s", error)
             self._files.unlink(path)
             return False
@@ -276,7 +282,7 @@ class SnapshotStore:
             self._incoming = None
 
     def close(self) -> threading.Thread | None:
-        """Stop using the directory; the thread returned, if any, may still be writing."""
+        """Stop using the directory; the returned thread, if any, may still be writing."""
         self.abort()
         self._drop_incoming()
         for node in list(self._outgoing):
@@ -285,14 +291,17 @@ class SnapshotStore:
 
 
 def drop_leftovers(files: Files, directory: Path) -> None:
-    """What a crash left half written; before anything else is written there."""
+    """Remove files that a crash left half written.
+
+    Call before anything is written to the directory.
+    """
     for name in files.names(directory):
         if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
             files.unlink(directory / name)
 
 
 def frame(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The file's bytes, piece by piece."""
+    """Yield the bytes of a snapshot file, frame by frame."""
     yield _MAGIC
     total = 0
     for chunk in _chain(header, chunks):
@@ -308,7 +317,7 @@ def _chain(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def parse_snapshot(data: bytes, path: Path) -> tuple[SnapshotHeader, list[bytes]]:
-    """Header and chunks of a whole file; CorruptionError names ``path``."""
+    """Return header and chunks of a whole file; raise CorruptionError, which names ``path``."""
     try:
         frames = list(unframe(data))
         header = msgspec.json.decode(frames[0], type=SnapshotHeader)
@@ -319,7 +328,7 @@ def parse_snapshot(data: bytes, path: Path) -> tuple[SnapshotHeader, list[bytes]
 
 
 def unframe(data: bytes) -> Iterator[bytes]:
-    """The frames of a file; ValueError naming the offset of the first bad one."""
+    """Yield the frames of a file; raise ValueError naming the offset of the first bad one."""
     if data[: len(_MAGIC)] != _MAGIC:
         msg = "bad magic offset=0"
         raise ValueError(msg)

@@ -1,4 +1,8 @@
-"""The newest image of a reign: the committed one and the batches in flight on top (rule M2)."""
+"""Speculative image of an active controller: the committed one plus batches in flight (rule M2).
+
+`ActiveController` creates one `Speculation` for each term that it leads and drops it at the first
+batch that fails. Decisions read `image`; `append` hands their records to the quorum.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,20 @@ Submit = Callable[[bytes, int], asyncio.Future[object]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A batch that was handed to the quorum."""
+    """A batch that was handed to the quorum, and the future of its outcome."""
 
     future: asyncio.Future[object]
     urgency: Urgency
 
 
 class Speculation:
-    """What an active controller decides on in one reign. Owned by it; dropped at the first doubt.
+    """The image that an active controller decides on during one term.
 
-    ``on_failed`` is called once a batch turns out not to be in the log: whatever was decided since
-    then is built on sand. ``on_answered`` is called for each other batch.
+    Owned by it, dropped on failure.
+
+    ``on_failed`` is called when a batch turns out not to be in the log: every later decision rests
+    on it and is void. ``on_answered`` is called for each batch that is in the log. `in_flight`
+    holds the unanswered batches, oldest first.
     """
 
     def __init__(
@@ -53,7 +60,7 @@ class Speculation:
         self._on_failed = on_failed
 
     def bulk_in_flight(self) -> int:
-        """Batches of consequences and growth that the quorum still has."""
+        """Return the number of batches in flight with urgency BULK (consequences and growth)."""
         return sum(batch.urgency is Urgency.BULK for batch in self.in_flight)
 
     def append(
@@ -63,11 +70,11 @@ class Speculation:
         submit: Submit,
         on_appended: Callable[[MetadataDelta, MetadataImage], None],
     ) -> list[Batch]:
-        """Hand records to the quorum in batches that fit, and go on deciding on their outcome.
+        """Hand records to the quorum in batches that fit, and advance `image` by each.
 
-        Raises what the quorum refused the *first* batch with: nothing was appended. A later batch
-        that is refused is left out with all behind it: the records of a decision are valid up to
-        any of its batches, and the rest is found again from the image.
+        Raises the quorum's refusal of the *first* batch: nothing was appended then. A later batch
+        that is refused is left out together with all after it: the records of a decision are valid
+        up to any of its batches, and the rest is decided again from the image.
         """
         batches: list[Batch] = []
         time_ms = self._wall_ms()
@@ -110,7 +117,7 @@ class _Part:
 
 
 def _parts(records: Records, bytes_max: int) -> Iterator[_Part]:
-    """Cut a decision into batches by the size of their JSON."""
+    """Split a decision into batches by the size of their JSON."""
     taken: list[MetadataRecord] = []
     encoded: list[bytes] = []
     size = 0
@@ -126,7 +133,7 @@ def _parts(records: Records, bytes_max: int) -> Iterator[_Part]:
 
 
 def failure(future: asyncio.Future[object]) -> KafkaError | None:
-    """Why the batch of this answered future is not in the log, or None if it is."""
+    """Return why the batch of this completed future is not in the log, or None if it is."""
     if future.cancelled():
         return KafkaError(ErrorCode.OUTCOME_UNKNOWN, "the quorum stopped")
     error = future.exception()
@@ -138,12 +145,15 @@ def failure(future: asyncio.Future[object]) -> KafkaError | None:
     if isinstance(result, Accepted):
         return None
     assert isinstance(result, Rejected), result
-    # Rule M3: applied and rejected, on every node alike, so surely not appended.
+    # Every node applies and rejects it alike, so it is surely not in the metadata log (rule M3).
     return KafkaError(ErrorCode.NOT_CONTROLLER, result.reason, outcome=Outcome.NOT_WRITTEN)
 
 
 def check_committed(batches: Sequence[Batch]) -> None:
-    """Raise unless all batches of a decision are in; sure only if none of them is (rule M3)."""
+    """Raise KafkaError unless all batches of a decision are committed.
+
+    The outcome is certain only if all of them failed in the same way (rule M3).
+    """
     failures = [failure(batch.future) for batch in batches]
     first = next((failure for failure in failures if failure is not None), None)
     if first is None:

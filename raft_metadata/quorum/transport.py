@@ -1,6 +1,8 @@
-"""The filter between the wire and pysyncobj's Raft core: what it may hear, what it may say.
+"""Filter between the wire and pysyncobj's Raft core: messages are checked and corrected both ways.
 
-Each correction names the defect it closes, as numbered in the table of DESIGN.md. The core itself
+`PeerLinks` delivers received messages to `FilteredTransport.on_message`; the library sends through
+`send`, which holds back every message about entries that are not on disk yet. Each correction names
+the defect of the library that it closes, as numbered in the table of DESIGN.md. The core itself
 (votes, terms, own-term commit) is left to the library.
 """
 
@@ -24,23 +26,24 @@ from raft_metadata.quorum.voter_node import VoterNode
 from raft_metadata.quorum.wire import MalformedMessageError, Message, checked
 
 MAX_APPENDS_AHEAD_BYTES = 4 * 1024 * 1024
-"""Unsent to one follower: no further append until it has drained. What is on its way keeps the
-follower from standing; a slow link is not given more than it can take."""
+"""Unsent bytes to one follower above which no further append is sent. The bytes under way keep the
+follower from starting an election, and a slow link is not overloaded."""
 
 MAX_HELD = 4096
-"""Answers and votes that wait for the disk. The oldest is forgotten: answers are cumulative, and a
-lost vote is asked for again."""
+"""Most answers and votes that wait for the disk. The oldest is dropped first: answers are
+cumulative, and a lost vote is requested again."""
 ALIVE_EVERY_S = 0.1
-"""While an answer waits for the disk its leader hears so often that we are there."""
+"""Interval of answers without a claim, which keep contact with the leader while an answer waits for
+the disk."""
 
 _log = logging.getLogger("raft_metadata.quorum")
 
 
 class Links(Protocol):
-    """The connections to the other voters; see `peer_links.PeerLinks`."""
+    """The port to the connections to the other voters; see `peer_links.PeerLinks`."""
 
     def send(self, node: NodeId, message: Message) -> bool:
-        """Queue a message; False where there is no connection, or no more."""
+        """Queue a message; return False without an open connection."""
         ...
 
     def drop(self, node: NodeId) -> None:
@@ -48,12 +51,12 @@ class Links(Protocol):
         ...
 
     def backlog_bytes(self, node: NodeId) -> int:
-        """What waits to be sent to a voter."""
+        """Return the number of bytes queued for a voter."""
         ...
 
 
 class LinkEvents(Protocol):
-    """What the connections report: in order, each from a voter that proved who it is."""
+    """Reports of the connections: in order, each from a voter whose hello was accepted."""
 
     def on_connected(self, node: NodeId) -> None: ...
 
@@ -63,7 +66,7 @@ class LinkEvents(Protocol):
 
 
 class FilteredRaft(Protocol):
-    """What the filter asks of its voter, and tells it; see `raft_node.RaftNode`."""
+    """The voter as the filter needs it; see `raft_node.RaftNode`."""
 
     journal: DurableJournal
     home: DataDir
@@ -105,7 +108,7 @@ class FilteredRaft(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A message that speaks of entries which are not on disk yet."""
+    """A message about entries that are not on disk yet."""
 
     node: VoterNode
     message: Message
@@ -115,9 +118,9 @@ class _Held:
 
 
 class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
-    """The library's `Transport` over our links, and `LinkEvents` for them.
+    """The library's `Transport` on top of `Links`, and the receiver of their `LinkEvents`.
 
-    Owned by the RaftNode and called on its loop only. Made by the library, hence the arguments.
+    Owned by the RaftNode and called on its loop only. Created by the library, hence the arguments.
     """
 
     def __init__(
@@ -131,27 +134,27 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         self._held: deque[_Held] = deque(maxlen=MAX_HELD)
         self._answered_at: dict[NodeId, float] = {}
         self._heard_of: dict[NodeId, object] = {}
-        """By its own clock, when each voter sent the newest append that was heard of it."""
+        """Send time, by the sender's clock, of the newest append received from each voter."""
         self._takes_over_in = 0
-        """The term in which a leader told us to stand."""
+        """The term in which this voter stands for election at a leader's request; 0 for none."""
         self._vote_term = 0
         self._voters_counted: set[int] = set()
         super().__init__(syncobj, self_node, others)
 
     def voter(self, node: NodeId) -> VoterNode:
-        """The other voter of that id."""
+        """Return the node object of another voter."""
         return self._voters[node]
 
-    # -- who is there
+    # -- connections
 
     def on_connected(self, node: NodeId) -> None:
-        """See `LinkEvents`."""
+        """Report a voter as connected to the Raft node and the library."""
         self._raft.on_link_made()
         self._onNodeConnected(self._voters[node])
 
     def on_disconnected(self, node: NodeId) -> None:
-        """See `LinkEvents`."""
-        # Parts of a snapshot that were under way are lost with the connection.
+        """Cancel the snapshot transfer to a voter and report it as disconnected."""
+        # Parts of a snapshot under way are lost with the connection.
         self._raft.snapshots.cancel(node)
         self._raft.on_link_lost(self._voters[node])
         self._onNodeDisconnected(self._voters[node])
@@ -161,18 +164,18 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         self._links.drop(node.node_id)
 
     def is_congested(self, node: VoterNode) -> bool:
-        """Whether a follower has enough to read for now."""
+        """Return whether a follower already has enough unsent bytes."""
         return self._links.backlog_bytes(node.node_id) > MAX_APPENDS_AHEAD_BYTES
 
     def deliver(self, node: VoterNode, message: Message) -> None:
         """Hand a message to the library's Raft core."""
         self._onMessageReceived(node, message)
 
-    # -- what is said
+    # -- sending
 
     @override
     def send(self, node: VoterNode, message: Message) -> bool:
-        """Make a message of the library's true and provable, then send it."""
+        """Correct a message of the library, and send it once the disk holds all that it claims."""
         kind = message["type"]
         if kind == "append_entries":
             message["sent_at"] = self._raft.now()
@@ -193,24 +196,25 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
     def _complete_answer(self, message: Message) -> None:
         journal = self._journal
         if message["success"] and journal.installed is not None:
-            # Defect 4: the entries kept behind an installed snapshot were not checked by anyone.
+            # Entries kept after an installed snapshot are not compared with the leader (defect 4).
             claimed = min(message["next_node_idx"], journal.installed + 1)
             message["next_node_idx"], journal.installed = claimed, None
         message["term"] = self._raft.raftCurrentTerm  # defect 9
         if message["reset"] and not message["success"]:
-            # Defect 8: committed means surely equal. Stock steps back one entry per heartbeat and
-            # never arrives while several batches are under way.
+            # Committed entries are surely equal, so the leader continues there (defect 8). The
+            # library steps back one entry per heartbeat and never arrives while several batches are
+            # under way.
             message["next_node_idx"] = self._raft.raftCommitIndex + 1
 
-    # -- what waits for the disk (defect 2, rule M7)
+    # -- messages that wait for the disk (defect 2, rule M7)
 
     def _rests_on(self, message: Message) -> int:
-        """The raft index that must be on disk before a message may leave; 0 for none."""
+        """Return the Raft index that must be on disk before a message may be sent; 0 for none."""
         kind = message["type"]
         if kind == "next_node_idx" and message["success"]:
             return int(message["next_node_idx"]) - 1
         if kind in ("request_vote", "response_vote"):
-            return self._journal.last[1]  # it speaks of our last entry
+            return self._journal.last[1]  # it speaks of the last entry
         return 0
 
     def _hold(self, node: VoterNode, message: Message) -> None:
@@ -220,12 +224,15 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         journal.flush()
         answers = message["type"] == "next_node_idx"
         if answers and now - self._answered_at.get(node.node_id, 0.0) >= ALIVE_EVERY_S:
-            # Claims nothing: a slow disk must not look like a lost follower to the leader.
+            # An answer without a claim, so that a slow disk does not look like a lost follower.
             alive = {**message, "next_node_idx": journal.durable_index + 1, "success": False}
             self._send_now(node, alive)
 
     def release(self) -> None:
-        """Send what the disk has now. Answers are cumulative: of several, the last one goes."""
+        """Send the held messages that the disk now covers.
+
+        Answers are cumulative: of several to one voter, only the last is sent.
+        """
         journal, term = self._journal, self._raft.raftCurrentTerm
         if not self._held:
             return
@@ -233,7 +240,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         waiting: deque[_Held] = deque(maxlen=MAX_HELD)
         for held in self._held:
             if held.generation != journal.generation or held.term != term:
-                continue  # rule Q3: what it speaks of was replaced, or nobody asks any more
+                continue  # its entries were replaced (rule Q3), or its term is over
             if held.needed > journal.durable_index:
                 waiting.append(held)
                 continue
@@ -265,9 +272,9 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         )
 
     def adopt(self, node: VoterNode, term: int) -> None:
-        """Rule Q7: take a higher term durably, as a follower, without resetting any timer.
+        """Take a higher term durably, as a follower, without resetting any timer (rule Q7).
 
-        A vote request whose log always loses does exactly that in the library.
+        In the library a vote request whose log always loses has exactly this effect.
         """
         request = {
             "type": "request_vote",
@@ -277,10 +284,13 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         }
         self.deliver(node, request)
 
-    # -- what is heard
+    # -- receiving
 
     def on_message(self, node: NodeId, value: object) -> None:
-        """See `LinkEvents`."""
+        """Check a received message and handle it.
+
+        Drop the connection if the message is malformed.
+        """
         voter = self._voters[node]
         try:
             message, stamp = checked(value)
@@ -313,7 +323,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
                 self._raft.on_pre_vote_answer(node, message)
             case "ping":
                 self._raft.on_ping(node, message)
-            case _:  # an answer to a question we no longer ask
+            case _:  # an answer to a request that is no longer pending
                 pass
 
     def _hear_take_over(self, node: VoterNode, message: Message) -> None:
@@ -327,13 +337,16 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         raft = self._raft
         has_a_leader = raft.now() - raft.contact.when <= raft.conf.raftMinTimeout
         if has_a_leader and message.get("takes_over") is not True:
-            # Rule G3: a leader counts on whom it told a moment ago, whatever was consented before.
-            # Takes the term (rule Q7), gives no vote.
+            # A leader relies on followers that recently received its appends, whatever pre-votes
+            # they granted before (rule G3). Adopt the term (rule Q7), give no vote.
             message["last_log_term"] = message["last_log_index"] = -1
         self.deliver(node, message)
 
     def _fence_lets_through(self, node: VoterNode, message: Message) -> bool:
-        """Rule Q4: a voter that lost its disk promises nothing before it knows what it promised."""
+        """Return whether a fenced voter may handle a message.
+
+        A voter that lost its disk makes no promise before it knows its earlier ones (rule Q4).
+        """
         kind = message["type"]
         if kind == "term_answer":
             self._raft.on_term_answer(node, message["term"])
@@ -341,14 +354,14 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         if self._home.meta.fence == "ask" or kind == "timeout_now":
             return False
         if kind == "request_vote":
-            # Takes the term, gives no vote.
+            # Adopt the term, give no vote.
             message["last_log_term"] = message["last_log_index"] = -1
         return True
 
     def _hear_append(self, node: VoterNode, message: Message) -> None:
         raft = self._raft
         if message["term"] < raft.raftCurrentTerm:
-            # Defect 9: stock is silent, and an old leader never learns.
+            # The library stays silent, and an old leader would never learn of it (defect 9).
             self._answer(node, 1)
             return
         raft.on_leader_heard(message["term"], message["commit_index"])
@@ -357,12 +370,12 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             if not self._already_have(node, message):
                 self.deliver(node, message)
             return
-        # Defect 6: a part of a snapshot says nothing about our log, but stock commits all of it up
-        # to the leader's commit index.
+        # A part of a snapshot proves nothing about this log, but the library commits all of it up
+        # to the leader's commit index (defect 6).
         message["commit_index"] = min(message["commit_index"], raft.raftCommitIndex)
         part = message.get("serialized")
         if part is not None and part[3] <= raft.raftCommitIndex:
-            # Stock would go back in time and drop what it acknowledged.
+            # The library would install the older state and drop acknowledged entries.
             self.deliver(node, {**message, "serialized": None})
             self._answer(node, raft.raftCommitIndex + 1, reset=True)
             return
@@ -373,10 +386,10 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             raft.on_snapshot_part_ended()
 
     def _already_have(self, node: VoterNode, message: Message) -> bool:
-        """Defect 7: stock truncates all behind the previous entry, conflict or not.
+        """Remove entries from `message` that this log already holds (defect 7).
 
-        Strips what we hold from `message`. True if nothing is left and our log is longer: then
-        only what was compared is acknowledged.
+        The library truncates everything after the previous entry, conflict or not. Returns True if
+        no entry is left and this log is longer: then only the compared entries are acknowledged.
         """
         journal = self._journal
         previous = journal.at(message["prevLogIdx"])
@@ -410,15 +423,15 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         if message["term"] > term:
             self.adopt(node, message["term"])
         elif message["term"] == term:
-            # Defect 9: an answer to an earlier reign must not count.
+            # An answer to an earlier term must not count (defect 9).
             if isinstance(sent_at := message.get("sent_at"), float):
                 self._raft.on_answered(node, sent_at)
             self.deliver(node, message)
 
     def _hear_vote(self, node: VoterNode, message: Message) -> None:
-        """Defect 10: one voter, one vote."""
+        """Pass a vote on once per voter and term (defect 10)."""
         if message["term"] != self._raft.raftCurrentTerm:
-            return  # nor does an old one start the count anew
+            return  # a vote of an old term must not restart the count either
         if self._vote_term != message["term"]:
             self._vote_term, self._voters_counted = message["term"], set()
         if node.node_id not in self._voters_counted:

@@ -1,4 +1,8 @@
-"""One voter's directory, opened: lock and identity first, then journal and vote, then snapshot."""
+"""Opening of one voter's directory: lock and identity, then journal and vote, then snapshot.
+
+`MetadataQuorum.start` calls `open_voter_disk`. This module also keeps the reserve file, which frees
+the space that opening needs on a full disk.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +33,14 @@ _log = logging.getLogger("raft_metadata.quorum")
 
 @dataclass(frozen=True, slots=True)
 class VoterDisk:
-    """What a voter has on disk. Owned by the loop; holds the directory's lock until closed."""
+    """Files of a voter. Owned by the loop; holds the directory's lock until closed."""
 
     home: DataDir
     journal: DurableJournal
     snapshots: SnapshotStore
 
     def close(self) -> None:
-        """Give it all up; the snapshot's thread must have ended before."""
+        """Close all files and release the lock; the snapshot's thread must have ended before."""
         self.snapshots.close()
         self.journal.close()
         self.home.close()
@@ -51,10 +55,11 @@ def open_voter_disk(
     run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,
     flusher: Flusher | None = None,
 ) -> VoterDisk:
-    """Open everything, and hand the snapshot to the state machine.
+    """Open the directory, journal and snapshot, and load the snapshot into the state machine.
 
-    Raises StorageError or CorruptionError (exit 74): not formatted, not this voter's, in use,
-    emptied, or damaged. Never goes on with less than was there (rules Q1, Q4, Q5).
+    Raises StorageError or CorruptionError (exit 74) if the directory is not formatted, belongs to
+    another voter, is in use, was emptied, or is damaged. Never continues with less than was durable
+    (rules Q1, Q4, Q5).
     """
     identity = Identity(
         cluster_id=config.cluster_id, node_id=config.node_id, directory_id=config.directory_id
@@ -71,7 +76,7 @@ def open_voter_disk(
             msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
             raise CorruptionError(msg)
         with storage_errors("open", config.raft_dir):
-            drop_leftovers(files, config.raft_dir)  # they may hold the room that it needs
+            drop_leftovers(files, config.raft_dir)  # they may occupy the space the journal needs
             journal = _open_journal(config, faults, files, flusher)
     except BaseException:
         home.close()
@@ -91,8 +96,8 @@ def open_voter_disk(
 def _open_journal(
     config: QuorumConfig, faults: FaultHandler, files: Files, flusher: Flusher | None
 ) -> DurableJournal:
-    # Opening writes the whole journal into a new file (rule Q1): lesson 1, a full disk
-    # can't do that, and the voter could not even vote.
+    # Opening writes the whole journal into a new file (rule Q1). On a full disk that fails, and
+    # the voter could not even vote (lesson 1).
     try:
         return DurableJournal(files, config.raft_dir, faults, flusher=flusher)
     except OSError as error:

@@ -1,4 +1,8 @@
-"""A voter under the type by which pysyncobj knows nodes."""
+"""Voters as pysyncobj node objects, and the names under which the library stores them.
+
+`raft_node.py` makes one `VoterNode` for each voter; the vote file and `raft_state.py` translate
+between names and node ids with `voter_address` and `voter_of`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,10 @@ from raft_metadata.common.ids import NodeId
 
 
 class VoterNode(Node):  # type: ignore[misc]  # untyped library
-    """Its identity is its node id; the library stores it in the vote. It knows no address."""
+    """A voter, identified by its node id, which the library stores in the vote.
+
+    It has no address.
+    """
 
     def __init__(self, node_id: NodeId) -> None:
         super().__init__(voter_address(node_id))
@@ -17,17 +24,17 @@ class VoterNode(Node):  # type: ignore[misc]  # untyped library
 
     @override
     def __hash__(self) -> int:
-        # Not the string's, which differs in every process: the library iterates over sets of
-        # voters, and a simulated history must repeat with its seed.
+        # A string's hash differs in every process. The library iterates over sets of voters, and a
+        # simulated history must repeat with its seed.
         return hash(self.node_id)
 
 
 def voter_address(node_id: NodeId) -> str:
-    """The library's name of a voter. Stands in ``vote.json``, so it never changes."""
+    """Return the library's name of a voter. It is stored in ``vote.json``, so it never changes."""
     return f"voter-{node_id:010d}:0"
 
 
 def voter_of(address: str | None) -> NodeId | None:
-    """The inverse; None for any other word, such as that of a vote that was lost."""
+    """Return the voter that `address` names; None for other texts, such as that of a lost vote."""
     number = (address or "").removeprefix("voter-").removesuffix(":0")
     return NodeId(int(number)) if number.isdecimal() else None

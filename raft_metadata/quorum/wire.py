@@ -1,7 +1,8 @@
-"""What voters send each other: the codec and the shape of every message. Pure.
+"""Messages between voters: the codec and the shape of every message. Pure.
 
-MessagePack, never pickle: bytes from a socket must not be able to name code (D11). A message is
-looked at whole before any of it is used; what does not fit ends the connection.
+MessagePack, never pickle: bytes from a socket must not be able to name code (D11). `transport.py`
+checks a whole message with `checked` before any of it is used, and closes the connection if it does
+not fit; `introductions.py` does so for the hello.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import msgspec
 from raft_metadata.quorum.data_dir import Stamp
 
 PROTOCOL = 2
-"""2: both ends say hello, and a voter is its number."""
+"""Version 2: both ends send a hello, and a voter is identified by its node id."""
 MAX_HELLO_BYTES = 1024
-"""From a peer that has not said who it is."""
+"""Largest frame from a peer whose hello is not accepted yet."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""From a voter. The largest message is an append of just over 1 MiB of entries."""
+"""Largest frame from a voter. The largest message is an append of just over 1 MiB of entries."""
 
 Message = dict[str, Any]
-"""pysyncobj's own: a dict with a "type"."""
+"""A message as pysyncobj defines it: a dict with a "type"."""
 
 _STAMP_LENGTH = 3
 _encoder = msgspec.msgpack.Encoder()
@@ -29,20 +30,20 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class MalformedMessageError(Exception):
-    """Bytes from a peer that are no message of ours."""
+    """Bytes from a peer that are not a valid message."""
 
 
 class Codec:
-    """Stands in for the module ``pickle`` where pysyncobj uses it."""
+    """Replacement of the module ``pickle`` where pysyncobj uses it."""
 
     @staticmethod
     def dumps(value: object, _protocol: int | None = None) -> bytes:
-        """Encode None, bool, int, str, bytes, list, tuple and dict; TypeError for the rest."""
+        """Encode None, bool, int, str, bytes, list, tuple and dict; raise TypeError otherwise."""
         return _encoder.encode(value)
 
     @staticmethod
     def loads(data: bytes | memoryview) -> Any:
-        """Decode; MalformedMessageError for anything else than MessagePack."""
+        """Decode MessagePack; raise MalformedMessageError for anything else."""
         try:
             return _decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -50,7 +51,7 @@ class Codec:
 
 
 def hello(node_id: int, cluster_id: str, directory_id: str) -> Message:
-    """The first message of a connection, in either direction."""
+    """Return the first message of a connection, in either direction."""
     return {
         "type": "hello",
         "protocol": PROTOCOL,
@@ -61,7 +62,7 @@ def hello(node_id: int, cluster_id: str, directory_id: str) -> Message:
 
 
 def checked_hello(message: object) -> tuple[int, str, str]:
-    """(node id, cluster id, directory id) of a hello, or MalformedMessageError."""
+    """Return (node id, cluster id, directory id) of a hello, or raise MalformedMessageError."""
     if not isinstance(message, dict) or message.get("type") != "hello":
         raise MalformedMessageError("no hello")
     if message.get("protocol") != PROTOCOL:
@@ -100,12 +101,15 @@ _SHAPES: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "timeout_now": {"term": _is_number},
     "ping": {},
 }
-"""Everything a voter may say. Not in it: forwarded commands, admin commands, and the pieces of an
-entry too large for one message ("transmission")."""
+"""Every message that a voter accepts, with its checked fields. Absent, hence refused: forwarded
+commands, admin commands, and parts of an entry too large for one message ("transmission")."""
 
 
 def checked(value: object) -> tuple[Message, Stamp]:
-    """A message and its stamp, every field it will be asked for looked at."""
+    """Return a message and its stamp after checking every field that will be read.
+
+    Raises MalformedMessageError.
+    """
     if not isinstance(value, dict):
         raise MalformedMessageError("not a message")
     message: Message = value

@@ -1,1 +1,1 @@
-"""What can be asked of the controller (commands) and what has happened (records)."""
+"""Commands that are sent to the controllers, and records that they write to the metadata log."""

@@ -1,9 +1,9 @@
-"""What operators and brokers ask of the active controller beside its first commands.
+"""Commands of operators and brokers beside those of `commands`, routed by one table.
 
-Each command names its answer as its type argument and stands in `ADMIN_COMMANDS`, the one table
-that both ends of the controllers' plane route by. What is refused is a `KafkaError` and surely not
-appended; OUTCOME_UNKNOWN may still happen (rule M3) and is sent again only if the command's row
-says that a repeat does no harm (rule F1).
+Each command names the type of its answer as its type argument and has a row in `ADMIN_COMMANDS`, by
+which both ends of the controllers' plane route it. A refusal is a `KafkaError`, and the command is
+surely not appended. A command that failed with OUTCOME_UNKNOWN may still be appended (rule M3) and
+is sent again only if its row allows a repeat (rule F1).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminCommand(Generic[A]):
-    """Anything asked of the active controller. ``A`` is the type of its answer."""
+    """A command to the active controller; ``A`` is the type of its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Altered:
-    """It is done, or it would be (``validate_only``)."""
+    """The answer to a change that is made, or would be made (``validate_only``)."""
 
     next_offset: MetadataOffset
-    """The image must reach this offset before the change is there."""
+    """The change is visible in images that have reached this offset."""
 
 
 # ---- topics and configs
@@ -46,13 +46,13 @@ class Altered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddPartitions(AdminCommand["PartitionsAdded"]):
-    """Give a topic more partitions. INVALID_PARTITIONS for as many or fewer."""
+    """A request for more partitions of a topic; INVALID_PARTITIONS for as many as now or fewer."""
 
     topic: TopicName
     partitions_count: int
-    """How many there are to be in all."""
+    """The number of partitions in all, those that exist included."""
     replicas_assignments: dict[int, tuple[BrokerId, ...]] | None = None
-    """Of the new partitions only; None: placed as at creation."""
+    """Replicas of the new partitions by partition id; None: placed as at creation."""
     validate_only: bool = False
 
 
@@ -65,7 +65,7 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChange:
-    """Set a config, or reset it when ``value`` is None."""
+    """A config to set, or to reset when ``value`` is None."""
 
     resource_type: ResourceType
     resource_name: str
@@ -76,7 +76,10 @@ class ConfigChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterConfigs(AdminCommand[Altered]):
-    """All changes, or none where one is refused. INVALID_CONFIG names the first."""
+    """Config changes that are made all together or, where one is refused, not at all.
+
+    INVALID_CONFIG names the first that is refused.
+    """
 
     changes: tuple[ConfigChange, ...]
     validate_only: bool = False
@@ -87,7 +90,7 @@ class AlterConfigs(AdminCommand[Altered]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassignment:
-    """Where a partition's replicas are to be; None cancels what is under way (KIP-455)."""
+    """The replicas that a partition is to have; None cancels its reassignment (KIP-455)."""
 
     topic: TopicName
     partition: PartitionId
@@ -96,23 +99,23 @@ class Reassignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterReassignments(AdminCommand[Altered]):
-    """Start, change or cancel reassignments: all of them, or none where one is refused."""
+    """Reassignments to start, change or cancel: all of them or, where one is refused, none."""
 
     changes: tuple[Reassignment, ...]
     validate_only: bool = False
 
 
 class Election(Enum):
-    """Which leader an operator asks for (KIP-460)."""
+    """The kind of leader election that an operator requests (KIP-460)."""
 
     PREFERRED = "preferred"
     UNCLEAN = "unclean"
-    """Any live replica, where no clean leader can be had: acknowledged records may be gone."""
+    """Any live replica if no clean leader is available; acknowledged records may be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlace:
-    """A partition by its topic's name."""
+    """A partition identified by its topic's name."""
 
     topic: TopicName
     partition: PartitionId
@@ -120,7 +123,7 @@ class PartitionPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectLeaders(AdminCommand["LeadersElected"]):
-    """Elect where it changes something; None: every partition of the cluster."""
+    """A request for elections, held where they change something; None: in the whole cluster."""
 
     election: Election
     partitions: tuple[PartitionPlace, ...] | None = None
@@ -128,7 +131,7 @@ class ElectLeaders(AdminCommand["LeadersElected"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionResult:
-    """One partition. With ``error`` None, ``leader`` leads, whether it did before or not."""
+    """The result for one partition: its leader, newly elected or not, if ``error`` is None."""
 
     topic: TopicName
     partition: PartitionId
@@ -142,7 +145,7 @@ class ElectionResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadersElected:
     results: tuple[ElectionResult, ...]
-    """Of the partitions that were named; with all of them, of those that changed or could not, at
+    """Results of the named partitions; for the whole cluster, of those that changed or failed, at
     most 20,000."""
     next_offset: MetadataOffset
 
@@ -152,7 +155,10 @@ class LeadersElected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainBroker(AdminCommand[Altered]):
-    """Set what a broker is to be rid of. BROKER_ID_NOT_REGISTERED."""
+    """A request to drain a broker of leaderships or replicas, or to end that.
+
+    BROKER_ID_NOT_REGISTERED for an unknown broker.
+    """
 
     broker_id: BrokerId
     scope: DrainScope
@@ -160,14 +166,17 @@ class DrainBroker(AdminCommand[Altered]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBroker(AdminCommand[Altered]):
-    """Take a broker out for good. POLICY_VIOLATION while it holds replicas, naming how many."""
+    """A request to remove a broker from the cluster.
+
+    POLICY_VIOLATION while it holds replicas, with their number.
+    """
 
     broker_id: BrokerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateProducerIds(AdminCommand["ProducerIdBlock"]):
-    """A block of producer ids for a broker; no id is ever handed out twice (invariant T5)."""
+    """A broker's request for a block of producer ids; no id is handed out twice (invariant T5)."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
@@ -184,7 +193,7 @@ class ProducerIdBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterClientQuotas(AdminCommand[Altered]):
-    """Set quotas of an entity; a value of None takes that key away (KIP-546)."""
+    """Quotas of an entity to set; a value of None removes that key (KIP-546)."""
 
     entity: tuple[QuotaEntity, ...]
     changes: dict[str, float | None]
@@ -192,7 +201,7 @@ class AlterClientQuotas(AdminCommand[Altered]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterAcls(AdminCommand[Altered]):
-    """Add access rules, and take away those whose ids are named."""
+    """Access rules to add, and ids of rules to remove."""
 
     add: tuple[AclRecord, ...] = ()
     remove: tuple[str, ...] = ()
@@ -200,7 +209,7 @@ class AlterAcls(AdminCommand[Altered]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserScram:
-    """A user's credential of one mechanism, by name."""
+    """The name of a user and the mechanism of one of its credentials."""
 
     name: str
     mechanism: str
@@ -208,7 +217,7 @@ class UserScram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterUsers(AdminCommand[Altered]):
-    """Set salted passwords, and take some away (KIP-554)."""
+    """Salted passwords to set, and credentials to remove (KIP-554)."""
 
     put: tuple[UserScramRecord, ...] = ()
     remove: tuple[UserScram, ...] = ()
@@ -216,7 +225,10 @@ class AlterUsers(AdminCommand[Altered]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeMetadata(AdminCommand["MetadataUpgraded"]):
-    """Raise ``metadata.version`` (KIP-584). POLICY_VIOLATION names every node that can't follow."""
+    """A request to raise ``metadata.version`` (KIP-584).
+
+    POLICY_VIOLATION names every node that can't follow the new level.
+    """
 
     level: int | None = None
     """None: the highest that every node can follow."""
@@ -232,12 +244,12 @@ class MetadataUpgraded:
 
 @dataclass(frozen=True, slots=True)
 class AdminRow:
-    """How a command crosses the controllers' plane."""
+    """The types and the repeatability of one command on the controllers' plane."""
 
     command: type[AdminCommand[Any]]
     answer: type[Any]
     is_repeatable: bool = field(default=False, kw_only=True)
-    """Whether sending it again after an unknown outcome does no harm."""
+    """True if the command may be sent again after an unknown outcome."""
 
 
 ADMIN_COMMANDS: Mapping[str, AdminRow] = {
@@ -253,7 +265,7 @@ ADMIN_COMMANDS: Mapping[str, AdminRow] = {
     "alter-users": AdminRow(AlterUsers, Altered),
     "upgrade-metadata": AdminRow(UpgradeMetadata, MetadataUpgraded, is_repeatable=True),
 }
-"""By the last part of the path: ``POST /controller/v1/<name>``."""
+"""All admin commands by the last part of their path, ``POST /controller/v1/<name>``."""
 
 ADMIN_NAMES: Mapping[type[AdminCommand[Any]], str] = {
     row.command: name for name, row in ADMIN_COMMANDS.items()

@@ -1,8 +1,9 @@
-"""What can be asked of the controllers, and what they answer.
+"""Commands to the controllers and their answers: registration, heartbeat, ISR, topics, fetch.
 
-These cross the network as JSON (``http_api.peer``). Every command is guarded by the epochs its
-sender decided on, so that a late one changes nothing. A failed command is a `KafkaError`:
-NOT_CONTROLLER means surely not appended, OUTCOME_UNKNOWN that it may still happen (rule M3).
+They cross the network as JSON (``http_api.peer``). Every command carries the epochs on which its
+sender decided, so that a late one changes nothing. A failed command is a `KafkaError`:
+NOT_CONTROLLER means that it was surely not appended, OUTCOME_UNKNOWN that it may still be (rule
+M3).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from raft_metadata.records.records import BrokerState, MetadataRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterBroker:
-    """Announce a broker process. A repeat with the same incarnation keeps its epoch."""
+    """The registration of a broker process. A repeat with the same incarnation keeps its epoch."""
 
     broker_id: BrokerId
     cluster_id: ClusterId
@@ -43,14 +44,14 @@ class RegisterBroker:
     rack: str | None = None
     unclean_partitions: tuple[TopicIdPartition, ...] = ()
     unclean_ranges: tuple[PartitionRange, ...] = ()
-    """As in `RegisterBrokerRecord`, with the one above; a controller takes either."""
+    """Both unclean fields as in `RegisterBrokerRecord`; a controller accepts either."""
     last_broker_epoch: BrokerEpoch = UNKNOWN_BROKER_EPOCH
-    """Compare-and-set: the epoch of this id's registration the requester saw in the image; -1 when
-    it saw none. A registration that was overtaken never enters (rule R6)."""
+    """Compare-and-set: the broker epoch of this id in the requester's image; -1 without one. A
+    registration that was overtaken by another is refused (rule R6)."""
     feature_level_max: int = 1
     """The highest ``metadata.version`` this process can follow."""
     min_insync_replicas: int | None = None
-    """As in `RegisterBrokerRecord`."""
+    """The min ISR of the broker's config.toml; None: an older version, which does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,73 +60,83 @@ class BrokerRegistered:
 
 
 FAILED_REPLICAS_MAX = 100
-"""In one heartbeat: 13 KB. Of more, each heartbeat says a page (`damage_pages`)."""
+"""Damaged replicas in one heartbeat (13 KB); more are sent in pages (`damage_pages`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedReplica:
-    """A replica whose log is damaged: nobody may count on it (rules Q5, R6)."""
+    """A replica whose log is damaged and so must not count as a copy (rules Q5, R6)."""
 
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: LeaderEpoch
-    """The newest one in which this log took part; -1: none in this life."""
+    """The newest leader epoch in which this log took part; -1: none since the process started."""
     can_lead: bool
-    """What is readable can be served, where there is nobody else."""
+    """True if the readable part of the log can be served when no other replica can lead."""
     partition_epoch: PartitionEpoch = PartitionEpoch(-1)
-    """Of the partition as the broker had seen it when it found this so: a report of another state
-    of the partition takes nobody out of ISR and ELR; -1: it does not know the partition."""
+    """The partition epoch in the broker's image when it found the damage; -1: partition unknown. A
+    report of another partition epoch removes no replica from ISR and ELR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeat:
-    """Sent to *every* controller (rule M7): standbys keep the ages, the active one decides."""
+    """The periodic report of a broker, sent to *every* controller (rule M7).
+
+    Standby controllers keep the session ages, the active controller decides.
+    """
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
     metadata_offset: MetadataOffset
-    """Next metadata offset this broker will apply: it has applied everything below."""
+    """The next metadata offset that this broker will apply: it has applied all below."""
     want_shutdown: bool = False
     failed: tuple[FailedReplica, ...] = ()
-    """At most `FAILED_REPLICAS_MAX`, said again until each is done with; from level 4 on."""
+    """Damaged replicas, at most `FAILED_REPLICAS_MAX`, repeated until each is repaired; from
+    level 4 on."""
     failed_after: TopicIdPartition | None = None
-    """``failed`` are all damaged replicas behind this place, None: from the first one on …"""
+    """``failed`` lists all damaged replicas after this partition (None: from the first one on) …"""
     failed_up_to: TopicIdPartition | None = None
-    """… up to and with this one, None: to the last."""
+    """… up to and including this one; None: to the last."""
     number: int = 0
-    """Grows with what this process says: one that was overtaken on its way tells no news."""
+    """Sequence number of this process's reports; a report overtaken by a newer one is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatAnswer:
     is_active: bool
-    """False from a standby: the age was noted, the rest says nothing."""
+    """False from a standby: it recorded the contact, and the other fields mean nothing."""
     state: BrokerState
     should_shut_down: bool
-    """Controlled shutdown is granted: nothing is led any more and everyone knows (rule R11)."""
+    """True if controlled shutdown is granted: the broker leads nothing, and all live brokers have
+    applied that (rule R11)."""
     committed_offset: MetadataOffset
-    """Next metadata offset of this controller (rule M6: a broker that lags changes its source)."""
+    """The next metadata offset of this controller; a broker that lags changes its source (rule
+    M6)."""
     shutdown_blocked_by: str = ""
-    """Why a wanted shutdown is not granted yet."""
+    """The reason why a requested shutdown is not granted yet; empty otherwise."""
     majority_answers: bool = True
-    """False from an active controller that has not heard from a majority just now: another one may
-    have been elected and have fenced the broker (rule G3)."""
+    """False from an active controller without recent contact to a majority: another one may have
+    been elected and have fenced the broker (rule G3)."""
     wall_ms: int = 0
-    """This controller's wall clock, for brokers to compare theirs with (rule R10); 0: not said."""
+    """This controller's wall clock, with which brokers compare theirs (rule R10); 0: unknown."""
     controller_id: NodeId = NodeId(0)
-    """Who says it: filled in where it arrives."""
+    """The answering controller; filled in by the receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsrMember:
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
-    """As judged by the leader; refused when the broker has registered again since."""
+    """The epoch with which the leader saw this replica catch up; a newer registration makes the
+    proposal fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartition:
-    """A leader proposes an ISR. Each attempt is its own proposal, never re-sent (rule M3)."""
+    """An ISR proposed by a leader.
+
+    Each attempt is a proposal of its own and is never sent again (rule M3).
+    """
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
@@ -138,7 +149,10 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionAltered:
-    """The partition epoch grew by one even if the ISR is the same (rule M3)."""
+    """The partition after an accepted proposal.
+
+    The partition epoch grows by one even if the ISR is the same (rule M3).
+    """
 
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
@@ -146,12 +160,12 @@ class PartitionAltered:
 
 
 MAX_ATTEMPTS_PER_COMMAND = 500
-"""In one `AlterPartitions`: about 170 KB of JSON, and 25 ms of a controller's loop."""
+"""Attempts in one `AlterPartitions`: about 170 KB of JSON, and 25 ms of a controller's loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartitions:
-    """Many proposals of one leader, of as many partitions. Each is judged alone (rule M3).
+    """ISR proposals of one leader for many distinct partitions, each judged alone (rule M3).
 
     From feature level 3 on: an older controller knows `AlterPartition` only.
     """
@@ -161,7 +175,7 @@ class AlterPartitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAnswer:
-    """What became of one attempt: ``altered``, or refused and surely not appended."""
+    """The result of one attempt: ``altered``, or a refusal, which surely was not appended."""
 
     altered: PartitionAltered | None = None
     error: int = 0
@@ -171,7 +185,7 @@ class AttemptAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAltered:
-    """One answer an attempt, in their order."""
+    """The answers to `AlterPartitions`, one for each attempt and in their order."""
 
     answers: tuple[AttemptAnswer, ...]
 
@@ -180,7 +194,7 @@ class PartitionsAltered:
 class CreateTopic:
     name: TopicName
     topic_id: TopicId
-    """Proposed by the requester, so that a repeat is recognised and answered alike (rule F1)."""
+    """Proposed by the requester, so that a repeat is recognized and answered alike (rule F1)."""
     partitions_count: int | None = None
     """None: the cluster's ``num_partitions``."""
     replication_factor: int | None = None
@@ -196,7 +210,7 @@ class TopicCreated:
     partitions_count: int
     replication_factor: int
     next_offset: MetadataOffset
-    """The image must reach this offset before the topic is there."""
+    """The topic is visible in images that have reached this offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,16 +226,17 @@ class TopicDeleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchMetadata:
-    """Long poll for applied records, answered by any controller (decision D3, rules M5, M6)."""
+    """A long poll for applied records, answered by any controller (decision D3, rules M5, M6)."""
 
     cluster_id: ClusterId
     broker_id: BrokerId
     from_offset: MetadataOffset
-    """Next offset wanted."""
+    """The first offset wanted."""
     max_wait_ms: int = 1000
     inside_batch: bool = False
-    """Whoever only reads the log may ask from within a batch, is answered the whole of it, and is
-    sent no snapshot: no batches below ``end_offset`` say that ``from_offset`` is too old."""
+    """True for a reader of the log that keeps no image: ``from_offset`` may lie within a batch and
+    the whole batch is returned. No snapshot is sent: an answer without batches although
+    ``from_offset`` is below ``end_offset`` means that ``from_offset`` is too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,25 +247,29 @@ class MetadataBatch:
     epoch: ControllerEpoch
     records: tuple[MetadataRecord, ...]
     time_ms: int = 0
-    """The deciding controller's wall clock, ms since 1970: for people, nothing is decided by it."""
+    """The deciding controller's wall clock, ms since 1970; for people, never used to decide."""
     encoded: bytes = field(default=b"", compare=False, repr=False)
-    """The JSON it was read from, so that it is encoded once for all brokers; empty: not kept."""
+    """The JSON that it was decoded from, so that it is encoded once for all brokers; empty: not
+    kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSnapshot:
-    """A shorter log with the same end: applying ``records`` to nothing gives the whole image."""
+    """A shorter log with the same end.
+
+    Its ``records``, applied to an empty image, give the whole image.
+    """
 
     next_offset: MetadataOffset
     epoch: ControllerEpoch
     records: tuple[MetadataRecord, ...]
     encoded: bytes = field(default=b"", compare=False, repr=False)
-    """As in `MetadataBatch`."""
+    """The JSON that it was decoded from; empty: not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchMetadataAnswer:
-    """Batches follow ``from_offset`` without a gap; or a snapshot, when that is too old."""
+    """Batches that follow ``from_offset`` without a gap, or a snapshot if that is too old."""
 
     leader_id: NodeId | None
     epoch: ControllerEpoch

@@ -1,8 +1,9 @@
-"""A heartbeat that names more damaged replicas than one may, in pages.
+"""Pages of a heartbeat that has more damaged replicas than one heartbeat may list.
 
-A page says all that is damaged in a range of places, so whoever hears it replaces what it knew of
-that range: nobody is forgotten while others are named, and however many wait for ever, each has its
-turn. Every controller is sent its own sequence of pages; one that was not answered is sent again.
+A page lists all damaged replicas in a range of partitions, so its receiver replaces everything it
+knew about that range: no replica is dropped while others are listed, and each is listed in turn,
+however many there are. A broker sends every controller its own sequence of pages and repeats a page
+that was not answered.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from raft_metadata.records.commands import FAILED_REPLICAS_MAX, BrokerHeartbeat,
 
 
 def place_of(failed: FailedReplica) -> TopicIdPartition:
-    """Whose replica it is; pages are in the order of these."""
+    """Return the partition of a damaged replica; pages are sorted by it."""
     return TopicIdPartition(failed.topic_id, failed.partition)
 
 
 def next_page(beat: BrokerHeartbeat, after: TopicIdPartition | None) -> BrokerHeartbeat:
-    """What goes into one heartbeat of all that ``beat`` says, which is sorted by `place_of`.
+    """Return the heartbeat with the next page of the damaged replicas that ``beat`` lists.
 
-    ``after``: `BrokerHeartbeat.failed_up_to` of the page before, None to begin anew.
+    ``beat.failed`` holds all of them, sorted by `place_of`. ``after`` is
+    `BrokerHeartbeat.failed_up_to` of the page before, or None to begin anew.
     """
     if after is None and len(beat.failed) <= FAILED_REPLICAS_MAX:
         return beat

@@ -1,7 +1,8 @@
-"""``metadata.version``: which records may stand in the log at which feature level (KIP-584).
+"""``metadata.version``: the records that the log may hold at each feature level (KIP-584).
 
-A record of a newer level is refused where it is decided, while the level is lower, and a level
-nobody could fold is refused when it is raised: never at run time on a node that is too old.
+A record of a newer level is refused by the deciding controller while the level is lower, and a
+level that some node can't follow is refused when it is raised: a node that is too old never meets
+an unknown record at run time.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from raft_metadata.records.records import (
 )
 
 FIRST_LEVEL = 1
-"""Brokers, topics, partitions, topic configs."""
+"""The level of records about brokers, topics, partitions and topic configs."""
 OPERATIONS_LEVEL = 2
-"""Everything else: reassignment, last known leaders, growth, drains, quotas, users, producers."""
+"""The level of all other records: reassignment, last known leaders, added partitions, drains,
+quotas, users, producer ids."""
 BATCHED_ISR_LEVEL = 3
-"""No new record: every controller takes many ISR proposals in one command (`AlterPartitions`)."""
+"""The level at which every controller accepts `AlterPartitions`; it adds no record."""
 SEQUENCED_APPENDS_LEVEL = 3
-"""No new record: every broker remembers the producers of its logs (invariants T1 to T4)."""
+"""The level at which every broker remembers the producers of its logs (invariants T1 to T4); it
+adds no record."""
 FAILED_REPLICAS_LEVEL = 4
-"""No new record: every controller takes what heartbeats say of damaged logs (`FailedReplica`): a
-broker need not end to have one of them filled again."""
+"""The level at which every controller accepts reports of damaged logs (`FailedReplica`), so that a
+broker gets one repaired without a restart; it adds no record."""
 COMPRESSED_BATCHES_LEVEL = 4
-"""No new record: every broker reads compressed batches, so that ``compression.type`` may ask for
-them."""
+"""The level at which every broker reads compressed batches, so that ``compression.type`` may be
+set to them; it adds no record."""
 SUPPORTED_FEATURE_LEVEL = FAILED_REPLICAS_LEVEL
-"""The highest level this version can decide and fold."""
+"""The highest level at which this version can decide and apply records."""
 
 _FIRST = (
     FeatureLevelRecord,
@@ -47,7 +50,7 @@ _FIRST = (
 
 
 def check_supported(level: int) -> None:
-    """`NewerVersionError` for a ``metadata.version`` whose records this version does not know."""
+    """Raise `NewerVersionError` for a ``metadata.version`` above `SUPPORTED_FEATURE_LEVEL`."""
     if level > SUPPORTED_FEATURE_LEVEL:
         message = (
             f"the cluster's metadata.version is {level}, this version of quorumlog follows "
@@ -57,7 +60,7 @@ def check_supported(level: int) -> None:
 
 
 def level_of(record: MetadataRecord) -> int:
-    """The lowest feature level at which every node understands all of this record."""
+    """Return the lowest feature level at which every node understands all of this record."""
     if isinstance(record, _FIRST):
         return FIRST_LEVEL
     if isinstance(record, RegisterBrokerRecord):
@@ -68,7 +71,7 @@ def level_of(record: MetadataRecord) -> int:
 
 
 def _says_more(record: PartitionRecord | PartitionChangeRecord) -> bool:
-    """Whether a node that ignores the newer fields would have another image."""
+    """Return True if a node that ignores the newer fields would have another image."""
     if isinstance(record, PartitionChangeRecord):
         newer = bool(record.replicas or record.unclean)
     else:

@@ -1,4 +1,7 @@
-"""Many partitions said briefly: 200,000 of 40 topics are 40 ranges of 40 bytes, not 7 MB."""
+"""Sets of partitions as ranges: 200,000 of 40 topics are 40 ranges of 40 bytes, not 7 MB.
+
+Brokers register their unclean partitions in this form, and the metadata image keeps it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 
 
 class PartitionRange(NamedTuple):
-    """Partitions ``first`` to ``last`` of a topic, both included; ``[topic_id, first, last]``."""
+    """Partitions ``first`` to ``last`` of a topic, both included.
+
+    In JSON ``[topic_id, first, last]``.
+    """
 
     topic_id: TopicId
     first: PartitionId
@@ -20,13 +26,13 @@ class PartitionRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionSet:
-    """A set of partitions, kept and compared as ranges. Make it with `of`.
+    """A set of partitions, stored and compared as ranges. Create it with `of`.
 
-    Whether a partition is in it costs a binary search; only iterating expands it.
+    A membership test costs a binary search; only iterating expands the ranges.
     """
 
     ranges: tuple[PartitionRange, ...] = ()
-    """Sorted, with a gap between any two of one topic."""
+    """Sorted, with a gap between any two ranges of one topic."""
     _starts: Mapping[TopicId, list[PartitionId]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -47,7 +53,7 @@ class PartitionSet:
     def of(
         cls, partitions: Iterable[TopicIdPartition] = (), ranges: Iterable[PartitionRange] = ()
     ) -> PartitionSet:
-        """All of these, in any order; they may overlap."""
+        """Return the set of all these partitions and ranges, in any order; they may overlap."""
         said = [(topic_id, number, number) for topic_id, number in partitions]
         said += ranges
         found: list[tuple[TopicId, PartitionId, PartitionId]] = []
@@ -60,7 +66,7 @@ class PartitionSet:
         return cls(tuple(PartitionRange(*one) for one in found))
 
     def __contains__(self, where: TopicIdPartition) -> bool:
-        """Whether the partition is in one of the ranges."""
+        """Return True if the partition is in one of the ranges."""
         starts = self._starts.get(where.topic_id)
         if starts is None:
             return False
@@ -68,7 +74,7 @@ class PartitionSet:
         return at >= 0 and where.partition <= self._ends[where.topic_id][at]
 
     def __iter__(self) -> Iterator[TopicIdPartition]:
-        """Every partition, sorted."""
+        """Yield every partition, sorted."""
         for topic_id, first, last in self.ranges:
             for number in range(first, last + 1):
                 yield TopicIdPartition(topic_id, PartitionId(number))
@@ -78,7 +84,7 @@ class PartitionSet:
 
     @property
     def count(self) -> int:
-        """How many partitions."""
+        """The number of partitions in the set."""
         return sum(last - first + 1 for _, first, last in self.ranges)
 
 

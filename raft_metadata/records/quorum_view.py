@@ -1,6 +1,6 @@
-"""How one controller sees the quorum: facts for operators, health and checkers; soft state only.
+"""The quorum as one controller sees it: facts for operators, health and checkers; soft state only.
 
-Kafka's names where it has them (KIP-595, DescribeQuorum). Nothing is decided by any of it.
+Names are Kafka's where it has them (KIP-595, DescribeQuorum). No decision uses any of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raft_metadata.common.ids import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeQuorum:
-    """Answered by every controller; the active one alone knows how far the others are."""
+    """A request for the quorum's state; only the active controller knows all lags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +31,38 @@ class VoterState:
     directory_id: DirectoryId
     is_connected: bool
     match_index: int | None = None
-    """The newest Raft entry it is known to hold on disk. None: a follower can't know."""
+    """The newest Raft entry that it is known to hold on disk; None: unknown to a follower."""
     lag: int | None = None
-    """Entries from there to the answering leader's newest."""
+    """Entries from ``match_index`` to the answering leader's newest."""
     contact_age_ms: int | None = None
-    """Since it last answered. None: never, or a follower was asked about another follower."""
+    """Time since its last answer; None: never, or a follower reports about another follower."""
     caught_up_age_ms: int | None = None
-    """Since it last held all that the leader had a moment before; None: not in this reign."""
+    """Time since it last held all that the leader held a moment before; None: not in this term."""
     feature_level_max: int | None = None
-    """The highest ``metadata.version`` it can follow; None: not heard yet."""
+    """The highest ``metadata.version`` it can follow; None: not reported yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverState:
-    """A broker that follows the metadata log, as its heartbeats to this controller say."""
+    """A broker that follows the metadata log, according to its heartbeats to this controller."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
     state: str
     metadata_offset: MetadataOffset | None = None
-    """The next metadata offset it will apply; None: it has not spoken to this controller."""
+    """The next metadata offset it will apply; None: this controller got no heartbeat of it."""
     lag: int | None = None
-    """Records from there to this controller's ``next_offset``."""
+    """Records from ``metadata_offset`` to this controller's ``next_offset``."""
     contact_age_ms: int | None = None
     caught_up_age_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHash:
-    """See ``image.state_hash``; ``value`` None: this node came from a snapshot without one."""
+    """The hash of a controller's state after Raft entry ``index``; see ``image.state_hash``.
+
+    ``value`` is None if this node started from a snapshot without a hash.
+    """
 
     index: int
     next_offset: MetadataOffset
@@ -68,35 +71,35 @@ class StateHash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
-    """One controller's state. ``index`` counts Raft entries, ``offset`` metadata records."""
+    """The state of one controller. ``index`` counts Raft entries, ``offset`` metadata records."""
 
     node_id: NodeId
     cluster_id: ClusterId
     directory_id: DirectoryId
     monotonic_ms: int
-    """When this was read, on the machine's monotonic clock."""
+    """The machine's monotonic clock when this was read."""
     wall_ms: int
     role: str
-    """leader | candidate | follower, as this voter believes."""
+    """leader, candidate or follower, as this voter believes."""
     is_leader: bool
     is_active: bool
-    """It decides: it leads, and has applied the first entry of its term."""
+    """True if it decides: it leads, and has applied the first entry of its term."""
     leader_id: NodeId | None
     leader_contact_age_ms: int
     term: int
     vote: NodeId | None
-    """Whom it gave its vote in this term; None where it gave none, or lost its disk since."""
+    """The node it voted for in this term; None: it did not vote, or lost its disk since."""
     fence: str
-    """``none``, or how far a voter that lost its disk has come (rule Q4)."""
+    """``none``, or the stage of return of a voter that lost its disk (rule Q4)."""
     first_index: int
-    """The oldest entry in its journal: what is older stands in its snapshot."""
+    """The oldest entry in its journal; older ones are covered by its snapshot."""
     snapshot_index: int
-    """The entry its state was last replaced at by a snapshot, at start too; 0: never."""
+    """The entry up to which a snapshot last replaced its state, also at start; 0: never."""
     commit_index: int
     applied_index: int
     last_index: int
     durable_index: int
-    """Up to here its entries are on its disk."""
+    """The newest entry that is on its disk."""
     next_offset: MetadataOffset
     controller_epoch: ControllerEpoch
     feature_level: int
@@ -104,4 +107,4 @@ class ControllerState:
     voters: tuple[VoterState, ...]
     observers: tuple[ObserverState, ...]
     state_hash: StateHash | None
-    """At the index that was asked for, else at ``applied_index``; None: too long ago."""
+    """The hash at the requested index, else at ``applied_index``; None: no longer kept."""

@@ -1,10 +1,10 @@
-"""What has happened: the facts in the metadata log (decision D1: facts, not commands).
+"""The facts in the metadata log: each record states a change that was decided (decision D1).
 
-A record is only ever applied through ``raft_metadata.image.metadata_delta``. Every field is
-explicit, so that a dump of the log reads as history and replay needs no policy, clock or chance.
-An unknown field is ignored by older nodes; a new record type, or a field that means a change, needs
-a higher feature level (``records.feature_levels``). Users, access rules and quotas stand in
-``records.security``.
+Deciders of the active controller create records; ``image.metadata_delta`` is the only code that
+applies them. Every field is explicit, so that a dump of the log reads as history and replay needs
+no policy, clock or randomness. An older node ignores an unknown field; a new record type, or a
+field that means a change, needs a higher feature level (``records.feature_levels``). Records about
+users, access rules and quotas are in ``records.security``.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ from raft_metadata.records.security import (
 
 
 class BrokerState(Enum):
-    """Rule M4. Only an UNFENCED broker is electable or able to join an ISR."""
+    """State of a registration. Only an UNFENCED broker may be elected or join an ISR (rule M4)."""
 
     STARTING = "starting"
-    """Registered; keeps its ISR and ELR places, leads nothing."""
+    """Registered: it keeps its places in ISR and ELR and leads nothing."""
     UNFENCED = "unfenced"
     CONTROLLED_SHUTDOWN = "controlled_shutdown"
-    """Asked to leave: gives up leaderships and ISR places, is elected nowhere (rule R11)."""
+    """Shutting down: it gives up leaderships and ISR places and is not elected (rule R11)."""
     FENCED = "fenced"
-    """Its session expired: leaves every ISR."""
+    """Its session expired: it leaves every ISR."""
 
 
 class DrainScope(Enum):
-    """What an operator wants a broker to be rid of. It stays so until it is set to NONE."""
+    """The load that an operator wants removed from a broker; in force until it is set to NONE."""
 
     NONE = "none"
     LEADERS = "leaders"
-    """Leads nothing that another in-sync replica can lead: maintenance."""
+    """For maintenance: the broker leads nothing that another in-sync replica can lead."""
     REPLICAS = "replicas"
-    """Holds nothing: its replicas move to other brokers, so that it can be unregistered."""
+    """Before unregistration: all its replicas move to other brokers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLevelRecord:
-    """``metadata.version``: which records may follow. The first record of every log is one."""
+    """The ``metadata.version`` of the records that may follow; the first record of every log."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterBrokerRecord:
-    """A broker process announced itself. Its state is STARTING and it is not settled."""
+    """A broker process registered. Its state is STARTING, and its registration is not settled."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
@@ -81,14 +81,15 @@ class RegisterBrokerRecord:
     rack: str | None = None
     unclean_partitions: tuple[TopicIdPartition, ...] = ()
     """Partitions whose recovered end is below the proven durable end (rule R6). Written at feature
-    level 1 only; always read."""
+    level 1 only; read at every level."""
     unclean_ranges: tuple[PartitionRange, ...] = ()
-    """The same from feature level 2 on. A range may span partitions that have no replica here."""
+    """The unclean partitions from feature level 2 on. A range may include partitions without a
+    replica on this broker."""
     feature_level_max: int = 1
     """The highest ``metadata.version`` this process can follow."""
     min_insync_replicas: int | None = None
-    """What its config.toml says, by which it acknowledges where nothing else is set; None: an older
-    version, which does not tell."""
+    """The value in its config.toml, by which it acknowledges where no other is set; None: a broker
+    of an older version, which does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class BrokerRegistrationChangeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDrainRecord:
-    """An operator drains a broker, or ends that. Outlives the broker's registrations."""
+    """An operator drains a broker, or ends its drain. Outlives the broker's registrations."""
 
     broker_id: BrokerId
     scope: DrainScope
@@ -112,7 +113,7 @@ class BrokerDrainRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBrokerRecord:
-    """A broker that holds no replica was taken out of the cluster for good."""
+    """A broker that holds no replica was removed from the cluster."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
@@ -125,12 +126,12 @@ class TopicRecord:
     name: TopicName
     topic_id: TopicId
     partitions_count: int
-    """How many PartitionRecords belong to it: fewer in the image = still being created."""
+    """The number of its PartitionRecords; while the image has fewer, it is still being created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsCountRecord:
-    """A topic was given more partitions; their PartitionRecords follow, perhaps much later."""
+    """A topic gets more partitions; their PartitionRecords follow, perhaps in later batches."""
 
     topic_id: TopicId
     partitions_count: int
@@ -145,36 +146,36 @@ class RemoveTopicRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRecord:
-    """A partition was created, or (in a snapshot) stands like this."""
+    """A partition was created; in a snapshot, the present state of a partition."""
 
     topic_id: TopicId
     partition: PartitionId
     replicas: tuple[BrokerId, ...]
-    """In order of preference: the first is the preferred leader."""
+    """Replicas in order of preference; the first is the preferred leader."""
     directories: tuple[DirectoryId, ...]
     """The recorded directory id of each replica, same order; "" = not yet known (rule R6)."""
     isr: tuple[BrokerId, ...]
     elr: tuple[BrokerId, ...]
     leader: BrokerId
-    """`NO_LEADER` when nobody leads."""
+    """`NO_LEADER` while the partition has no leader."""
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
     leader_epoch_offset: MetadataOffset | None = None
     """Metadata offset that set the leader epoch (rule R3). None: this record's own offset."""
     adding: tuple[BrokerId, ...] = ()
-    """As in `PartitionChangeRecord`, with the three below."""
+    """This and the three below as in `PartitionChangeRecord`."""
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER
     unclean_epoch: LeaderEpoch | None = None
-    """The leader epoch of the last unclean election; None: there was none."""
+    """The leader epoch of the last unclean election; None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord:
     """The state of a partition after a change; partition_epoch is one more than before.
 
-    Every field says what is so from now on, also one that did not change.
+    Every field gives the value from now on, also where it did not change.
     """
 
     topic_id: TopicId
@@ -184,26 +185,26 @@ class PartitionChangeRecord:
     elr: tuple[BrokerId, ...]
     leader: BrokerId
     leader_epoch: LeaderEpoch
-    """One more than before if this record elects or deposes; else unchanged."""
+    """One more than before if this record elects or deposes a leader; else unchanged."""
     partition_epoch: PartitionEpoch
     replicas: tuple[BrokerId, ...] = ()
-    """The replicas from now on, ``directories`` in their order; empty: those of before."""
+    """The replicas from now on, with ``directories`` in the same order; empty: unchanged."""
     adding: tuple[BrokerId, ...] = ()
-    """Replicas a reassignment under way (KIP-455) brings in; they are among ``replicas``."""
+    """Replicas that a reassignment in progress (KIP-455) adds; they are among ``replicas``."""
     removing: tuple[BrokerId, ...] = ()
-    """Replicas it takes out once ``adding`` are in sync; they are among ``replicas`` till then."""
+    """Replicas that it removes once ``adding`` are in sync; until then among ``replicas``."""
     last_known_elr: tuple[BrokerId, ...] = ()
-    """While the ISR is below min ISR: who was in ISR or ELR since it fell below, and lost the proof
-    of its end, but not its disk (KIP-966)."""
+    """While the ISR is below min ISR: replicas that were in ISR or ELR since it fell below, and
+    lost the proof of their end, but not their disk (KIP-966)."""
     last_known_leader: BrokerId = NO_LEADER
-    """While nobody leads: who led last, if its disk is still the recorded one."""
+    """While there is no leader: the last one, if its disk is still the recorded one."""
     unclean: bool = False
-    """The leader was elected although it may lack acknowledged records: followers may have to cut
+    """True if the elected leader may lack acknowledged records: followers may have to truncate
     below their high watermark, once."""
 
 
 class ResourceType(Enum):
-    """What a config belongs to."""
+    """The kind of resource that a config belongs to."""
 
     TOPIC = "topic"
     BROKER = "broker"
@@ -216,7 +217,7 @@ class ConfigRecord:
 
     resource_type: ResourceType
     resource_name: str
-    """Topic id for topics (so that a deleted topic's configs go with it), broker id, or ""."""
+    """The topic id (so that configs are deleted with their topic), the broker id, or ""."""
     name: str
     value: str | None
 

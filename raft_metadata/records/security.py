@@ -1,7 +1,7 @@
-"""Facts about users, access rules and quotas: stored, followed and dumped, enforced by nobody yet.
+"""Records about users, access rules and quotas: stored and replicated, but not enforced yet.
 
-Names and values are Kafka's (``kafka-acls``, KIP-546, KIP-554), lower case as its REST API has them
-upper: the doors translate. Bytes stand as base64.
+Names and values are Kafka's (``kafka-acls``, KIP-546, KIP-554) in lower case; Kafka's REST API has
+them in upper case, and the HTTP layer translates. Bytes are base64 text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class QuotaEntityType(Enum):
-    """What a quota can hang on (KIP-546)."""
+    """The kind of entity that a quota can be set for (KIP-546)."""
 
     USER = "user"
     CLIENT_ID = "client-id"
@@ -20,7 +20,7 @@ class QuotaEntityType(Enum):
 
 
 class QuotaEntity(NamedTuple):
-    """One part of whom a quota is for; ``name`` None: the default of that type."""
+    """A part of the entity that a quota is for; ``name`` None: the default of that type."""
 
     type: QuotaEntityType
     name: str | None
@@ -28,7 +28,7 @@ class QuotaEntity(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientQuotaRecord:
-    """A quota was set, or taken away when ``value`` is None."""
+    """A quota was set, or removed when ``value`` is None."""
 
     entity: tuple[QuotaEntity, ...]
     """Sorted by type, each type at most once."""
@@ -42,7 +42,7 @@ class AclRecord:
     """An access rule was added."""
 
     acl_id: str
-    """22 characters: what `RemoveAclRecord` names."""
+    """22 characters by which `RemoveAclRecord` refers to this rule."""
     resource_type: str
     resource_name: str
     pattern_type: str
@@ -54,14 +54,14 @@ class AclRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveAclRecord:
-    """An access rule was taken away."""
+    """An access rule was removed."""
 
     acl_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserScramRecord:
-    """A user's salted password was set (KIP-554): never the password itself."""
+    """A user's salted password was set (KIP-554); the password itself is never stored."""
 
     name: str
     mechanism: str
@@ -73,7 +73,7 @@ class UserScramRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveUserScramRecord:
-    """A user lost the password of this mechanism."""
+    """A user's password for this mechanism was removed."""
 
     name: str
     mechanism: str

@@ -1,9 +1,9 @@
 """Records, commands and answers as JSON bytes, and back.
 
-A record is ``{"type": …, "v": 0, …fields}``. An unknown field is ignored (an older node reads what
-a newer one wrote at the same feature level); an unknown type or version is refused, because
-skipping a fact would make this node's image differ from the others'. A batch is encoded once: the
-bytes in the metadata log are the bytes every broker is sent.
+A record is ``{"type": …, "v": 0, …fields}``. An unknown field is ignored, so that an older node can
+read records of a newer one at the same feature level; an unknown type or version is refused,
+because a node that skipped it would have another image than the others. A batch is encoded once:
+the bytes in the metadata log are the bytes that every broker is sent.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ _SILENT: Mapping[str, object] = {
     for field in fields(PartitionChangeRecord)
     if field.default is not MISSING
 }
-"""Fields that nearly every partition leaves at their default: 90 bytes a record."""
+"""Defaults that are left out of a partition's JSON; nearly every record saves 90 bytes by it."""
 
 
 class UnreadableRecordError(ValueError):
-    """A record of a type or version this node does not know, or not one at all."""
+    """A record of a type or version that this node does not know, or a value that is no record."""
 
 
 def encode_record(record: MetadataRecord) -> bytes:
-    """One record as JSON. What a partition's record says by default is left out."""
+    """Return one record as JSON. Fields of a partition that have their default are left out."""
     kind = type(record)
     if kind is PartitionChangeRecord or kind is PartitionRecord:
         fields = {name: getattr(record, name) for name in _PARTITION_FIELDS[kind]}
@@ -99,12 +99,16 @@ def encode_record(record: MetadataRecord) -> bytes:
 
 
 def type_name(record: MetadataRecord) -> str:
-    """The record's ``type`` in JSON."""
+    """Return the record's ``type`` in JSON."""
     return _NAMES[type(record)]
 
 
 def decode_record(value: object) -> MetadataRecord:
-    """One record from its parsed JSON. Raises `UnreadableRecordError`, `NewerVersionError`."""
+    """Return the record of a parsed JSON value.
+
+    Raises `UnreadableRecordError`, and `NewerVersionError` for a feature level above the supported
+    one.
+    """
     if not isinstance(value, dict):
         raise UnreadableRecordError(f"a record is an object, got {type(value).__name__}")
     cls = RECORD_TYPES.get(value.get("type", ""))
@@ -116,7 +120,7 @@ def decode_record(value: object) -> MetadataRecord:
     except msgspec.ValidationError as error:
         raise UnreadableRecordError(f"{value['type']}: {error}") from error
     if isinstance(record, FeatureLevelRecord):
-        # It comes before all that it allows: what follows need not be understood to refuse it.
+        # It precedes every record that it allows, so the log is refused before those are read.
         check_supported(record.level)
     return record
 
@@ -124,7 +128,7 @@ def decode_record(value: object) -> MetadataRecord:
 def join_batch(
     base_offset: int, epoch: int, records: Iterable[bytes], *, time_ms: int = 0
 ) -> bytes:
-    """A batch of records that are encoded already."""
+    """Return the JSON of a batch from its encoded records."""
     head = b'{"base_offset":%d,"epoch":%d,"time_ms":%d,"records":[' % (base_offset, epoch, time_ms)
     return head + b",".join(records) + b"]}"
 
@@ -132,12 +136,12 @@ def join_batch(
 def encode_batch(
     base_offset: int, epoch: int, records: Sequence[MetadataRecord], *, time_ms: int = 0
 ) -> bytes:
-    """A batch as it stands in the metadata log: a `MetadataBatch` in JSON."""
+    """Return a batch as it is stored in the metadata log: a `MetadataBatch` in JSON."""
     return join_batch(base_offset, epoch, map(encode_record, records), time_ms=time_ms)
 
 
 def decode_batch(payload: bytes) -> MetadataBatch:
-    """The inverse of `encode_batch`; keeps ``payload`` so that it is never encoded again.
+    """Return the batch of this JSON; keeps ``payload`` so that it is never encoded again.
 
     Raises `UnreadableRecordError`.
     """
@@ -148,13 +152,13 @@ def decode_batch(payload: bytes) -> MetadataBatch:
 
 
 def encode_snapshot(snapshot: MetadataSnapshot) -> bytes:
-    """A `MetadataSnapshot` in JSON."""
+    """Return a `MetadataSnapshot` as JSON."""
     head = b'{"next_offset":%d,"epoch":%d,"records":[' % (snapshot.next_offset, snapshot.epoch)
     return head + b",".join(map(encode_record, snapshot.records)) + b"]}"
 
 
 def to_json(value: object) -> bytes:
-    """A command or an answer as JSON. What was encoded before is embedded as it is."""
+    """Return a command or an answer as JSON; encoded parts are embedded unchanged."""
     match value:
         case FetchMetadataAnswer():
             return _encode_answer(value)
@@ -169,7 +173,10 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(payload: bytes, cls: type[T]) -> T:
-    """The inverse of `to_json`; extra fields are ignored. INVALID_REQUEST says what is wrong."""
+    """Return the value of this JSON; the inverse of `to_json`.
+
+    Unknown fields are ignored. Raises INVALID_REQUEST with the reason.
+    """
     try:
         if cls is FetchMetadataAnswer:
             return cast(T, _decode_answer(payload))
@@ -192,6 +199,7 @@ def _dumps(value: object) -> bytes:
 
 
 def _named_tuple(value: object) -> object:
+    """Return a named tuple as a list; orjson calls this for types it can't encode."""
     if isinstance(value, tuple):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not a field of a record, command or answer")
@@ -236,7 +244,10 @@ class _AnswerParts(msgspec.Struct):
 
 
 def _decode_answer(payload: bytes) -> FetchMetadataAnswer:
-    """Record by record: 30 MB in one call would hold every thread of a broker for half a second."""
+    """Return the answer of this JSON, decoded record by record.
+
+    Decoding 30 MB in one call would block every thread of a broker for half a second.
+    """
     parts = msgspec.json.decode(payload, type=_AnswerParts)
     batches = [
         MetadataBatch(
@@ -265,6 +276,7 @@ def _decode_answer(payload: bytes) -> FetchMetadataAnswer:
 
 
 def _offset(value: int, name: str) -> int:
+    """Return the offset; raise KeyError with the field's name if it was absent."""
     if value < 0:
         raise KeyError(name)
     return value

@@ -1,1 +1,1 @@
-"""The one table of topic, cluster and broker configs, and which of several values is in force."""
+"""The one table of topic, cluster and broker configs, and the choice of the value in force."""

@@ -1,7 +1,8 @@
-"""Which of several values of a config is in force, and where each of them came from.
+"""The value of a config that is in force, and the source of every value that is set.
 
-The strongest first: the topic's own, this broker's, the cluster's, the node's config.toml, the
-default. Pure; the mappings hold what was *set* there, by name, as text.
+Layers, the strongest first: the topic's own, this broker's, the cluster's, the node's config.toml,
+the default. Brokers and controllers build a `ConfigLayers` per resource and read from it. Pure; the
+mappings hold only values that were *set* in that layer, by name, as text.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ConfigSource(Enum):
-    """Where a value came from, in the words of Confluent's REST API."""
+    """The layer a value came from, in the words of Confluent's REST API."""
 
     DYNAMIC_TOPIC_CONFIG = "DYNAMIC_TOPIC_CONFIG"
     DYNAMIC_BROKER_CONFIG = "DYNAMIC_BROKER_CONFIG"
     DYNAMIC_DEFAULT_BROKER_CONFIG = "DYNAMIC_DEFAULT_BROKER_CONFIG"
-    """Set for the whole cluster."""
+    """Set by an operator for the whole cluster."""
     STATIC_BROKER_CONFIG = "STATIC_BROKER_CONFIG"
     """The node's config.toml, environment or ``--set``."""
     DEFAULT_CONFIG = "DEFAULT_CONFIG"
@@ -39,7 +40,7 @@ class ConfigSource(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSynonym:
-    """One of the values that a config has in several places."""
+    """A value that one layer sets for a config."""
 
     name: str
     value: str
@@ -48,24 +49,24 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedConfig:
-    """A config as operators are shown it."""
+    """A config as it is shown to operators."""
 
     name: str
     value: str
     source: ConfigSource
     is_read_only: bool
     synonyms: tuple[ConfigSynonym, ...]
-    """All places that say something, the one in force first."""
+    """The values of all layers that set one, and the default; the one in force first."""
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has said anything."""
+        """True if no layer sets this config."""
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigLayers:
-    """What the places say that one resource's configs come from. Leave out what does not count."""
+    """The values that each layer sets for one resource; omit layers that don't apply."""
 
     topic: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     broker: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
@@ -73,7 +74,7 @@ class ConfigLayers:
     static: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     def said(self, name: str) -> str | None:
-        """The strongest value that anybody said, or None."""
+        """Return the value of the strongest layer that sets this config, or None."""
         for layer in (self.topic, self.broker, self.cluster, self.static):
             value = layer.get(name)
             if value is not None:
@@ -81,39 +82,40 @@ class ConfigLayers:
         return None
 
     def number(self, name: str) -> int:
-        """The number in force."""
+        """Return the number in force."""
         row = CONFIGS[name]
         assert isinstance(row, NumberConfig), name
         value = self.said(name)
         return row.default if value is None else row.parse(value)
 
     def ratio(self, name: str) -> float:
-        """The share in force."""
+        """Return the share in force, from 0 to 1."""
         row = CONFIGS[name]
         assert isinstance(row, RatioConfig), name
         value = self.said(name)
         return row.default if value is None else row.parse(value)
 
     def word(self, name: str) -> str:
-        """The word in force."""
+        """Return the word in force."""
         row = CONFIGS[name]
         assert isinstance(row, WordConfig), name
         value = self.said(name)
         return row.default if value is None else row.parse(value)
 
     def flag(self, name: str) -> bool:
-        """The flag in force."""
+        """Return the flag in force."""
         row = CONFIGS[name]
         assert isinstance(row, FlagConfig), name
         value = self.said(name)
         return row.default if value is None else row.parse(value)
 
     def min_isr(self, replication_factor: int) -> int:
-        """The min in-sync replicas of a topic, of which there are so many.
+        """Return the min in-sync replicas of a topic with this replication factor.
 
         A default is capped by the replication factor, so that a topic with one replica can be
-        written to in a cluster whose default is two; what a topic says itself is never bent, and
-        refused above its replication factor when it is set (rule M8). Never depends on who lives.
+        written to in a cluster whose default is two. A topic's own value is never capped: one above
+        its replication factor is refused when it is set (rule M8). The result never depends on
+        which brokers are alive.
         """
         wanted = self.number(MIN_INSYNC_REPLICAS)
         if MIN_INSYNC_REPLICAS in self.topic:
@@ -121,9 +123,9 @@ class ConfigLayers:
         return max(1, min(wanted, replication_factor))
 
     def describe(self, row: ConfigRow, *, replication_factor: int | None = None) -> DescribedConfig:
-        """The value in force, with all that was said.
+        """Return the value in force, with the values of all layers.
 
-        ``replication_factor``: of the topic this is for, whose default min ISR it caps.
+        ``replication_factor``: that of the topic this is for; caps the default of its min ISR.
         """
         synonyms = tuple(self._synonyms(row))
         value = synonyms[0].value

@@ -1,7 +1,7 @@
-"""What a row of the table of configs is: a name, a kind with its range, where it can be set.
+"""The rows of the table of configs: a name, a kind with its range, the scopes it can be set in.
 
 Kinds are numbers, ratios, words and flags. A value is text wherever it is stored or sent; ``parse``
-reads it and ``text`` writes it, always in the same words.
+reads it and `text_of` writes it, always in the same form.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _SHOWN_CHARS_MAX = 80
 
 
 class Scope(Enum):
-    """Where an operator can set a config while the cluster runs."""
+    """A kind of resource on which an operator can set a config while the cluster runs."""
 
     TOPIC = "topic"
     CLUSTER = "cluster"
     """The default of every topic, or a setting of all brokers and controllers."""
     BROKER = "broker"
-    """On one broker, over the cluster's."""
+    """On one broker, overriding the cluster's value."""
 
 
 class Section(Enum):
-    """The section of config.toml a node reads the value from at its start."""
+    """The section of config.toml that a node reads the value from at its start."""
 
     DEFAULTS = "defaults"
     LIMITS = "limits"
@@ -41,7 +41,7 @@ class Section(Enum):
 
 
 class Update(Enum):
-    """What it takes until a new value is in force."""
+    """The step after which a new value is in force: none, or a restart of the node."""
 
     LIVE = "live"
     RESTART = "restart"
@@ -50,29 +50,29 @@ class Update(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     name: str
-    """Kafka's way: ``min.insync.replicas``."""
+    """The name in Kafka's spelling: ``min.insync.replicas``."""
     meaning: str
     section: Section | None = None
-    """Where config.toml has it; None: it has not, and can only be set live."""
+    """Its section of config.toml; None: it is not in that file and can only be set live."""
     scopes: frozenset[Scope] = frozenset()
 
     @property
     def key(self) -> str:
-        """Its key in config.toml: the name with underscores."""
+        """The key in config.toml: the name with underscores."""
         return self.name.replace(".", "_")
 
     @property
     def update(self) -> Update:
-        """A config that can't be set while the cluster runs is read once, at start."""
+        """LIVE if the config can be set while the cluster runs, else RESTART."""
         return Update.LIVE if self.scopes else Update.RESTART
 
     @property
     def expected(self) -> str:
-        """What a value must be, for messages and documents."""
+        """A description of the allowed values, for messages and documents."""
         raise NotImplementedError
 
     def refusal(self, value: object) -> KafkaError:
-        """INVALID_CONFIG, with what was expected."""
+        """Return INVALID_CONFIG with the value (80 characters at most) and what is allowed."""
         shown = repr(value)
         if len(shown) > _SHOWN_CHARS_MAX:
             shown = shown[:_SHOWN_CHARS_MAX] + "…"
@@ -91,15 +91,15 @@ class NumberConfig(_Row):
     @property
     @override
     def expected(self) -> str:
-        """See `_Row`."""
+        """The range in words."""
         return f"a whole number from {self.minimum} to {self.maximum}"
 
     def allows(self, value: object) -> bool:
-        """Whether a typed value is one of this config's."""
+        """Return True for an int within the range."""
         return type(value) is int and self.minimum <= value <= self.maximum
 
     def parse(self, text: str) -> int:
-        """The number. INVALID_CONFIG names the range."""
+        """Return the number; raise INVALID_CONFIG, which names the range."""
         if _WHOLE_NUMBER.fullmatch(text):
             number = int(text)
             if self.allows(number):
@@ -116,15 +116,15 @@ class RatioConfig(_Row):
     @property
     @override
     def expected(self) -> str:
-        """See `_Row`."""
+        """The range in words."""
         return "a number from 0 to 1"
 
     def allows(self, value: object) -> bool:
-        """Whether a typed value is one of this config's."""
+        """Return True for a number from 0 to 1 that is not a bool."""
         return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1
 
     def parse(self, text: str) -> float:
-        """The share. INVALID_CONFIG names the range."""
+        """Return the share; raise INVALID_CONFIG, which names the range."""
         if _FRACTION.fullmatch(text):
             share = float(text)
             if self.allows(share):
@@ -134,7 +134,7 @@ class RatioConfig(_Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordConfig(_Row):
-    """One of a few words."""
+    """A choice among a few fixed words."""
 
     default: str
     choices: tuple[str, ...]
@@ -142,15 +142,15 @@ class WordConfig(_Row):
     @property
     @override
     def expected(self) -> str:
-        """See `_Row`."""
+        """The choices in words."""
         return " or ".join(self.choices)
 
     def allows(self, value: object) -> bool:
-        """Whether a typed value is one of this config's."""
+        """Return True for one of the choices."""
         return value in self.choices
 
     def parse(self, text: str) -> str:
-        """The word itself. INVALID_CONFIG names the choices."""
+        """Return the word itself; raise INVALID_CONFIG, which names the choices."""
         if text in self.choices:
             return text
         raise self.refusal(text)
@@ -158,22 +158,22 @@ class WordConfig(_Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagConfig(_Row):
-    """True or false."""
+    """A flag: true or false."""
 
     default: bool
 
     @property
     @override
     def expected(self) -> str:
-        """See `_Row`."""
+        """The two words."""
         return "true or false"
 
     def allows(self, value: object) -> bool:
-        """Whether a typed value is one of this config's."""
+        """Return True for a bool."""
         return isinstance(value, bool)
 
     def parse(self, text: str) -> bool:
-        """The flag, in any case of letters. INVALID_CONFIG names the two words."""
+        """Return the flag, in any letter case; raise INVALID_CONFIG, which names the words."""
         found = {"true": True, "false": False}.get(text.lower())
         if found is None:
             raise self.refusal(text)
@@ -184,7 +184,7 @@ ConfigRow: TypeAlias = NumberConfig | RatioConfig | WordConfig | FlagConfig
 
 
 def text_of(value: ConfigValue) -> str:
-    """How a value is stored and shown: ``true``, ``1048576``, ``0.5``, ``ack``."""
+    """Return a value as it is stored and shown: ``true``, ``1048576``, ``0.5``, ``ack``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -2,7 +2,7 @@
 
 Controllers validate by it, brokers read by it, config.toml and its dataclasses are made of it
 (``broker.config``, ``http_api.node.settings``), and docs/reference/configs.md is written from it.
-Only what is kept stands here; any other name is refused as unknown until it exists. Times are
+Only configs that this version honours are listed; any other name is refused as unknown. Times are
 milliseconds, sizes bytes.
 """
 
@@ -50,17 +50,17 @@ FOLLOWER_REPLICATION_THROTTLED_RATE = "follower.replication.throttled.rate"
 REPLICA_SELECTOR = "replica.selector"
 
 MAX_MS = 31_536_000_000
-"""One year: a longer wait is a mistake in the unit."""
+"""One year: a longer wait is taken for a mistake in the unit."""
 _INT32_MAX = 2_147_483_647
 _INT64_MAX = 9_223_372_036_854_775_807
 NO_TIMESTAMP_LIMIT = _INT64_MAX
 NO_RATE_LIMIT = _INT64_MAX
 _RECORD_BYTES_MAX = 67_108_864
-"""A record on its way from broker to broker fits one frame (72 MiB) with room for its head."""
+"""64 MiB: a record sent between brokers fits one frame (72 MiB) with room for its header."""
 
 _TOPIC = frozenset({Scope.TOPIC, Scope.CLUSTER})
 _TOPIC_AND_BROKER = frozenset({Scope.TOPIC, Scope.CLUSTER, Scope.BROKER})
-"""Also on one broker: only what concerns nobody but that broker's own disk."""
+"""Scopes of topic configs that also can be set on one broker: they affect only its own disk."""
 _CLUSTER = frozenset({Scope.CLUSTER})
 _CLUSTER_AND_BROKER = frozenset({Scope.CLUSTER, Scope.BROKER})
 
@@ -99,7 +99,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         choices=("create", "append"),
         meaning="whose clock look-ups by time use: the producer's or the broker's",
     ),
-    NumberConfig(  # KIP-937; not in config.toml: every node must be able to read it first
+    NumberConfig(  # KIP-937; set live only, so that every node can read it first
         name=MESSAGE_TIMESTAMP_BEFORE_MAX_MS,
         scopes=_TOPIC,
         default=NO_TIMESTAMP_LIMIT,
@@ -115,7 +115,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         maximum=NO_TIMESTAMP_LIMIT,
         meaning="a record is refused whose producer's timestamp is farther ahead than this",
     ),
-    WordConfig(  # not in config.toml: every node must be able to read it first
+    WordConfig(  # set live only, so that every node can read it first
         name=COMPRESSION_TYPE,
         scopes=_TOPIC,
         default="uncompressed",
@@ -278,7 +278,7 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
 def _at_start(
     section: Section, rows: Iterable[tuple[str, int, int, int, str]]
 ) -> tuple[ConfigRow, ...]:
-    """Numbers a node reads once: (name, default, minimum, maximum, meaning)."""
+    """Return rows of numbers read at start, from (name, default, minimum, maximum, meaning)."""
     return tuple(
         NumberConfig(
             name=name,
@@ -365,16 +365,16 @@ _TIMEOUTS = _at_start(
 CONFIGS: Mapping[str, ConfigRow] = {
     row.name: row for row in (*_TOPIC_ROWS, *_CLUSTER_ROWS, *_LIMITS, *_SWITCHES, *_TIMEOUTS)
 }
-"""Every config, by name."""
+"""All configs, by name."""
 TOPIC_CONFIGS: Mapping[str, ConfigRow] = {row.name: row for row in _TOPIC_ROWS}
-"""Those that a topic can have of its own."""
+"""The configs that can be set on a topic, by name."""
 
 
 def find_config(name: str, scope: Scope) -> ConfigRow:
-    """The row of a config that can be set there.
+    """Return the row of a config that can be set in this scope.
 
-    INVALID_CONFIG: unknown (names the nearest one that exists), set elsewhere (names where), or
-    read at start only.
+    Raises INVALID_CONFIG for a name that is unknown (with the nearest known name), that is set in
+    another scope (naming it), or that is read at start only.
     """
     row = CONFIGS.get(name)
     if row is not None and scope in row.scopes:
@@ -399,28 +399,28 @@ def find_config(name: str, scope: Scope) -> ConfigRow:
 
 
 def default_number(name: str) -> int:
-    """What this number is when nobody said anything."""
+    """Return the default of this number."""
     row = CONFIGS[name]
     assert isinstance(row, NumberConfig), name
     return row.default
 
 
 def default_ratio(name: str) -> float:
-    """What this share is when nobody said anything."""
+    """Return the default of this share."""
     row = CONFIGS[name]
     assert isinstance(row, RatioConfig), name
     return row.default
 
 
 def default_word(name: str) -> str:
-    """What this word is when nobody said anything."""
+    """Return the default of this word."""
     row = CONFIGS[name]
     assert isinstance(row, WordConfig), name
     return row.default
 
 
 def default_flag(name: str) -> bool:
-    """What this flag is when nobody said anything."""
+    """Return the default of this flag."""
     row = CONFIGS[name]
     assert isinstance(row, FlagConfig), name
     return row.default
