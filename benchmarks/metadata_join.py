@@ -45,7 +45,7 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicName,
 )
-from raft_metadata.controller.replica_placer import place
+from raft_metadata.controller.topic_control import place
 from raft_metadata.records.commands import (
     BrokerHeartbeat,
     BrokerRegistered,

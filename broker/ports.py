@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerId, NodeId
-from raft_metadata.records.admin import A, AdminCommand
 from raft_metadata.records.commands import (
+    A,
+    AdminCommand,
     AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
@@ -78,7 +79,7 @@ class ControllerChannel(Protocol):
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted: ...
 
     async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
-        """Any command of ``raft_metadata.records.admin``."""
+        """Any command of ``raft_metadata.records.commands``."""
         ...
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:

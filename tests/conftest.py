@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import seeds
+
 # Properties draw new examples on a developer's machine and the same ones in CI: a red run there
 # means the change. Both print the blob that repeats a failure. Deadlines measure the machine.
 settings.register_profile(
@@ -17,8 +19,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    simulation = parser.getgroup("simulation")
-    simulation.addoption("--seed", type=int, help="replay this one seed of a simulation")
-    simulation.addoption(
-        "--seeds", type=int, default=2000, help="how many seeds `make simulate` runs"
-    )
+    seeds.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seeds.choose_base(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return seeds.describe(config)

@@ -35,7 +35,7 @@ from broker.record.lines import HAS_MSGSPEC
 from broker.record.plain_lines import fields_of
 from broker.record.render import offset_of_line
 from broker.record.values import NULL, bytes_view
-from raft_metadata.common.producer_claims import BATCHES_REMEMBERED
+from raft_metadata.common.ids import BATCHES_REMEMBERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -223,8 +223,7 @@ class Worth(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The part of a log to clean: from ``start``, where it is dirty, to ``end``, the limit for now.
-    """
+    """The part of a log to clean: from ``start``, where it is dirty, to ``end``, the limit for now."""
 
     start: int
     end: int

@@ -167,8 +167,7 @@ class _Check:
         self.report.findings.append(Finding(level, file, position, at, text))
 
     def checkpoint(self, name: str) -> object | None:
-        """Return a small file's content; None if it does not exist, or is damaged (reported here).
-        """
+        """Return a small file's content; None if it does not exist, or is damaged (reported here)."""
         path = f"{self.report.folder}/{name}"
         try:
             return decode_checkpoint(Path(path).read_bytes(), path)
@@ -311,8 +310,7 @@ class _Check:
         return {position: place.base_offset + relative for relative, position in index.entries}
 
     def _misindexed(self, place: SegmentPlace, position: int, offset: int) -> None:
-        """Report a wrong index entry: worse than no index, because readers look in the wrong place.
-        """
+        """Report a wrong index entry: worse than no index, because readers look in the wrong place."""
         path = place.path.removesuffix(".log") + ".index"
         self.say(DAMAGE, path, f"it says that offset {offset} is there", position, offset)
 

@@ -143,8 +143,7 @@ class LogProducers:
                 raise replay.error
 
     def truncated(self, end_offset: int) -> None:
-        """Take the prepared state, exact at ``end_offset``, where the log ends now (invariant T4).
-        """
+        """Take the prepared state, exact at ``end_offset``, where the log ends now (invariant T4)."""
         limit = snapshot_name(end_offset)
         self._unwritten = [each for each in self._unwritten if each[0] <= limit]
         if self._replay is None:

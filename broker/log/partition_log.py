@@ -35,7 +35,7 @@ from broker.record.batch import (
 from broker.record.compression import ZSTD, pack
 from broker.record.lines import BATCH_BYTES_MAX, encode_batches
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,8 +98,7 @@ class PartitionLog(ReadableLog):
         self._producers: LogProducers | None = None
 
     def restore(self, found: RecoveredLog) -> None:
-        """Take over the result of recovery; it is durable only after the caller's sync (rule Q1).
-        """
+        """Take over the result of recovery; it is durable only after the caller's sync (rule Q1)."""
         self._stored = LogSegments.restored(self._shared, self.directory, found)
         self._epochs = found.epochs
         if found.producers is not None:
@@ -116,8 +115,7 @@ class PartitionLog(ReadableLog):
     @property
     @override
     def segments(self) -> list[Segment]:
-        """All segments, oldest first, the last one being written. Not to be changed by the caller.
-        """
+        """All segments, oldest first, the last one being written. Not to be changed by the caller."""
         return _NO_SEGMENTS if self._stored is None else self._stored.segments
 
     @property

@@ -27,12 +27,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import (
-    BATCHES_REMEMBERED,
-    SEQUENCES,
-    Claim,
-    next_sequence,
-)
+from raft_metadata.common.ids import BATCHES_REMEMBERED, SEQUENCES, Claim, next_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

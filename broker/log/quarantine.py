@@ -1,8 +1,8 @@
 """Directories of logs that are out of use: moved aside at once, unlinked later or never.
 
-    <log directory>/.deleted/<topic id>:<partition>            deleted, or damaged
-    <log directory>/.deleted/<topic id>:<partition>:removed    the replica moved to another broker
-    <log directory>/.deleted/<topic id>:<partition>:2          damaged once more
+<log directory>/.deleted/<topic id>:<partition>            deleted, or damaged
+<log directory>/.deleted/<topic id>:<partition>:removed    the replica moved to another broker
+<log directory>/.deleted/<topic id>:<partition>:2          damaged once more
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class Quarantine:
         return self._disk.exists(f"{self._root}/{name}")
 
     def move(self, name: str, quarantined: str) -> bool:
-        """Move a log's directory to quarantine under another name; return False if there was none.
-        """
+        """Move a log's directory to quarantine under another name; return False if there was none."""
         if not self.has_yet_to_move(name):
             return False
         quarantined = quarantined[:_NAME_BYTES_MAX]

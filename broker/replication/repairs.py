@@ -2,7 +2,7 @@
 
 Found while they are read, these logs take no more bytes. Heartbeats name them until each is done
 with, and the controllers hand over what is led here and take the replica out of ISR and ELR, behind
-a new leader epoch, where somebody sound can lead (`raft_metadata.controller.failed_replicas`).
+a new leader epoch, where somebody sound can lead (`raft_metadata.controller.partition_change`).
 
 A log is set aside only once this broker's own image, which is committed, shows all of that:
 somebody else leads, this replica counts nowhere, and the leader epoch is newer than any in which
@@ -30,8 +30,7 @@ from broker.replication import event_notes
 from broker.replication.frames import key_of
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.ids import LeaderEpoch, PartitionEpoch
-from raft_metadata.records.commands import FailedReplica
-from raft_metadata.records.damage_pages import place_of
+from raft_metadata.records.commands import DamagedReplica, replica_partition
 from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Repairs:
         self.damaged: dict[Key, Replica] = {}
         self._reasons: dict[Key, BaseException] = {}
         self._looked_ms = 0
-        self._said: tuple[Mapping[TopicId, TopicImage], tuple[FailedReplica, ...]] | None = None
+        self._said: tuple[Mapping[TopicId, TopicImage], tuple[DamagedReplica, ...]] | None = None
         """What is reported, and the topics that say so."""
         self._told_ms: dict[Key, int] = {}
 
@@ -188,7 +187,7 @@ class Repairs:
 
     # said
 
-    def report(self) -> tuple[FailedReplica, ...]:
+    def report(self) -> tuple[DamagedReplica, ...]:
         """What heartbeats say, sorted by place, at most `SAID_MAX`: those found in this life first.
 
         Made anew when something changed, and every `LOOK_AGAIN_MS`.
@@ -199,10 +198,13 @@ class Repairs:
         if image.feature_level < FAILED_REPLICAS_LEVEL:
             return ()
         if self._said is None or self._said[0] is not image.topics:
-            self._said = (image.topics, tuple(sorted(self._damaged_now(image), key=place_of)))
+            self._said = (
+                image.topics,
+                tuple(sorted(self._damaged_now(image), key=replica_partition)),
+            )
         return self._said[1]
 
-    def _damaged_now(self, image: MetadataImage) -> Iterator[FailedReplica]:
+    def _damaged_now(self, image: MetadataImage) -> Iterator[DamagedReplica]:
         for key, replica in islice(self.damaged.items(), SAID_MAX):
             where, epoch = replica.partition.id, replica.partition.role.epoch
             yield _failed(image, where, epoch, can_lead=self._can_lead(key))
@@ -293,10 +295,10 @@ class Repairs:
 
 def _failed(
     image: MetadataImage, where: TopicIdPartition, epoch: LeaderEpoch, *, can_lead: bool
-) -> FailedReplica:
+) -> DamagedReplica:
     """As this broker's image has the partition: the report is of that state of it."""
     known = image.partition(*where)
-    return FailedReplica(
+    return DamagedReplica(
         topic_id=where.topic_id,
         partition=where.partition,
         leader_epoch=epoch,

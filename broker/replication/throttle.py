@@ -13,7 +13,7 @@ from raft_metadata.common.configs.table import (
     LEADER_REPLICATION_THROTTLED_RATE,
     NO_RATE_LIMIT,
 )
-from raft_metadata.image.config_layers import broker_layers
+from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:

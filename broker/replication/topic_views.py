@@ -23,7 +23,7 @@ from raft_metadata.common.configs.table import (
     SEGMENT_BYTES,
     SEGMENT_MS,
 )
-from raft_metadata.image.config_layers import topic_layers
+from raft_metadata.image.metadata_image import topic_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig

@@ -1,7 +1,7 @@
 """What operators ask: decided by the active controller, done here before the answer.
 
 Nothing here is tried again by this side: whether a command may be repeated is said by its row in
-``raft_metadata.records.admin`` (rule F1). Progress is asked of the leaders, each once; what can't
+``raft_metadata.records.commands`` (rule F1). Progress is asked of the leaders, each once; what can't
 be had is left out, since it only tells people how far something is.
 """
 
@@ -19,12 +19,12 @@ from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topic_requests import check_not_internal
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, TopicIdPartition
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     A,
     AddPartitions,
     AdminCommand,
+    AlterAnswer,
     AlterConfigs,
-    Altered,
     LeadersElected,
     MetadataUpgraded,
     PartitionsAdded,
@@ -83,9 +83,9 @@ class AdminRequests:
             async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
                 if isinstance(answer, PartitionsAdded):
                     await self._topics.until_ready(answer.topic_id, answer.next_offset, had)
-                elif isinstance(answer, Altered | LeadersElected | MetadataUpgraded):
+                elif isinstance(answer, AlterAnswer | LeadersElected | MetadataUpgraded):
                     await self._loader.wait_for(answer.next_offset)
-                if isinstance(command, AlterConfigs) and isinstance(answer, Altered):
+                if isinstance(command, AlterConfigs) and isinstance(answer, AlterAnswer):
                     # in force on every broker that lives, not only on the one that was asked
                     await self._topics.until_known(self._live(), answer.next_offset)
         except TimeoutError:

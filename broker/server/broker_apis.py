@@ -54,8 +54,8 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.common.write_channel import REROUTED
-from raft_metadata.image.config_layers import broker_layers
+from raft_metadata.common.sequenced_sender import RETRIABLE_REFUSALS
+from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
         PartitionRegistration,
         TopicImage,
     )
-    from raft_metadata.records.admin import A as AdminAnswer
-    from raft_metadata.records.admin import AdminCommand
+    from raft_metadata.records.commands import A as AdminAnswer
+    from raft_metadata.records.commands import AdminCommand
 
 _log = logging.getLogger("broker.apis")
 T = TypeVar("T")
@@ -359,7 +359,7 @@ class RoutedBrokerApis:
                 try:
                     return await attempt(registration, max(1, remaining_ms))
                 except KafkaError as error:
-                    if error.outcome is Outcome.UNKNOWN or error.code not in REROUTED:
+                    if error.outcome is Outcome.UNKNOWN or error.code not in RETRIABLE_REFUSALS:
                         raise
                     last = error
             if deadline_ms - self._clock.monotonic_ms() <= 0:

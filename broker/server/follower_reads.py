@@ -18,7 +18,7 @@ from broker.server.local_partitions import Read
 from broker.server.reads import Reads, Standing
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.image.config_layers import broker_layers
+from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:

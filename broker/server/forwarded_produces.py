@@ -1,4 +1,4 @@
-"""Produces for partitions led elsewhere: the shell around `WriteChannel` (rule F1).
+"""Produces for partitions led elsewhere: the shell around `SequencedSender` (rule F1).
 
 One channel per partition and strength: what is acknowledged with less than acks=all can be lost by
 a new leader, and would leave a gap in the sequence of what can't.
@@ -20,7 +20,12 @@ from broker.server import forwarding
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.write_channel import Crossing, Done, Waiting, WriteChannel
+from raft_metadata.common.sequenced_sender import (
+    Done,
+    InFlightBatch,
+    PendingProduce,
+    SequencedSender,
+)
 from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
@@ -95,8 +100,8 @@ class _Way:
 
     def __init__(self, partition: TopicIdPartition, producer_id: int) -> None:
         self.partition = partition
-        self.channel = WriteChannel(producer_id)
-        self.calls: dict[Crossing, tuple[PeerCall, LeaderEpoch]] = {}
+        self.channel = SequencedSender(producer_id)
+        self.calls: dict[InFlightBatch, tuple[PeerCall, LeaderEpoch]] = {}
         """Posted, and to the leader of which epoch."""
         self.pause: asyncio.TimerHandle | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -116,7 +121,7 @@ class _Posting(NamedTuple):
     """A request that leaves with the others of its turn for the same leader."""
 
     way: _Way
-    crossing: Crossing
+    crossing: InFlightBatch
     may_begin: bool
     epoch: LeaderEpoch
     request: PeerRequest
@@ -251,7 +256,7 @@ class ForwardedProduces:
         self._waiting += 1
         self._waiting_bytes += len(text)
         kind = (request.key_format, request.value_format, request.acks)
-        way.channel.add(Waiting(text, count, kind, deadline_ms, done))
+        way.channel.add(PendingProduce(text, count, kind, deadline_ms, done))
         if way.expiry is None or deadline_ms < way.expiry_ms:
             self._expire_at(way, deadline_ms)
         self._pump_soon(way)
@@ -331,20 +336,20 @@ class ForwardedProduces:
             may_begin = way.channel.is_head(crossing)
             if not self._gather(way, crossing, may_begin=may_begin):
                 self._tasks.create_task(self._send(way, crossing, may_begin=may_begin))
-        if way.channel.wants_id and not way.asks_id:
+        if way.channel.needs_producer_id and not way.asks_id:
             way.asks_id = True
             self._tasks.create_task(self._spare_id(way))
 
     async def _spare_id(self, way: _Way) -> None:
         try:
-            way.channel.spare_id = await self._ids.next()
+            way.channel.spare_producer_id = await self._ids.next()
         except KafkaError as error:
             _log.warning("no further producer id for forwards error=%s", error)
             await asyncio.sleep(ID_RETRY_S)
         way.asks_id = False
         self._expire(way)
 
-    def _gather(self, way: _Way, crossing: Crossing, *, may_begin: bool) -> bool:
+    def _gather(self, way: _Way, crossing: InFlightBatch, *, may_begin: bool) -> bool:
         """Have it posted at the end of this turn; False where there is more to it than that."""
         image = self._image()
         registration = image.partition(*way.partition)
@@ -382,7 +387,7 @@ class ForwardedProduces:
             self._posted.add(posting.way)
 
     def _answered(
-        self, way: _Way, crossing: Crossing, body: bytes, error: KafkaError | None
+        self, way: _Way, crossing: InFlightBatch, body: bytes, error: KafkaError | None
     ) -> None:
         """To a posted request."""
         way.calls.pop(crossing, None)
@@ -398,7 +403,7 @@ class ForwardedProduces:
             error = self._bug(way, failure)
         self._ended(way, crossing, base_offset, error)
 
-    async def _send(self, way: _Way, crossing: Crossing, *, may_begin: bool) -> None:
+    async def _send(self, way: _Way, crossing: InFlightBatch, *, may_begin: bool) -> None:
         base_offset, failed = -1, None
         try:
             base_offset = await self._attempt(way.partition, crossing, may_begin=may_begin)
@@ -409,7 +414,7 @@ class ForwardedProduces:
         self._ended(way, crossing, base_offset, failed)
 
     def _ended(
-        self, way: _Way, crossing: Crossing, base_offset: int, error: KafkaError | None
+        self, way: _Way, crossing: InFlightBatch, base_offset: int, error: KafkaError | None
     ) -> None:
         """An attempt."""
         if error is None:
@@ -435,7 +440,7 @@ class ForwardedProduces:
             self._paused.add(way)
 
     async def _attempt(
-        self, partition: TopicIdPartition, crossing: Crossing, *, may_begin: bool
+        self, partition: TopicIdPartition, crossing: InFlightBatch, *, may_begin: bool
     ) -> int:
         """To whoever leads now. NOT_WRITTEN only where this attempt surely did nothing."""
         image = self._image()
@@ -454,7 +459,7 @@ class ForwardedProduces:
         return forwarding.decode_base_offset(answer)
 
     def _request(
-        self, partition: TopicIdPartition, crossing: Crossing, *, may_begin: bool
+        self, partition: TopicIdPartition, crossing: InFlightBatch, *, may_begin: bool
     ) -> Append:
         """What is asked of a leader, but for the records."""
         left_ms = crossing.deadline_ms - LATE_GRACE_MS - self._clock.monotonic_ms()
@@ -472,7 +477,7 @@ class ForwardedProduces:
         )
 
 
-def _body(crossing: Crossing) -> tuple[bytes, bytes, bytes]:
+def _body(crossing: InFlightBatch) -> tuple[bytes, bytes, bytes]:
     """A produce body, in pieces."""
     return b'{"records":[', crossing.text, b"]}"
 

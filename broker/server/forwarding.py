@@ -26,13 +26,13 @@ from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, Partiti
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
+    Claim,
     LeaderEpoch,
     MetadataOffset,
     PartitionId,
     TopicId,
     TopicIdPartition,
 )
-from raft_metadata.common.producer_claims import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch
 from raft_metadata.records.commands import (
     BrokerHeartbeat,
-    FailedReplica,
+    DamagedReplica,
     HeartbeatAnswer,
     RegisterBroker,
 )
@@ -55,7 +55,7 @@ class Lifecycle:
         unclean_partitions: Callable[[], PartitionSet],
         clock: Clock,
         disk_is_silent: Callable[[], bool] = lambda: False,
-        failed_replicas: Callable[[], tuple[FailedReplica, ...]] = tuple,
+        failed_replicas: Callable[[], tuple[DamagedReplica, ...]] = tuple,
     ) -> None:
         self.broker_epoch: BrokerEpoch | None = None
         """As answered by the controller; roles go by what the image says."""
@@ -189,7 +189,7 @@ class Lifecycle:
     async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
         """Tell the heartbeats where this broker stands, until the registration is gone."""
         at_once = True
-        told: tuple[tuple[FailedReplica, ...], int] = ((), 0)
+        told: tuple[tuple[DamagedReplica, ...], int] = ((), 0)
         with self._controllers.heartbeats(self._heard) as heartbeats:
             while not self._is_gone(epoch):
                 self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own

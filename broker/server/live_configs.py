@@ -14,7 +14,7 @@ from raft_metadata.common.configs.table import (
     MESSAGE_TIMESTAMP_TYPE,
     NO_TIMESTAMP_LIMIT,
 )
-from raft_metadata.image.config_layers import cluster_layers, topic_layers
+from raft_metadata.image.metadata_image import cluster_layers, topic_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig

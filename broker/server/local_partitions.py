@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import LeaderEpoch, PartitionId, TopicIdPartition
-    from raft_metadata.common.producer_claims import Claim
+    from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId, TopicIdPartition
 
 
 class Alike(NamedTuple):

@@ -18,8 +18,7 @@ from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import TopicId
-from raft_metadata.image.config_layers import broker_layers
-from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.image.metadata_image import MetadataImage, broker_layers
 from raft_metadata.records.records import ResourceType
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.records.admin import AllocateProducerIds
+from raft_metadata.records.commands import AllocateProducerIds
 
 if TYPE_CHECKING:
     from broker.ports import ControllerChannel

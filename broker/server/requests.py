@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
     from broker.server.damage import Damage
     from broker.server.metadata_requests import MetadataApis
-    from raft_metadata.common.producer_claims import Claim
+    from raft_metadata.common.ids import Claim
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
-    from raft_metadata.records.admin import A as AdminAnswer
-    from raft_metadata.records.admin import AdminCommand
+    from raft_metadata.records.commands import A as AdminAnswer
     from raft_metadata.records.commands import (
+        AdminCommand,
         CreateTopic,
         DeleteTopic,
         TopicCreated,
@@ -256,7 +256,7 @@ class BrokerApis(Protocol):
         ...
 
     async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
-        """What an operator asks of the active controller; see `raft_metadata.records.admin`.
+        """What an operator asks of the active controller; see `raft_metadata.records.commands`.
 
         Answers once this image holds what was decided, and new partitions have ready leaders. Sent
         again only where nothing was decided for sure (rules F1, F2).

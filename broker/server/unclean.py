@@ -18,7 +18,7 @@ from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicId
-from raft_metadata.image.config_layers import topic_layers
+from raft_metadata.image.metadata_image import topic_layers
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 

@@ -65,7 +65,10 @@ class _Member:
 
 
 async def play(stage: Stage) -> None:
-    """Read the topic with a group whose busiest member is killed; compare with `Stage.held`."""
+    """Read the topic with a group whose busiest member is killed, and check the deliveries.
+
+    They are compared with `Stage.held`.
+    """
     held = stage.held
     assert held is not None, "the legs before have read the topic back"
     total = sum(len(lines) for lines in held.partitions.values())

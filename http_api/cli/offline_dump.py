@@ -8,7 +8,7 @@ from pathlib import Path
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, EXIT_USAGE, NodeExit
 from http_api.node.formatting import RAFT_FOLDER
 from raft_metadata.common.errors import CorruptionError, StorageError
-from raft_metadata.image.facts import Fact, FactTeller
+from raft_metadata.image.facts import Fact, FactConverter
 from raft_metadata.quorum.offline import InUseError, OfflineLog, read_offline_log
 from raft_metadata.records.serde import UnreadableRecordError
 
@@ -35,8 +35,8 @@ def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
 
 def facts_of(log: OfflineLog, start: int) -> Iterator[Fact]:
     """From offset ``start`` on; where that is older than the journal, the snapshot's first."""
-    teller = FactTeller(log.image, log.before)
+    converter = FactConverter(log.image, log.before)
     if log.snapshot_index and start < log.before.next_offset:
-        yield from teller.tell_snapshot(log.before)
+        yield from converter.snapshot_facts(log.before)
     for batch in log.batches:
-        yield from (fact for fact in teller.tell(batch) if fact["offset"] >= start)
+        yield from (fact for fact in converter.batch_facts(batch) if fact["offset"] >= start)

@@ -16,7 +16,7 @@ import orjson
 from http_api.contract.idempotence import claim_headers
 from http_api.contract.media_types import JSON, ZSTD
 from raft_metadata.common.errors import Outcome
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Writing without repeats: a producer whose requests may be sent again whatever became of them.
 
-Each partition has a channel of its own (`raft_metadata.common.write_channel`): up to five requests
+Each partition has a channel of its own (`raft_metadata.common.sequenced_sender`): up to five requests
 are under way, in order; one whose answer was lost is sent again under its number, and the log knows
 it (invariants T1 to T3). What can't be found out until its deadline is told *unknown*, and the
 writes behind it go on in the producer's next epoch. acks=all always: what is acknowledged with less
@@ -43,7 +43,7 @@ from http_api.client.transport import DEFAULT_RETRY_S, Client
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.write_channel import Crossing, Waiting, WriteChannel
+from raft_metadata.common.sequenced_sender import InFlightBatch, PendingProduce, SequencedSender
 
 if TYPE_CHECKING:
     from http_api.client.async_client import AsyncClient
@@ -98,7 +98,7 @@ class Sequencer:
         self._partitions = partitions
         self._partitioner = partitioner
         self._rotation = count()
-        self._channels: dict[int, WriteChannel] = {}
+        self._channels: dict[int, SequencedSender] = {}
         self._waiting = 0
 
     def place(self, records: Sequence[NewRecord]) -> dict[int, list[int]]:
@@ -127,8 +127,8 @@ class Sequencer:
         records: Sequence[NewRecord],
         deadline_s: float,
         done: Callable[[list[RecordOutcome]], None],
-    ) -> WriteChannel:
-        """Queue records of one partition; the channel has something for `WriteChannel.due`.
+    ) -> SequencedSender:
+        """Queue records of one partition; the channel has something for `SequencedSender.due`.
 
         Raises:
             RuntimeError: too much is waiting already.
@@ -138,7 +138,7 @@ class Sequencer:
             raise RuntimeError(msg)
         channel = self._channels.get(partition)
         if channel is None:
-            channel = WriteChannel(self._producer_id, together=False)
+            channel = SequencedSender(self._producer_id, together=False)
             self._channels[partition] = channel
         self._waiting += 1
 
@@ -150,10 +150,12 @@ class Sequencer:
                 done([_outcome(error)] * len(records))
 
         text = b",".join(replace(record, partition=None).to_json() for record in records)
-        channel.add(Waiting(text, len(records), (partition,), round(deadline_s * 1000), told))
+        channel.add(
+            PendingProduce(text, len(records), (partition,), round(deadline_s * 1000), told)
+        )
         return channel
 
-    def call(self, crossing: Crossing, now_s: float) -> Call[list[RecordOutcome]]:
+    def call(self, crossing: InFlightBatch, now_s: float) -> Call[list[RecordOutcome]]:
         """One attempt at a request that `due` gave out."""
         left_ms = crossing.deadline_ms - round(now_s * 1000)
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
@@ -164,7 +166,9 @@ class Sequencer:
         return Call(replace(made.request, body=body, claim=crossing.claim), made.parse)
 
     @staticmethod
-    def took(channel: WriteChannel, crossing: Crossing, outcomes: Sequence[RecordOutcome]) -> None:
+    def took(
+        channel: SequencedSender, crossing: InFlightBatch, outcomes: Sequence[RecordOutcome]
+    ) -> None:
         """An answer came: one batch, so all rows say the same."""
         row = outcomes[0]
         if row.is_written and row.offset is not None:
@@ -174,7 +178,7 @@ class Sequencer:
         channel.failed(crossing, KafkaError(code, row.error, outcome=row.outcome))
 
     @staticmethod
-    def failed(channel: WriteChannel, crossing: Crossing, error: ClientError) -> None:
+    def failed(channel: SequencedSender, crossing: InFlightBatch, error: ClientError) -> None:
         """The request failed as a whole."""
         code, outcome = ErrorCode.LEADER_NOT_AVAILABLE, error.outcome
         if isinstance(error, ApiError) and error.status < 500:
@@ -244,11 +248,11 @@ class Producer:
         deadline_s = time.monotonic() + retry_s
         channel = sequencer.add(partition, records, deadline_s, told.append)
         while not told:
-            if channel.wants_id:
+            if channel.needs_producer_id:
                 # Not now, then later: there are 100 epochs left, and what waits must be answered.
                 with contextlib.suppress(ClientError):
                     call = new_producer_id(self._cluster_id)
-                    channel.spare_id = self._client.run(call, retry_s=0.0)
+                    channel.spare_producer_id = self._client.run(call, retry_s=0.0)
             crossing = channel.due()
             if crossing is not None:
                 attempt = sequencer.call(crossing, time.monotonic())
@@ -277,7 +281,7 @@ class AsyncProducer:
         self._cluster_id = ""
         self._sequencer: Sequencer | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._asking: set[WriteChannel] = set()
+        self._asking: set[SequencedSender] = set()
 
     async def __aenter__(self) -> Self:
         self._cluster_id = (await self._client.run(cluster())).cluster_id
@@ -332,27 +336,27 @@ class AsyncProducer:
                 outcomes[index] = outcome
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def _expire(self, channel: WriteChannel) -> None:
+    def _expire(self, channel: SequencedSender) -> None:
         channel.expire(round(asyncio.get_running_loop().time() * 1000))
         self._pump(channel)
 
-    def _pump(self, channel: WriteChannel) -> None:
+    def _pump(self, channel: SequencedSender) -> None:
         while self._tasks is not None and (crossing := channel.due()) is not None:
             self._tasks.create_task(self._attempt(channel, crossing))
-        if self._tasks is not None and channel.wants_id and channel not in self._asking:
+        if self._tasks is not None and channel.needs_producer_id and channel not in self._asking:
             self._asking.add(channel)
             self._tasks.create_task(self._spare_id(channel))
 
-    async def _spare_id(self, channel: WriteChannel) -> None:
+    async def _spare_id(self, channel: SequencedSender) -> None:
         """Its epochs are nearly used up: it goes on under another id. Asked again if that fails."""
         try:
-            channel.spare_id = await self._client.run(new_producer_id(self._cluster_id))
+            channel.spare_producer_id = await self._client.run(new_producer_id(self._cluster_id))
         except ClientError:
             await asyncio.sleep(PAUSE_S)
         self._asking.discard(channel)
         self._expire(channel)
 
-    async def _attempt(self, channel: WriteChannel, crossing: Crossing) -> None:
+    async def _attempt(self, channel: SequencedSender, crossing: InFlightBatch) -> None:
         sequencer = self._sequencer
         assert sequencer is not None
         call = sequencer.call(crossing, asyncio.get_running_loop().time())

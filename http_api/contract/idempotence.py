@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from http_api.contract.errors import RestCode, RestError, shown
-from raft_metadata.common.producer_claims import EPOCH_MAX, SEQUENCES, Claim
+from raft_metadata.common.ids import EPOCH_MAX, SEQUENCES, Claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

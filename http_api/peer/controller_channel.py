@@ -15,8 +15,11 @@ from http_api.peer.heartbeat_thread import HeartbeatThread
 from raft_metadata.common.clock import Clock, SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import ClusterId, MetadataOffset, NodeId
-from raft_metadata.records.admin import ADMIN_COMMANDS, ADMIN_NAMES, A, AdminCommand
 from raft_metadata.records.commands import (
+    ADMIN_COMMANDS,
+    ADMIN_NAMES,
+    A,
+    AdminCommand,
     AlterPartition,
     AlterPartitions,
     BrokerRegistered,

@@ -17,8 +17,10 @@ from http_api.peer.addresses import split_address
 from http_api.peer.error_body import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
-from raft_metadata.records.admin import ADMIN_COMMANDS, A, AdminCommand
 from raft_metadata.records.commands import (
+    ADMIN_COMMANDS,
+    A,
+    AdminCommand,
     AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,

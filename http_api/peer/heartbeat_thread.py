@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from http_api.peer import controller_paths as paths
 from http_api.peer.controller_sessions import ControllerSessions
 from raft_metadata.common.errors import KafkaError
-from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer
-from raft_metadata.records.damage_pages import next_page
+from raft_metadata.records.commands import BrokerHeartbeat, HeartbeatAnswer, next_page
 
 if TYPE_CHECKING:
     from http_api.peer.controller_link import ControllerLink

@@ -32,7 +32,7 @@ from http_api.peer.handover import hand_over
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
 
-TOGETHER_BYTES_MAX = 65_536
+BATCH_TEXT_BYTES_MAX = 65_536
 """Answers that wait for each other; larger ones gain nothing by it."""
 
 _log = logging.getLogger("peer.server")
@@ -356,7 +356,7 @@ class _RpcService(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._write)
         self._leaving += frames
         self._leaving_bytes += sum(map(len, frames))
-        if self._leaving_bytes >= TOGETHER_BYTES_MAX:
+        if self._leaving_bytes >= BATCH_TEXT_BYTES_MAX:
             self._write()
 
     def _write(self) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.controller.broker_views import NOTHING_FAILED, Failed
+from raft_metadata.controller.broker_views import NO_DAMAGED_REPLICAS, DamagedReplicas
+from raft_metadata.controller.cluster_control import decide_producer_ids, decide_unregister_broker
 from raft_metadata.controller.configuration_control import decide_alter_configs
 from raft_metadata.controller.drain_control import decide_drain_broker
 from raft_metadata.controller.election_control import decide_elect_leaders
@@ -20,15 +21,13 @@ from raft_metadata.controller.feature_control import (
     VoterLevels,
     decide_upgrade_metadata,
 )
-from raft_metadata.controller.producer_id_control import decide_producer_ids
 from raft_metadata.controller.quota_control import decide_alter_client_quotas
 from raft_metadata.controller.reassignment_control import decide_alter_reassignments
 from raft_metadata.controller.security_control import decide_alter_acls, decide_alter_users
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topics import decide_add_partitions
-from raft_metadata.controller.unregistration import decide_unregister_broker
+from raft_metadata.controller.topic_control import decide_add_partitions
+from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     ADMIN_NAMES,
     A,
     AddPartitions,
@@ -59,7 +58,7 @@ class AdminContext:
     """A random number >= 0: the start of a placement."""
     voter_levels: VoterLevels = field(default_factory=lambda: NO_VOTER_LEVELS)
     """The highest feature level of each voter; empty if unknown."""
-    failed: Failed = field(default_factory=lambda: NOTHING_FAILED)
+    failed: DamagedReplicas = field(default_factory=lambda: NO_DAMAGED_REPLICAS)
     """Damaged replicas, which are elected last."""
 
 

@@ -8,19 +8,19 @@ from types import MappingProxyType
 
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.image.metadata_image import BrokerRegistration
-from raft_metadata.records.commands import FailedReplica
+from raft_metadata.records.commands import DamagedReplica
 from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import BrokerState, DrainScope
 
 Brokers = Mapping[BrokerId, BrokerRegistration]
-Heard = Mapping[BrokerId, MetadataOffset]
+ReportedOffsets = Mapping[BrokerId, MetadataOffset]
 """The metadata offset each live broker last reported: it has applied every record below."""
-NOTHING_HEARD: Heard = MappingProxyType({})
-Failed = Mapping[TopicIdPartition, Mapping[BrokerId, FailedReplica]]
+NO_REPORTED_OFFSETS: ReportedOffsets = MappingProxyType({})
+DamagedReplicas = Mapping[TopicIdPartition, Mapping[BrokerId, DamagedReplica]]
 """Damaged replicas by partition and broker, as live brokers report them; soft state of sessions."""
-Told = frozenset[BrokerId] | None
+CompleteReporters = frozenset[BrokerId] | None
 """Live brokers that have reported all their damaged replicas; None: all brokers have."""
-NOTHING_FAILED: Failed = MappingProxyType({})
+NO_DAMAGED_REPLICAS: DamagedReplicas = MappingProxyType({})
 
 
 def is_electable(brokers: Brokers, broker_id: BrokerId) -> bool:
@@ -47,7 +47,7 @@ def is_drained(brokers: Brokers, broker_id: BrokerId) -> bool:
     return registration is not None and registration.drain is not DrainScope.NONE
 
 
-def is_told_of(told: Told, broker_id: BrokerId) -> bool:
+def has_complete_report(told: CompleteReporters, broker_id: BrokerId) -> bool:
     """Return True if this controller knows which logs of a live broker are damaged.
 
     A controller that was just elected may not know. Until it does, nothing irreversible may rest on
@@ -90,19 +90,19 @@ class BrokerViews:
     """Brokers that leave ISRs because they are fenced or in controlled shutdown."""
     unclean: Mapping[BrokerId, PartitionSet]
     """The unclean partitions of registrations that are not settled yet (rule R6)."""
-    heard: Heard
+    heard: ReportedOffsets
     """Soft state of sessions; a broker that is missing has not reported yet."""
-    failed: Failed
-    told: Told
+    failed: DamagedReplicas
+    told: CompleteReporters
 
     @classmethod
     def of(
         cls,
         brokers: Brokers,
         level: int,
-        heard: Heard = NOTHING_HEARD,
-        failed: Failed = NOTHING_FAILED,
-        told: Told = None,
+        heard: ReportedOffsets = NO_REPORTED_OFFSETS,
+        failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+        told: CompleteReporters = None,
     ) -> BrokerViews:
         """Return the views of these registrations."""
         return cls(

@@ -1,13 +1,16 @@
-"""Brokers: registration, fencing, unfencing, controlled shutdown. Pure deciders (decision D1).
+"""Brokers: registration, fencing, controlled shutdown, unregistration, blocks of producer ids.
 
-A registration and a fence are appended alone, each in a batch of its own; their consequences for
-partitions are derived from the image afterwards (rule M4, ``partition_change.heal``).
+Pure deciders (decision D1). A registration and a fence are appended alone, each in a batch of its
+own; their consequences for partitions are derived from the image afterwards (rule M4,
+``partition_change.heal``). Only an operator unregisters a broker. No controller hands out a block
+of producer ids twice (invariant T5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -18,20 +21,28 @@ from raft_metadata.common.ids import (
     MetadataOffset,
     TopicIdPartition,
 )
-from raft_metadata.controller.broker_views import NOTHING_FAILED, BrokerViews, Failed
+from raft_metadata.controller.broker_views import NO_DAMAGED_REPLICAS, BrokerViews, DamagedReplicas
 from raft_metadata.controller.feature_control import check_follows
 from raft_metadata.controller.partition_change import heal, may_be_relieved
 from raft_metadata.controller.partition_draft import at
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
-from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
+from raft_metadata.records.commands import (
+    AllocateProducerIds,
+    AlterAnswer,
+    BrokerRegistered,
+    ProducerIdBlock,
+    RegisterBroker,
+    UnregisterBroker,
+)
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
     BrokerState,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
+    UnregisterBrokerRecord,
 )
 
 UNCLEAN_PARTITIONS_MAX = 10_000
@@ -175,7 +186,7 @@ def decide_unfence(
     *,
     metadata_offset: MetadataOffset,
     defaults: TopicDefaults,
-    failed: Failed = NOTHING_FAILED,
+    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> Change:
     """Unfence a live broker once all changes due to it are recorded (rule M4).
 
@@ -197,7 +208,7 @@ def decide_settled(
     broker_id: BrokerId,
     *,
     defaults: TopicDefaults,
-    failed: Failed = NOTHING_FAILED,
+    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> Change:
     """Mark the broker settled once all consequences of its registration are recorded (rule M4)."""
     broker = image.brokers[broker_id]
@@ -232,7 +243,7 @@ def owes_changes(
     image: MetadataImage,
     broker_id: BrokerId,
     defaults: TopicDefaults,
-    failed: Failed = NOTHING_FAILED,
+    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> bool:
     """Return True if a partition of this broker still owes a change to the brokers' present state.
 
@@ -272,7 +283,7 @@ def shutdown_progress(
     """Return the partitions that still hold a broker in controlled shutdown (rule R11)."""
     led = waiting = 0
     example = ""
-    for where, leads, min_isr in _holding(image, broker_id, defaults):
+    for where, leads, min_isr in _blocking_partitions(image, broker_id, defaults):
         led += int(leads)
         waiting += int(not leads)
         if not example:
@@ -281,7 +292,7 @@ def shutdown_progress(
     return ShutdownProgress(led, waiting, example)
 
 
-def _holding(
+def _blocking_partitions(
     image: MetadataImage, broker_id: BrokerId, defaults: TopicDefaults
 ) -> Iterator[tuple[str, bool, int]]:
     """Yield (partition name, is led by the broker, min ISR) for each partition that holds it."""
@@ -298,3 +309,66 @@ def _holding(
                 and may_be_relieved(image.brokers, partition, broker_id)
             ):
                 yield where, False, min_isr
+
+
+_NAMED_MAX = 5
+"""Partitions that an error names at most, of all that it counts."""
+
+
+def decide_unregister_broker(
+    image: MetadataImage, command: UnregisterBroker
+) -> tuple[tuple[UnregisterBrokerRecord, ...], AlterAnswer]:
+    """Remove a broker's registration and configs; its id may register anew, as a new broker.
+
+    Unlike Kafka's, this refuses a broker that is not fenced: a live process would only register
+    again. Raises BROKER_ID_NOT_REGISTERED; POLICY_VIOLATION while it lives or holds a replica.
+    """
+    broker = image.brokers.get(command.broker_id)
+    if broker is None:
+        message = f"broker {command.broker_id} is not registered"
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    held = _held_by(image, command.broker_id)
+    if held:
+        named = ", ".join(islice(held, _NAMED_MAX))
+        more = ", …" if len(held) > _NAMED_MAX else ""
+        message = (
+            f"broker {command.broker_id} holds {len(held)} replicas ({named}{more}): "
+            "drain it of its replicas first"
+        )
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+    if broker.state is not BrokerState.FENCED:
+        message = (
+            f"broker {command.broker_id} is {broker.state.value}, not fenced: stop it first, "
+            "or it would register again"
+        )
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+    record = UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
+    return (record,), AlterAnswer(next_offset=MetadataOffset(image.next_offset + 1))
+
+
+def _held_by(image: MetadataImage, broker_id: BrokerId) -> list[str]:
+    """Return the partitions with a replica on the broker, those being added or removed included."""
+    return [
+        f"{topic.name}-{index}"
+        for topic in image.topics.values()
+        for index, partition in enumerate(topic.partitions)
+        if broker_id in partition.replicas
+    ]
+
+
+PRODUCER_IDS_PER_BLOCK = 1_000
+"""Producer ids that a broker gets per request, as in Kafka's ``ProducerIdsBlock``."""
+
+
+def decide_producer_ids(
+    image: MetadataImage, command: AllocateProducerIds
+) -> tuple[tuple[ProducerIdsRecord, ...], ProducerIdBlock]:
+    """Allocate the next block; a lost answer wastes its block and has no other effect."""
+    check_broker_epoch(image, command.broker_id, command.broker_epoch)
+    first = image.next_producer_id
+    record = ProducerIdsRecord(
+        broker_id=command.broker_id,
+        broker_epoch=command.broker_epoch,
+        next_producer_id=first + PRODUCER_IDS_PER_BLOCK,
+    )
+    return (record,), ProducerIdBlock(first_producer_id=first, count=PRODUCER_IDS_PER_BLOCK)

@@ -28,14 +28,14 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.common.internal_topics import INTERNAL_CONFIGS, INTERNAL_TOPICS
 from raft_metadata.controller.partition_draft import PartitionDraft, at
-from raft_metadata.controller.topic_defaults import TopicDefaults, defaults_in_books
-from raft_metadata.image.config_layers import topic_layers
+from raft_metadata.controller.topic_rules import TopicDefaults, eligibility_defaults
 from raft_metadata.image.metadata_image import (
     ConfigKey,
     MetadataImage,
     TopicImage,
+    topic_layers,
 )
-from raft_metadata.records.admin import AlterConfigs, Altered, ConfigChange
+from raft_metadata.records.commands import AlterAnswer, AlterConfigs, ConfigChange
 from raft_metadata.records.feature_levels import COMPRESSED_BATCHES_LEVEL
 from raft_metadata.records.records import (
     ConfigRecord,
@@ -121,7 +121,7 @@ def _check_own_min_isr(configs: Mapping[str, str], replication_factor: int) -> N
 
 def decide_alter_configs(
     image: MetadataImage, command: AlterConfigs, *, defaults: TopicDefaults
-) -> tuple[tuple[MetadataRecord, ...], Altered]:
+) -> tuple[tuple[MetadataRecord, ...], AlterAnswer]:
     """Make all changes or none; a change that alters nothing adds no record.
 
     A lower min ISR clears the eligible leader replicas of partitions that reach it now, *before* it
@@ -153,7 +153,7 @@ def decide_alter_configs(
         )
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
     records: tuple[MetadataRecord, ...] = (*cleared, *_config_records(image, after))
-    return records, Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return records, AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
 
 
 def _check_shape(command: AlterConfigs) -> None:
@@ -238,7 +238,7 @@ def _topics_concerned(
     image: MetadataImage, after: _Configs, defaults: TopicDefaults
 ) -> Iterator[tuple[TopicImage, ConfigLayers, ConfigLayers]]:
     """Yield topics whose min ISR may change, with their config layers before and after."""
-    static = defaults_in_books(image, defaults)
+    static = eligibility_defaults(image, defaults)
     cluster = after.get(CLUSTER_KEY)
     for topic_id, topic in image.topics.items():
         own = after.get((ResourceType.TOPIC, topic_id))
@@ -261,7 +261,7 @@ def _cleared_elrs(
         if then.topic is not before.topic:
             fewest = min((each.replication_factor for each in topic.partitions), default=1)
             _check_own_min_isr(then.topic, fewest)
-        if then.said(MIN_INSYNC_REPLICAS) == before.said(MIN_INSYNC_REPLICAS):
+        if then.strongest_value(MIN_INSYNC_REPLICAS) == before.strongest_value(MIN_INSYNC_REPLICAS):
             continue
         for index, partition in enumerate(topic.partitions):
             if not (partition.elr or partition.last_known_elr):

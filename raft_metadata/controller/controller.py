@@ -3,7 +3,7 @@
 `Controller` holds the soft state that is in no log (sessions, partitions to examine, shutdowns in
 progress); every decision is a pure function of an image and that state. The shell around it,
 ``quorum.active_controller``, owns the speculative image, the quorum, and the clock. It passes
-commands and heartbeats in, appends the batches of `next_wish`,
+commands and heartbeats in, appends the batches of `next_proposed_batch`,
 and reports each new image to `appended`.
 """
 
@@ -24,7 +24,12 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.admin_control import AdminContext, decide_admin
-from raft_metadata.controller.broker_views import Failed
+from raft_metadata.controller.broker_sessions import (
+    BrokerDamage,
+    DamageByPartition,
+    HeartbeatTracker,
+)
+from raft_metadata.controller.broker_views import DamagedReplicas
 from raft_metadata.controller.cluster_control import (
     ShutdownProgress,
     check_broker_epoch,
@@ -35,12 +40,9 @@ from raft_metadata.controller.cluster_control import (
     decide_unfence,
     shutdown_progress,
 )
-from raft_metadata.controller.damage_reports import DamageByPlace, Reported
 from raft_metadata.controller.drain_control import DrainMoves
-from raft_metadata.controller.election_control import election_steps
+from raft_metadata.controller.election_control import LeaderBalance, election_steps
 from raft_metadata.controller.feature_control import NO_VOTER_LEVELS, VoterLevels
-from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
-from raft_metadata.controller.leader_balance import LeaderBalance
 from raft_metadata.controller.partition_draft import at
 from raft_metadata.controller.replication_control import (
     MinIsrHistory,
@@ -49,22 +51,24 @@ from raft_metadata.controller.replication_control import (
     decide_consequences,
     decide_each,
 )
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topics import (
+from raft_metadata.controller.topic_control import (
     decide_create_topic,
     decide_delete_topic,
     decide_growth,
 )
+from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
-from raft_metadata.records.admin import A, AdminCommand, ElectLeaders
 from raft_metadata.records.commands import (
+    A,
+    AdminCommand,
     AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
+    ElectLeaders,
     HeartbeatAnswer,
     PartitionAltered,
     PartitionsAltered,
@@ -120,7 +124,7 @@ class Urgency(Enum):
     BULK = "bulk"
 
 
-class Wish(NamedTuple):
+class ProposedBatch(NamedTuple):
     """A batch that the controller proposes without a command."""
 
     records: Records
@@ -142,22 +146,24 @@ class Controller:
             now_ms=now_ms,
         )
         self._random_source = random_source
-        self._unseen: dict[TopicIdPartition, None] = {}
+        self._to_examine: dict[TopicIdPartition, None] = {}
         """Partitions that may owe changes, in the order in which they are examined."""
-        self._held: dict[BrokerId, tuple[MetadataOffset, dict[TopicIdPartition, None]]] = {}
+        self._waiting_for_broker: dict[
+            BrokerId, tuple[MetadataOffset, dict[TopicIdPartition, None]]
+        ] = {}
         """By broker: the metadata offset it had reported, and the partitions to examine again once
         it reports another one."""
         self._activated_ms = 0
-        self._growing: dict[TopicId, int] = {}
+        self._incomplete_topics: dict[TopicId, int] = {}
         """Topics whose partitions are still being created, and the start of their placement."""
-        self._free_since: dict[BrokerEpoch, MetadataOffset] = {}
+        self._unblocked_since: dict[BrokerEpoch, MetadataOffset] = {}
         """The next offset at which a broker in controlled shutdown led nothing and waited for no
         replica any more (rule R11)."""
         self._progress: dict[BrokerId, tuple[MetadataImage, ShutdownProgress]] = {}
         self._min_isrs = MinIsrHistory()
         self._balance = LeaderBalance(config.leader_returned_ms, config.leader_moves_max)
         self._drains = DrainMoves(config.drain_moves_max)
-        self._damage = DamageByPlace()
+        self._damage = DamageByPartition()
 
     # ---- commands
 
@@ -204,7 +210,7 @@ class Controller:
         start = self._chance()
         decision = decide_create_topic(image, command, defaults=self.config.defaults, start=start)
         if decision[0]:
-            self._growing[command.topic_id] = start
+            self._incomplete_topics[command.topic_id] = start
         return decision
 
     def delete_topic(
@@ -224,7 +230,7 @@ class Controller:
             defaults=self.config.defaults,
             chance=self._chance(),
             voter_levels=voter_levels,
-            failed=self._failed(image),
+            failed=self._damaged_replicas(image),
         )
         return decide_admin(image, command, context)
 
@@ -237,15 +243,15 @@ class Controller:
 
     def activate(self, image: MetadataImage) -> None:
         """Reset the soft state from a committed image; examine every partition again (rule M4)."""
-        self._unseen = dict.fromkeys(_partitions_of(image, image.brokers.keys()))
-        self._held.clear()
+        self._to_examine = dict.fromkeys(_partitions_of(image, image.brokers.keys()))
+        self._waiting_for_broker.clear()
         self._activated_ms = self.sessions.judge_ms
-        self._growing = {
+        self._incomplete_topics = {
             topic_id: self._chance()
             for topic_id, topic in image.topics.items()
             if not topic.is_complete
         }
-        self._free_since.clear()
+        self._unblocked_since.clear()
         self._progress.clear()
         self._min_isrs.begin(image)
         self._balance.begin(image, self.sessions.judge_ms)
@@ -261,20 +267,24 @@ class Controller:
         self._drains.note(delta, image)
         for topic_id in concerned_topics(delta, image):
             count = len(image.topics[topic_id].partitions)
-            self._unseen |= dict.fromkeys(at(topic_id, index) for index in range(count))
+            self._to_examine |= dict.fromkeys(at(topic_id, index) for index in range(count))
         if delta.changed_brokers:
-            self._unseen |= dict.fromkeys(_partitions_of(image, delta.changed_brokers.keys()))
+            self._to_examine |= dict.fromkeys(_partitions_of(image, delta.changed_brokers.keys()))
         for topic_id, indexes in delta.changed_partitions.items():
-            self._unseen |= {TopicIdPartition(topic_id, index): None for index in sorted(indexes)}
+            self._to_examine |= {
+                TopicIdPartition(topic_id, index): None for index in sorted(indexes)
+            }
         for topic_id in delta.deleted_topics:
-            self._growing.pop(topic_id, None)
+            self._incomplete_topics.pop(topic_id, None)
         for topic_id in delta.changed_topics:
             if image.topics[topic_id].is_complete:
-                self._growing.pop(topic_id, None)
-            elif topic_id not in self._growing:
-                self._growing[topic_id] = self._chance()
+                self._incomplete_topics.pop(topic_id, None)
+            elif topic_id not in self._incomplete_topics:
+                self._incomplete_topics[topic_id] = self._chance()
 
-    def next_wish(self, image: MetadataImage, *, bulk_allowed: bool) -> Wish | None:
+    def next_proposed_batch(
+        self, image: MetadataImage, *, bulk_allowed: bool
+    ) -> ProposedBatch | None:
         """Return the most urgent batch to append, or None.
 
         Call it again with the image that the batch leads to. ``bulk_allowed`` False: the limit of
@@ -282,22 +292,22 @@ class Controller:
         """
         if image.next_offset == 0:
             level = FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL)
-            return Wish((level,), Urgency.CHANGE)
+            return ProposedBatch((level,), Urgency.CHANGE)
         fence = self._fence(image)
         if fence:
-            return Wish(fence, Urgency.FENCE)
-        self._look_at_held(image)
-        if self._unseen and not bulk_allowed:
+            return ProposedBatch(fence, Urgency.FENCE)
+        self._requeue_waiting(image)
+        if self._to_examine and not bulk_allowed:
             return None
         consequences = self._consequences(image)
         if consequences:
-            return Wish(consequences, Urgency.BULK)
+            return ProposedBatch(consequences, Urgency.BULK)
         for records in self._changes(image):
-            return Wish(records, Urgency.CHANGE)
+            return ProposedBatch(records, Urgency.CHANGE)
         if not bulk_allowed:
             return None
-        bulk = self._growth(image) or self._moves(image)
-        return Wish(bulk, Urgency.BULK) if bulk else None
+        bulk = self._growth(image) or self._background_moves(image)
+        return ProposedBatch(bulk, Urgency.BULK) if bulk else None
 
     def _fence(self, image: MetadataImage) -> Records:
         """Return the fence of a broker whose session expired, if any.
@@ -318,57 +328,59 @@ class Controller:
 
     def _growth(self, image: MetadataImage) -> Records:
         """Return the next partitions of a topic that is still being created."""
-        for topic_id, start in tuple(self._growing.items()):
+        for topic_id, start in tuple(self._incomplete_topics.items()):
             if topic_id not in image.topics:
-                del self._growing[topic_id]  # its first batch was rejected
+                del self._incomplete_topics[topic_id]  # its first batch was rejected
                 continue
             more = decide_growth(image, topic_id, defaults=self.config.defaults, start=start)
             if more:
                 return more
         return ()
 
-    def _moves(self, image: MetadataImage) -> Records:
+    def _background_moves(self, image: MetadataImage) -> Records:
         """Return background changes: replicas leave drained brokers, leaderships return."""
         now_ms, defaults = self.sessions.judge_ms, self.config.defaults
         drained = self._drains.moves(image, now_ms, defaults)
-        return drained or self._balance.moves(image, now_ms, defaults, self._failed(image))
+        return drained or self._balance.moves(
+            image, now_ms, defaults, self._damaged_replicas(image)
+        )
 
-    def _look_at_held(self, image: MetadataImage) -> None:
+    def _requeue_waiting(self, image: MetadataImage) -> None:
         """Examine again the partitions that waited for brokers with a new metadata offset."""
-        for broker_id, (heard, places) in tuple(self._held.items()):
+        for broker_id, (heard, places) in tuple(self._waiting_for_broker.items()):
             broker = image.brokers.get(broker_id)
             if broker is None or self._metadata_offset(broker) != heard:
-                del self._held[broker_id]
-                self._unseen |= places
+                del self._waiting_for_broker[broker_id]
+                self._to_examine |= places
 
     def _consequences(self, image: MetadataImage) -> Records:
         """Return the changes that the next partitions owe; note those that wait for a broker."""
-        if not self._unseen:
+        if not self._to_examine:
             return ()
         heard = {
             broker_id: self._metadata_offset(broker) for broker_id, broker in image.brokers.items()
         }
         found = decide_consequences(
             image,
-            self._unseen,
+            self._to_examine,
             defaults=self.config.defaults,
             changes_max=self.config.changes_per_batch_max,
             heard=heard,
-            failed=self._failed(image),
-            told=self._told(image),
+            failed=self._damaged_replicas(image),
+            told=self._brokers_with_complete_report(image),
         )
         for where, broker_id in found.held:
-            self._held.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
+            self._waiting_for_broker.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
         # Partitions with a change stay until an image shows it: their batch may be rejected.
         owing = {(record.topic_id, record.partition) for record in found.records}
-        for where in tuple(islice(self._unseen, found.seen)):
+        for where in tuple(islice(self._to_examine, found.seen)):
             if where not in owing:
-                del self._unseen[where]
+                del self._to_examine[where]
         return found.records
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
         """Yield changes of brokers' states, for when no partition owes a change to them."""
-        defaults, failed = self.config.defaults, self._failed(image)
+        defaults, failed = self.config.defaults, self._damaged_replicas(image)
         for broker_id, broker in image.brokers.items():
             if not broker.settled:
                 records = decide_settled(image, broker_id, defaults=defaults, failed=failed)
@@ -416,9 +428,9 @@ class Controller:
         )
         news = self.sessions.told(command)
         if is_active:
-            self._unseen |= dict.fromkeys(news.places)
-            if news.is_told:
-                self._unseen |= dict.fromkeys(_partitions_of(image, {command.broker_id}))
+            self._to_examine |= dict.fromkeys(news.places)
+            if news.is_report_complete:
+                self._to_examine |= dict.fromkeys(_partitions_of(image, {command.broker_id}))
         state = BrokerState.STARTING
         if present is not None and present.broker_epoch == command.broker_epoch:
             state = present.state
@@ -446,12 +458,12 @@ class Controller:
         # A starting or fenced broker gives up no ISR places, so it waits for no other replica.
         leaving = broker.state is BrokerState.CONTROLLED_SHUTDOWN
         if progress.led > 0 or (leaving and progress.waiting > 0):
-            self._free_since.pop(broker.broker_epoch, None)
+            self._unblocked_since.pop(broker.broker_epoch, None)
             return False, (
                 f"leads {progress.led} partitions, {progress.waiting} wait for a replica to join; "
                 f"{progress.example}"
             )
-        free_since = self._free_since.setdefault(broker.broker_epoch, image.next_offset)
+        free_since = self._unblocked_since.setdefault(broker.broker_epoch, image.next_offset)
         behind = [
             other.broker_id
             for other in image.brokers.values()
@@ -472,23 +484,23 @@ class Controller:
         self._progress[broker_id] = (image, progress)
         return progress
 
-    def _failed(self, image: MetadataImage) -> Failed:
+    def _damaged_replicas(self, image: MetadataImage) -> DamagedReplicas:
         """Return the damaged replicas reported in the live sessions."""
-        reported: dict[BrokerId, Reported] = {}
+        reported: dict[BrokerId, BrokerDamage] = {}
         for broker_id, broker in image.brokers.items():
             session = self.sessions.session(broker_id, broker.broker_epoch)
             if session is not None and session.damage.failed:
                 reported[broker_id] = session.damage.failed
         return self._damage.of(reported)
 
-    def _told(self, image: MetadataImage) -> frozenset[BrokerId]:
+    def _brokers_with_complete_report(self, image: MetadataImage) -> frozenset[BrokerId]:
         """Return the live brokers that have reported all their damaged replicas."""
         sessions = self.sessions
         return frozenset(
             broker_id
             for broker_id, broker in image.brokers.items()
             if (session := sessions.session(broker_id, broker.broker_epoch)) is not None
-            and session.damage.is_told
+            and session.damage.is_report_complete
         )
 
     def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:

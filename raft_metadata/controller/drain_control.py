@@ -19,11 +19,10 @@ from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdP
 from raft_metadata.controller.broker_views import Brokers
 from raft_metadata.controller.partition_draft import at
 from raft_metadata.controller.reassignment_control import reassign
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
-from raft_metadata.records.admin import Altered, DrainBroker
+from raft_metadata.records.commands import AlterAnswer, DrainBroker
 from raft_metadata.records.records import (
     BrokerDrainRecord,
     BrokerState,
@@ -31,7 +30,7 @@ from raft_metadata.records.records import (
     PartitionChangeRecord,
 )
 
-LOOKED_AT_MAX = 500
+EXAMINED_MAX = 500
 """Partitions examined per round; those without a possible target go to the end of the queue."""
 PAUSE_MS = 500
 """Pause after a round that found nothing to start."""
@@ -39,16 +38,16 @@ PAUSE_MS = 500
 
 def decide_drain_broker(
     image: MetadataImage, command: DrainBroker
-) -> tuple[tuple[BrokerDrainRecord, ...], Altered]:
+) -> tuple[tuple[BrokerDrainRecord, ...], AlterAnswer]:
     """Record the drain scope of a broker; an unchanged scope adds no record."""
     broker = image.brokers.get(command.broker_id)
     if broker is None:
         message = f"broker {command.broker_id} is not registered"
         raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
     if broker.drain is command.scope:
-        return (), Altered(next_offset=image.next_offset)
+        return (), AlterAnswer(next_offset=image.next_offset)
     record = BrokerDrainRecord(broker_id=command.broker_id, scope=command.scope)
-    return (record,), Altered(next_offset=MetadataOffset(image.next_offset + 1))
+    return (record,), AlterAnswer(next_offset=MetadataOffset(image.next_offset + 1))
 
 
 def drained_target(
@@ -176,7 +175,7 @@ class DrainMoves:
             return ()
         loads = self._loads.copy()
         records: list[PartitionChangeRecord] = []
-        for where in tuple(islice(self._waiting, LOOKED_AT_MAX)):
+        for where in tuple(islice(self._waiting, EXAMINED_MAX)):
             if len(records) == room:
                 break
             del self._waiting[where]

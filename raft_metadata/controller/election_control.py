@@ -1,46 +1,64 @@
-"""Elections that an operator requests (KIP-460): of preferred leaders, or unclean. Pure deciders.
+"""Elections that an operator requests, and the background return of preferred leaders. Pure.
 
-`Controller.election_steps` cuts a command into parts, each part is decided by
-`decide_elect_leaders`, and `joined_elections` makes one answer. `LeaderBalance` elects preferred
-leaders in the background with `preferred_leader_record`.
+`Controller.election_steps` cuts a command (KIP-460) into parts, each part is decided by
+`decide_elect_leaders`, and `joined_elections` makes one answer.
+
+A broker that was away leads nothing when it returns, and the others lead its share. `LeaderBalance`
+moves with each check a bounded number of leaderships to brokers that have been unfenced for a
+while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from raft_metadata.common.configs.table import (
+    AUTO_LEADER_REBALANCE_ENABLE,
+    LEADER_IMBALANCE_CHECK_INTERVAL_MS,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId
+from raft_metadata.common.ids import (
+    BrokerId,
+    MetadataOffset,
+    PartitionId,
+    TopicId,
+    TopicIdPartition,
+)
 from raft_metadata.controller.broker_views import (
-    NOTHING_FAILED,
+    NO_DAMAGED_REPLICAS,
     Brokers,
-    Failed,
+    DamagedReplicas,
     first_electable,
     is_drained,
     is_electable,
     is_starting,
 )
-from raft_metadata.controller.failed_replicas import (
-    NOBODY_DAMAGED,
-    Damaged,
+from raft_metadata.controller.partition_change import (
+    NO_DAMAGE,
+    DamageByBroker,
     unable_replicas,
+    unclean_candidate,
     unsure_replicas,
 )
-from raft_metadata.controller.partition_change import unclean_candidate
 from raft_metadata.controller.partition_draft import PartitionDraft, at
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.topic_rules import (
+    TopicDefaults,
+    TopicRules,
+    cluster_flag,
+    cluster_number,
+)
+from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     Election,
     ElectionResult,
     ElectLeaders,
     LeadersElected,
     PartitionPlace,
 )
-from raft_metadata.records.records import PartitionChangeRecord
+from raft_metadata.records.records import BrokerState, PartitionChangeRecord
 
 ELECTIONS_MAX = 20_000
 """Partitions in one command, and in one answer: 3 MB of results."""
@@ -60,7 +78,9 @@ def election_steps(
     if named is not None and len(named) > ELECTIONS_MAX:
         message = f"{len(named)} partitions, at most {ELECTIONS_MAX} can be named"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-    places = _open_places(image, command.election) if named is None else iter(dict.fromkeys(named))
+    places = (
+        _electable_places(image, command.election) if named is None else iter(dict.fromkeys(named))
+    )
     while part := tuple(islice(places, changes_max)):
         yield replace(command, partitions=part)
 
@@ -74,7 +94,7 @@ def joined_elections(parts: Sequence[LeadersElected]) -> LeadersElected:
     return LeadersElected(results=tuple(results[:ELECTIONS_MAX]), next_offset=last)
 
 
-def _open_places(image: MetadataImage, election: Election) -> Iterator[PartitionPlace]:
+def _electable_places(image: MetadataImage, election: Election) -> Iterator[PartitionPlace]:
     """Yield the partitions where such an election could change something."""
     for topic in image.topics.values():
         for index, partition in enumerate(topic.partitions):
@@ -91,27 +111,31 @@ def decide_elect_leaders(
     command: ElectLeaders,
     *,
     defaults: TopicDefaults,
-    failed: Failed = NOTHING_FAILED,
+    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> tuple[tuple[PartitionChangeRecord, ...], LeadersElected]:
     """Decide one part of an election, partition by partition; a failure affects no other."""
     records: list[PartitionChangeRecord] = []
     results: list[ElectionResult] = []
     named = command.partitions
-    places = _open_places(image, command.election) if named is None else iter(dict.fromkeys(named))
+    places = (
+        _electable_places(image, command.election) if named is None else iter(dict.fromkeys(named))
+    )
     for place in places:
         topic = image.topic(place.topic)
         partition = None if topic is None else image.partition(topic.topic_id, place.partition)
         if topic is None or partition is None:
-            results.append(_failed(place, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "does not exist"))
+            results.append(
+                _failed_result(place, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "does not exist")
+            )
             continue
         draft = PartitionDraft.of(partition)
-        damaged = failed.get(at(topic.topic_id, place.partition), NOBODY_DAMAGED)
+        damaged = failed.get(at(topic.topic_id, place.partition), NO_DAMAGE)
         if command.election is Election.PREFERRED:
             refusal = _elect_preferred(image.brokers, draft, damaged)
         else:
             refusal = _elect_any(image.brokers, draft, damaged)
         if refusal is not None:
-            results.append(_failed(place, *refusal))
+            results.append(_failed_result(place, *refusal))
             continue
         if draft.new_leader_epoch:
             records.append(_record(image, topic, place.partition, draft, defaults))
@@ -150,7 +174,7 @@ def _record(
     return draft.record(at(topic.topic_id, partition_id), image.feature_level)
 
 
-def _failed(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionResult:
+def _failed_result(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionResult:
     return ElectionResult(
         topic=place.topic,
         partition=place.partition,
@@ -160,7 +184,7 @@ def _failed(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionRes
 
 
 def _elect_preferred(
-    brokers: Brokers, draft: PartitionDraft, damaged: Damaged = NOBODY_DAMAGED
+    brokers: Brokers, draft: PartitionDraft, damaged: DamageByBroker = NO_DAMAGE
 ) -> _Refusal | None:
     """Elect the first replica that stays if it is in the ISR, alive and not drained (invariant P9).
 
@@ -193,7 +217,7 @@ def _why_not(brokers: Brokers, draft: PartitionDraft, preferred: BrokerId) -> st
     return ""
 
 
-def _elect_any(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> _Refusal | None:
+def _elect_any(brokers: Brokers, draft: PartitionDraft, damaged: DamageByBroker) -> _Refusal | None:
     """Elect a clean leader if possible, else the `unclean_candidate`; return the refusal, or None.
 
     Refused while a member of ISR or ELR is starting: it holds all records and may lead in a moment.
@@ -223,3 +247,117 @@ def _elect_any(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> _Re
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message
     draft.lead_uncleanly(chosen)
     return None
+
+
+EXAMINED_MAX = 10_000
+"""Partitions examined per broker and check; the others wait for the next check."""
+
+
+@dataclass(slots=True)
+class LeaderBalance:
+    """Partitions not led by their preferred leader: soft state of an active controller.
+
+    Times are judge time in ms. Updated with every change, so that a check examines only these.
+    """
+
+    returned_ms: int
+    """A broker gets leaderships only once it has been unfenced for this long, so that one that
+    crashes repeatedly does not take partitions offline each time."""
+    moves_max: int
+    """Leaderships moved per check; more at once would make every client refresh its metadata."""
+    _led_by_others: dict[BrokerId, dict[TopicIdPartition, None]] = field(default_factory=dict)
+    """By preferred leader: the partitions that it does not lead."""
+    _unfenced_ms: dict[BrokerId, int] = field(default_factory=dict)
+    _checked_ms: int = 0
+
+    def begin(self, image: MetadataImage, now_ms: int) -> None:
+        """Rebuild the state from a committed image; every broker counts as just unfenced."""
+        self._led_by_others.clear()
+        self._checked_ms = now_ms
+        self._unfenced_ms = dict.fromkeys(image.brokers, now_ms)
+        for topic_id, topic in image.topics.items():
+            for index, partition in enumerate(topic.partitions):
+                if partition.leader != partition.target[0]:
+                    self._put(at(topic_id, index), partition)
+
+    def note(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> None:
+        """Update the state by a delta. Deleted partitions are dropped when they are examined."""
+        for broker_id, broker in delta.changed_brokers.items():
+            before = delta.image.brokers.get(broker_id)
+            was = None if before is None else before.state
+            if broker.state is BrokerState.UNFENCED and was is not BrokerState.UNFENCED:
+                self._unfenced_ms[broker_id] = now_ms
+        for topic_id, topic in delta.changed_topics.items():
+            self._note_topic(delta.image, topic_id, topic.partitions, topic.changed)
+
+    def _note_topic(
+        self,
+        before: MetadataImage,
+        topic_id: TopicId,
+        partitions: list[PartitionRegistration],
+        changed: Iterable[int],
+    ) -> None:
+        old = before.topics.get(topic_id)
+        known = () if old is None else old.partitions
+        for index in changed:
+            partition = partitions[index]
+            if index < len(known) and self._led_by_others:
+                preferred = known[index].target[0]
+                self._led_by_others.get(preferred, {}).pop(at(topic_id, index), None)
+            if partition.leader != partition.target[0]:
+                self._put(at(topic_id, index), partition)
+
+    def _put(self, where: TopicIdPartition, partition: PartitionRegistration) -> None:
+        self._led_by_others.setdefault(partition.target[0], {})[where] = None
+
+    # ---- decision
+
+    def moves(
+        self,
+        image: MetadataImage,
+        now_ms: int,
+        defaults: TopicDefaults,
+        failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    ) -> tuple[PartitionChangeRecord, ...]:
+        """Return the leaderships that move now; none before the next check is due.
+
+        Leaderships move only to brokers that are alive, in sync, not drained, and unfenced long
+        enough; never of a partition that is being reassigned or has a damaged replica (``failed``).
+        """
+        interval_ms = cluster_number(image, LEADER_IMBALANCE_CHECK_INTERVAL_MS)
+        if not self._led_by_others or now_ms - self._checked_ms < interval_ms:
+            return ()
+        self._checked_ms = now_ms
+        if not cluster_flag(image, AUTO_LEADER_REBALANCE_ENABLE):
+            return ()
+        records: list[PartitionChangeRecord] = []
+        for broker_id, away in self._led_by_others.items():
+            may_lead = is_electable(image.brokers, broker_id)
+            may_lead = may_lead and not is_drained(image.brokers, broker_id)
+            stays_ms = now_ms - self._unfenced_ms.get(broker_id, now_ms)
+            if may_lead and stays_ms >= self.returned_ms:
+                self._add_moves(image, away, records, defaults, failed)
+        return tuple(records)
+
+    def _add_moves(
+        self,
+        image: MetadataImage,
+        away: dict[TopicIdPartition, None],
+        records: list[PartitionChangeRecord],
+        defaults: TopicDefaults,
+        failed: DamagedReplicas,
+    ) -> None:
+        """Add the possible moves to one broker to ``records``."""
+        for where in tuple(away)[:EXAMINED_MAX]:
+            if len(records) >= self.moves_max:
+                return
+            partition = image.partition(*where)
+            del away[where]
+            if partition is None:
+                continue
+            away[where] = None  # to the end of the queue, until an image shows its return
+            if partition.has_leader and not partition.is_reassigning and where not in failed:
+                topic = image.topics[where.topic_id]
+                record = preferred_leader_record(image, topic, where.partition, partition, defaults)
+                if record is not None:
+                    records.append(record)

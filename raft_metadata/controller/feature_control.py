@@ -8,7 +8,7 @@ from types import MappingProxyType
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, NodeId
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.admin import MetadataUpgraded, UpgradeMetadata
+from raft_metadata.records.commands import MetadataUpgraded, UpgradeMetadata
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState, FeatureLevelRecord
 

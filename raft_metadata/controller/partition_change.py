@@ -5,40 +5,217 @@ needs no cause: a fence, a registration, a controlled shutdown, a drain, a reass
 replicas have caught up and a broker that returned all show in the image, so a decision that was
 lost with its controller is found again by the next one (rule M4). Elections and eligible leader
 replicas follow KIP-966.
+
+A damaged replica leaves ISR and ELR, and never leads while a healthy one can (rules Q5, R6); its
+broker empties its log once it sees that committed, and fills it again. Four rules hold here.
+
+- A removed replica is fenced by a new leader epoch if its log took part in the present one: no
+  earlier proposal can add it again, and its leader counts it again only in a session that the new
+  log has requested (rule R4).
+- A replica is removed only where a healthy one could take over at once. Until then the remaining
+  records of a damaged leader are served, and of two damaged replicas neither is emptied: each may
+  hold records that the other lacks. A healthy replica that is offline may never return, or may
+  return damaged.
+- No replica is removed because of an outdated report (`broker_sessions`); elections alone avoid it.
+- A damaged leader first gives up its leadership, and stays in the ISR until it has applied that:
+  meanwhile its successor commits nothing without it, so its answers to readers stay true (rule G3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-from raft_metadata.common.ids import NO_LEADER, BrokerId, DirectoryId, TopicIdPartition
+from raft_metadata.common.ids import (
+    NO_LEADER,
+    BrokerId,
+    DirectoryId,
+    MetadataOffset,
+    TopicIdPartition,
+)
 from raft_metadata.controller.broker_views import (
     Brokers,
     BrokerViews,
     first_electable,
+    has_complete_report,
     is_drained,
     is_electable,
     is_fenced,
     is_starting,
 )
-from raft_metadata.controller.failed_replicas import (
-    NOBODY_DAMAGED,
-    Damaged,
-    believed,
-    damaged_replicas,
-    leaving_replicas,
-    took_part,
-    unable_replicas,
-    unsure_replicas,
-)
-from raft_metadata.controller.partition_draft import PartitionDraft
+from raft_metadata.controller.partition_draft import NO_BROKERS, PartitionDraft
 from raft_metadata.controller.reassignment_control import complete_reassignment
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import PartitionRegistration
+from raft_metadata.records.commands import DamagedReplica
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import NO_PARTITIONS
 from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
+
+DamageByBroker = Mapping[BrokerId, DamagedReplica]
+"""The damaged replicas of one partition, by broker."""
+NO_DAMAGE: DamageByBroker = MappingProxyType({})
+
+
+def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> DamageByBroker:
+    """Return the reported damaged replicas of this partition."""
+    return views.failed.get(where, NO_DAMAGE)
+
+
+def current_reports(damaged: DamageByBroker, partition: PartitionRegistration) -> DamageByBroker:
+    """Return the reports that are about the present logs; others may be about logs refilled since.
+
+    An emptied log is counted, or leads, only after a later change of the partition. So a report
+    that knows the present partition epoch is about the present log, or about one that counts
+    nowhere; then elections risk nothing but a moment without a leader.
+    """
+    return {
+        replica: one
+        for replica, one in damaged.items()
+        if one.partition_epoch >= partition.partition_epoch
+    }
+
+
+def unsure_replicas(
+    brokers: Brokers, draft: PartitionDraft, damaged: DamageByBroker
+) -> tuple[BrokerId, ...]:
+    """Return the live members of ISR and ELR with an outdated report; the next is due soon."""
+    believable = current_reports(damaged, draft.before)
+    return tuple(
+        replica
+        for replica in (*draft.isr, *draft.elr)
+        if replica in damaged and replica not in believable and is_electable(brokers, replica)
+    )
+
+
+def unable_replicas(damaged: DamageByBroker) -> frozenset[BrokerId]:
+    """Return the damaged replicas that can't even serve the readable part of their log."""
+    return frozenset(replica for replica, failed in damaged.items() if not failed.can_lead)
+
+
+def leaving_replicas(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    lost: Collection[BrokerId],
+) -> frozenset[BrokerId]:
+    """Return the replicas to remove from ISR and ELR now.
+
+    Includes replicas that are in neither but took part in the present leader epoch: their leader
+    may be about to propose them. ``lost``: replicas that lose their places for another reason.
+    """
+    wanted = _removable_replicas(views, where, partition, lost)
+    if not wanted:
+        return NO_BROKERS
+    return wanted.difference(_unaware_replicas(views, where, partition, wanted, lost))
+
+
+def unaware_damaged_replicas(
+    views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration
+) -> frozenset[BrokerId]:
+    """Return the replicas to remove once they have applied the present leader epoch (rule G3)."""
+    return _unaware_replicas(
+        views, where, partition, _removable_replicas(views, where, partition, ()), ()
+    )
+
+
+def has_log_of_epoch(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    replicas: Collection[BrokerId],
+) -> bool:
+    """Return True if the log of any of these replicas took part in the present leader epoch."""
+    said = views.failed.get(where, NO_DAMAGE)
+    return any(
+        replica in said and said[replica].leader_epoch >= partition.leader_epoch
+        for replica in replicas
+    )
+
+
+def _removable_replicas(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    lost: Collection[BrokerId],
+) -> frozenset[BrokerId]:
+    """Return the damaged replicas to remove, whether or not they know the present leader.
+
+    All of them if a healthy replica can take over at once; else those that can't serve anything.
+    """
+    reported = views.failed.get(where)
+    said = current_reports(reported, partition) if reported else NO_DAMAGE
+    if not said:
+        return NO_BROKERS
+    counting = {*partition.isr, *partition.elr, partition.leader}
+    concerned = frozenset(
+        replica
+        for replica, failed in said.items()
+        if replica in partition.replicas
+        and (replica in counting or failed.leader_epoch >= partition.leader_epoch)
+    )
+    unable = frozenset(replica for replica in concerned if not said[replica].can_lead)
+    leader = said.get(partition.leader)
+    if leader is not None and leader.can_lead:
+        return unable
+    sound = _healthy_replicas(views, where, partition, lost)
+    at_once = any(_may_commit(views.brokers, partition, replica) for replica in sound)
+    return concerned if at_once else unable
+
+
+def _healthy_replicas(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    lost: Collection[BrokerId],
+) -> list[BrokerId]:
+    """Return the members of ISR and ELR that are known not to be damaged."""
+    said = views.failed.get(where, NO_DAMAGE)
+    return [
+        replica
+        for replica in (*partition.isr, *partition.elr)
+        if replica not in said and replica not in lost and has_complete_report(views.told, replica)
+    ]
+
+
+def _unaware_replicas(
+    views: BrokerViews,
+    where: TopicIdPartition,
+    partition: PartitionRegistration,
+    leaving: Collection[BrokerId],
+    lost: Collection[BrokerId],
+) -> frozenset[BrokerId]:
+    """Return those of ``leaving`` that may have led until now and still answer reads as the leader.
+
+    Empty where no healthy replica could lead now: then nothing new is committed, and their answers
+    stay true. Their successor may die before they have applied its election: then the next leader
+    has to wait for them.
+    """
+    said = views.failed.get(where, NO_DAMAGE)
+    sound = _healthy_replicas(views, where, partition, lost)
+    if not any(_may_commit(views.brokers, partition, replica) for replica in sound):
+        return NO_BROKERS
+    return frozenset(
+        replica
+        for replica in leaving
+        if replica in partition.isr
+        and said[replica].can_lead
+        and is_electable(views.brokers, replica)
+        and views.heard.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
+    )
+
+
+def _may_commit(brokers: Brokers, partition: PartitionRegistration, replica: BrokerId) -> bool:
+    """Return True if the replica could lead now; a leader that is shutting down still leads."""
+    registration = brokers.get(replica)
+    leads_on = (
+        replica == partition.leader
+        and registration is not None
+        and registration.state is BrokerState.CONTROLLED_SHUTDOWN
+    )
+    return leads_on or is_electable(brokers, replica)
+
 
 _CAN_JOIN_SOON = (BrokerState.STARTING, BrokerState.UNFENCED)
 
@@ -57,7 +234,7 @@ def heal(
     lost = lost._replace(unclean=lost.unclean | failed)
     min_isr = rules.min_isr(partition.replication_factor)
     damaged = damaged_replicas(views, where)
-    known = believed(damaged, partition)
+    known = current_reports(damaged, partition)
     draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr, damaged)
     if partition.is_reassigning:
         complete_reassignment(views, draft, rules, damaged)
@@ -68,7 +245,7 @@ def heal(
     _elect(views, draft, rules, damaged)
     if draft.isr != isr or draft.unclean:
         draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=known)
-    if draft.leader != NO_LEADER and took_part(views, where, partition, failed):
+    if draft.leader != NO_LEADER and has_log_of_epoch(views, where, partition, failed):
         draft.lead(draft.leader)  # a new epoch voids earlier ISR proposals (rule R4)
     return draft.changed_record(where, views.level)
 
@@ -78,7 +255,7 @@ def unclean_candidate(
     draft: PartitionDraft,
     *,
     any_replica: bool,
-    damaged: Damaged = NOBODY_DAMAGED,
+    damaged: DamageByBroker = NO_DAMAGE,
 ) -> BrokerId | None:
     """Return the replica to elect where none in ISR or ELR can lead, or None: the least known loss.
 
@@ -171,14 +348,14 @@ def _shrunk_isr(
     partition: PartitionRegistration,
     lost: Collection[BrokerId],
     min_isr: int,
-    damaged: Damaged,
+    damaged: DamageByBroker,
 ) -> tuple[BrokerId, ...]:
     """Return the ISR without replicas that lost data, are fenced, or may leave (rules R6, M4, R11).
 
     A healthy leader that is shutting down stays if only ``damaged`` ones remain: they are filled
     again from it.
     """
-    is_damaged = partition.leader in believed(damaged, partition)
+    is_damaged = partition.leader in current_reports(damaged, partition)
     stays = NO_LEADER if is_damaged else partition.leader
     isr = [replica for replica in partition.isr if replica not in lost]
     isr = [replica for replica in isr if not is_fenced(brokers, replica)]
@@ -200,7 +377,7 @@ def _elect(
     views: BrokerViews,
     draft: PartitionDraft,
     rules: TopicRules,
-    damaged: Damaged,
+    damaged: DamageByBroker,
 ) -> None:
     """Choose the leader: the present one, else one of the ISR, else one of the ELR, else none.
 
@@ -243,7 +420,7 @@ def _elect(
 def _relieve(
     brokers: Brokers,
     draft: PartitionDraft,
-    damaged: Damaged,
+    damaged: DamageByBroker,
     sound: BrokerId | None,
     in_isr: BrokerId | None,
 ) -> None:
@@ -253,7 +430,7 @@ def _relieve(
     one.
     """
     present = draft.leader
-    known = believed(damaged, draft.before)
+    known = current_reports(damaged, draft.before)
     if brokers[present].state is BrokerState.CONTROLLED_SHUTDOWN:
         # It continues to lead only while a replica that could take over may join (rule R11).
         if sound is None and in_isr is not None and present not in known:
@@ -271,7 +448,7 @@ def _relieve(
         draft.lead(in_isr)
 
 
-def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> bool:
+def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: DamageByBroker) -> bool:
     """Elect a healthy ELR member where the ISR is damaged; return False if there is none.
 
     The damaged ones stay in the ISR until they have applied that (rule G3); see `failed_replicas`.
@@ -286,7 +463,7 @@ def _lead_from_elr(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) ->
     return True
 
 
-def _is_starting_sound(brokers: Brokers, draft: PartitionDraft, damaged: Damaged) -> bool:
+def _is_starting_sound(brokers: Brokers, draft: PartitionDraft, damaged: DamageByBroker) -> bool:
     """Return True if a healthy member of ISR or ELR is starting: waiting for it avoids any loss."""
     counts = (*draft.isr, *draft.elr)
     return any(is_starting(brokers, replica) for replica in counts if replica not in damaged)
@@ -296,7 +473,7 @@ def _unclean_choice(
     views: BrokerViews,
     draft: PartitionDraft,
     rules: TopicRules,
-    damaged: Damaged,
+    damaged: DamageByBroker,
 ) -> BrokerId | None:
     """Return the replica to elect without an operator although it may lack records, or None.
 

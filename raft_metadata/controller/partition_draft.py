@@ -23,7 +23,7 @@ from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.records import PartitionChangeRecord
 
-NOBODY: frozenset[BrokerId] = frozenset()
+NO_BROKERS: frozenset[BrokerId] = frozenset()
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class PartitionDraft:
     last_known_leader: BrokerId
     new_leader_epoch: bool = False
     unclean: bool = False
-    leaving: Collection[BrokerId] = NOBODY
+    leaving: Collection[BrokerId] = NO_BROKERS
     """Replicas in sync that are about to be removed; none of these is elected any more."""
 
     @classmethod
@@ -115,9 +115,9 @@ class PartitionDraft:
         self,
         min_isr: int,
         *,
-        unclean: Collection[BrokerId] = NOBODY,
-        moved: Collection[BrokerId] = NOBODY,
-        damaged: Collection[BrokerId] = NOBODY,
+        unclean: Collection[BrokerId] = NO_BROKERS,
+        moved: Collection[BrokerId] = NO_BROKERS,
+        damaged: Collection[BrokerId] = NO_BROKERS,
     ) -> None:
         """Set the eligible leader replicas and the last known ones (invariants P3, P11).
 
@@ -147,7 +147,7 @@ class PartitionDraft:
 
     def changed_record(self, where: TopicIdPartition, level: int) -> PartitionChangeRecord | None:
         """Return `record`, or None if nothing changed."""
-        self._close(level)
+        self._clear_excluded(level)
         before = self.before
         changed = (
             self.new_leader_epoch
@@ -165,7 +165,7 @@ class PartitionDraft:
 
         ``level``: below feature level 2 the record leaves out the last known leader and ELR.
         """
-        self._close(level)
+        self._clear_excluded(level)
         before = self.before
         assert self.leader == NO_LEADER or self.leader in self.isr, (where, self)
         assert self.new_leader_epoch or self.leader == before.leader, (where, self)
@@ -186,7 +186,7 @@ class PartitionDraft:
             unclean=self.unclean,
         )
 
-    def _close(self, level: int) -> None:
+    def _clear_excluded(self, level: int) -> None:
         """Clear fields that this feature level, or the presence of a leader, excludes."""
         if level < OPERATIONS_LEVEL:
             self.last_known_elr = ()

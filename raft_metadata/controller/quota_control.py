@@ -8,8 +8,8 @@ import math
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.admin import AlterClientQuotas, Altered
-from raft_metadata.records.security import ClientQuotaRecord, QuotaEntity, QuotaEntityType
+from raft_metadata.records.commands import AlterAnswer, AlterClientQuotas
+from raft_metadata.records.records import ClientQuotaRecord, QuotaEntity, QuotaEntityType
 
 QUOTA_ENTITIES_MAX = 10_000
 """Entities with quotas of their own; each is kept in memory on every node."""
@@ -30,7 +30,7 @@ _KEYS = {
 
 def decide_alter_client_quotas(
     image: MetadataImage, command: AlterClientQuotas
-) -> tuple[tuple[ClientQuotaRecord, ...], Altered]:
+) -> tuple[tuple[ClientQuotaRecord, ...], AlterAnswer]:
     """Make all changes or none; an unchanged value adds no record.
 
     Raises INVALID_REQUEST, POLICY_VIOLATION (too many entities).
@@ -50,7 +50,7 @@ def decide_alter_client_quotas(
         if value != before.get(key):
             records.append(ClientQuotaRecord(entity=entity, key=key, value=value))
     next_offset = MetadataOffset(image.next_offset + len(records))
-    return tuple(records), Altered(next_offset=next_offset)
+    return tuple(records), AlterAnswer(next_offset=next_offset)
 
 
 def _checked_entity(entity: tuple[QuotaEntity, ...]) -> tuple[QuotaEntity, ...]:

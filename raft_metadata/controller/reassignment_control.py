@@ -15,14 +15,13 @@ from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.controller.broker_views import (
     BrokerViews,
     first_electable,
+    has_complete_report,
     is_electable,
-    is_told_of,
 )
-from raft_metadata.controller.partition_draft import NOBODY, PartitionDraft, at
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.partition_draft import NO_BROKERS, PartitionDraft, at
+from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
-from raft_metadata.records.admin import Altered, AlterReassignments, Reassignment
+from raft_metadata.records.commands import AlterAnswer, AlterReassignments, Reassignment
 from raft_metadata.records.records import DrainScope, PartitionChangeRecord
 
 REASSIGNMENTS_MAX = 1_000
@@ -34,7 +33,7 @@ REASSIGNMENTS_MAX = 1_000
 
 def decide_alter_reassignments(
     image: MetadataImage, command: AlterReassignments, *, defaults: TopicDefaults
-) -> tuple[tuple[PartitionChangeRecord, ...], Altered]:
+) -> tuple[tuple[PartitionChangeRecord, ...], AlterAnswer]:
     """Start, change or cancel reassignments: all of them, or none where one is refused.
 
     An unchanged target adds no record, so a repeat is answered alike. A target is refused while a
@@ -48,7 +47,7 @@ def decide_alter_reassignments(
         record = _decide_one(image, change, defaults)
         if record is not None:
             records.append(record)
-    answer = Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
+    answer = AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
     return tuple(records), answer
 
 
@@ -149,7 +148,7 @@ def reassign(
     draft = PartitionDraft.of(partition)
     draft.keep_replicas({*wanted, *unwanted})
     directories = dict(zip(draft.replicas, draft.directories, strict=True))
-    draft.replicas = (*merged(original, target), *unwanted)
+    draft.replicas = (*merge_replica_lists(original, target), *unwanted)
     draft.directories = tuple(
         directories.get(broker_id) or image.brokers[broker_id].directory_id
         for broker_id in draft.replicas
@@ -162,7 +161,7 @@ def reassign(
     _check_not_needed(name, partition, wanted, min_isr)
     draft.remember_last_leader(())
     draft.keep_eligible(min_isr)
-    if draft.new_leader_epoch and partition.has_leader and not _may_go_on(image, draft):
+    if draft.new_leader_epoch and partition.has_leader and not _may_lead_on(image, draft):
         staying = [replica for replica in draft.isr if replica in wanted]
         leader = first_electable(image.brokers, draft.replicas, staying)
         if leader is None:
@@ -172,7 +171,7 @@ def reassign(
     return draft.changed_record(where, image.feature_level)
 
 
-def _may_go_on(image: MetadataImage, draft: PartitionDraft) -> bool:
+def _may_lead_on(image: MetadataImage, draft: PartitionDraft) -> bool:
     """Return True if the leader may also lead in the new leader epoch.
 
     A broker that has registered again has not led yet since then (rule R3), and may have an empty
@@ -203,20 +202,20 @@ def complete_reassignment(
     views: BrokerViews,
     draft: PartitionDraft,
     rules: TopicRules,
-    damaged: Collection[BrokerId] = NOBODY,
+    damaged: Collection[BrokerId] = NO_BROKERS,
 ) -> None:
     """Remove the replicas that are to leave once all new ones are in the ISR.
 
     Does nothing unless enough stay in sync and one of them can lead (invariant P8). A new leader
     epoch fences the removed replicas. Replicas with ``damaged`` logs don't count: a replica that is
     to leave may hold the records they lack. A leader that is to leave first gives up its
-    leadership, and is removed once it has applied that (`unaware`).
+    leadership, and is removed once it has applied that (`unaware_removed_replicas`).
     """
     coming = [replica for replica in draft.adding if replica not in draft.removing]
     sound = [
         replica
         for replica in draft.isr
-        if replica not in damaged and is_told_of(views.told, replica)
+        if replica not in damaged and has_complete_report(views.told, replica)
     ]
     if not all(replica in sound for replica in coming):
         return
@@ -230,12 +229,14 @@ def complete_reassignment(
     draft.leaving = draft.removing
     if draft.leader in draft.removing and draft.leader in draft.isr:
         draft.lead(leader)
-    elif not unaware(views, draft.before):
+    elif not unaware_removed_replicas(views, draft.before):
         draft.keep_replicas(target)
         draft.adding = draft.removing = ()
 
 
-def unaware(views: BrokerViews, partition: PartitionRegistration) -> tuple[BrokerId, ...]:
+def unaware_removed_replicas(
+    views: BrokerViews, partition: PartitionRegistration
+) -> tuple[BrokerId, ...]:
     """Return the replicas to remove that may not have applied the leader epoch yet (rule G3).
 
     A live leader that was deposed considers itself the leader until it has applied that, and
@@ -256,7 +257,9 @@ def original_replicas(partition: PartitionRegistration) -> tuple[BrokerId, ...]:
     return tuple(replica for replica in partition.replicas if replica not in partition.adding)
 
 
-def merged(original: Sequence[BrokerId], target: Sequence[BrokerId]) -> tuple[BrokerId, ...]:
+def merge_replica_lists(
+    original: Sequence[BrokerId], target: Sequence[BrokerId]
+) -> tuple[BrokerId, ...]:
     """Return both lists as one, in the order of ``target`` and, if possible, of ``original``.
 
     A cancellation restores the original order. Where the target reorders replicas that stay, its

@@ -24,21 +24,19 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import (
-    NOTHING_FAILED,
-    NOTHING_HEARD,
+    NO_DAMAGED_REPLICAS,
+    NO_REPORTED_OFFSETS,
     BrokerViews,
-    Failed,
-    Heard,
-    Told,
+    CompleteReporters,
+    DamagedReplicas,
+    ReportedOffsets,
     is_electable,
 )
 from raft_metadata.controller.cluster_control import check_broker_epoch
-from raft_metadata.controller.failed_replicas import unaware_failed
-from raft_metadata.controller.partition_change import heal
+from raft_metadata.controller.partition_change import heal, unaware_damaged_replicas
 from raft_metadata.controller.partition_draft import PartitionDraft, at
-from raft_metadata.controller.reassignment_control import unaware
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topic_rules import TopicRules
+from raft_metadata.controller.reassignment_control import unaware_removed_replicas
+from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     MetadataImage,
@@ -284,9 +282,9 @@ def decide_consequences(
     *,
     defaults: TopicDefaults,
     changes_max: int,
-    heard: Heard = NOTHING_HEARD,
-    failed: Failed = NOTHING_FAILED,
-    told: Told = None,
+    heard: ReportedOffsets = NO_REPORTED_OFFSETS,
+    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    told: CompleteReporters = None,
 ) -> Consequences:
     """Return the changes that these partitions owe to the present state of the brokers (rule M4).
 
@@ -313,6 +311,9 @@ def decide_consequences(
             if len(records) == changes_max:
                 break
         elif partition.removing or where in failed:
-            waited_for = {*unaware(views, partition), *unaware_failed(views, where, partition)}
+            waited_for = {
+                *unaware_removed_replicas(views, partition),
+                *unaware_damaged_replicas(views, where, partition),
+            }
             held += [(where, broker_id) for broker_id in sorted(waited_for)]
     return Consequences(tuple(records), seen, tuple(held))

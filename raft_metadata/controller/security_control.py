@@ -14,10 +14,10 @@ from dataclasses import replace
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.admin import AlterAcls, Altered, AlterUsers
-from raft_metadata.records.records import MetadataRecord
-from raft_metadata.records.security import (
+from raft_metadata.records.commands import AlterAcls, AlterAnswer, AlterUsers
+from raft_metadata.records.records import (
     AclRecord,
+    MetadataRecord,
     RemoveAclRecord,
     RemoveUserScramRecord,
     UserScramRecord,
@@ -69,7 +69,7 @@ def _refused(message: str) -> KafkaError:
 
 def decide_alter_acls(
     image: MetadataImage, command: AlterAcls
-) -> tuple[tuple[MetadataRecord, ...], Altered]:
+) -> tuple[tuple[MetadataRecord, ...], AlterAnswer]:
     """Add and remove all these access rules, or none.
 
     A rule that exists already under another id is not added again; removing an unknown one changes
@@ -98,7 +98,7 @@ def decide_alter_acls(
     if len(known) > ACLS_MAX:
         message = f"{len(known)} access rules, at most {ACLS_MAX} can be kept"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
-    return tuple(records), Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return tuple(records), AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
 
 
 def _content(acl: AclRecord) -> AclRecord:
@@ -135,7 +135,7 @@ def _one_of(what: str, value: str, choices: Iterable[str]) -> None:
 
 def decide_alter_users(
     image: MetadataImage, command: AlterUsers
-) -> tuple[tuple[MetadataRecord, ...], Altered]:
+) -> tuple[tuple[MetadataRecord, ...], AlterAnswer]:
     """Set and remove all these credentials, or none (KIP-554); an unchanged one adds no record.
 
     Raises INVALID_REQUEST for a credential named twice, an unknown one to remove, or a bad field,
@@ -163,7 +163,7 @@ def decide_alter_users(
     if len(image.users.keys() | named) > USERS_MAX:
         message = f"at most {USERS_MAX} credentials of users can be kept"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
-    return tuple(records), Altered(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return tuple(records), AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
 
 
 def _check_user(name: str, mechanism: str) -> None:

@@ -44,7 +44,7 @@ def iso_time(time_ms: int) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time_ms % 1000:03d}Z"
 
 
-class FactTeller:
+class FactConverter:
     """A converter of batches to facts, in the order of the log. Owned by one reader.
 
     ``names`` is any later image; it gives the names of topics whose creation is not among the
@@ -60,14 +60,14 @@ class FactTeller:
         self._brokers: dict[int, str] = {}
         self._configs: dict[tuple[str, str, str], str | None] = {}
 
-    def tell(self, batch: MetadataBatch) -> Iterator[Fact]:
+    def batch_facts(self, batch: MetadataBatch) -> Iterator[Fact]:
         """Yield the facts of a batch."""
         time = iso_time(batch.time_ms)
         for at, record in enumerate(batch.records):
             head = {"offset": batch.base_offset + at, "epoch": batch.epoch, "time": time}
             yield head | self._fields(record)
 
-    def tell_snapshot(self, image: MetadataImage) -> Iterator[Fact]:
+    def snapshot_facts(self, image: MetadataImage) -> Iterator[Fact]:
         """Yield the facts of an image, which replace the log below its offset; first the head."""
         head: Fact = {"offset": None, "epoch": None, "time": None, "snapshot": True}
         yield head | {
@@ -79,18 +79,18 @@ class FactTeller:
             yield head | self._fields(record)
 
     def _fields(self, record: MetadataRecord) -> Fact:
-        said: Fact = orjson.loads(encode_record(record))
-        del said["v"]
-        fields = {name: value for name, value in said.items() if name not in SECRETS}
+        source: Fact = orjson.loads(encode_record(record))
+        del source["v"]
+        fields = {name: value for name, value in source.items() if name not in SECRETS}
         topic_id = fields.get("topic_id")
         if isinstance(record, TopicRecord):
             self._topics[record.topic_id] = record.name
         elif topic_id is not None:
             fields["topic"] = self._topic_name(topic_id)
-        self._with_before(record, fields)
+        self._add_previous_values(record, fields)
         return fields
 
-    def _with_before(self, record: MetadataRecord, fields: Fact) -> None:
+    def _add_previous_values(self, record: MetadataRecord, fields: Fact) -> None:
         """Add the known previous values to ``fields`` and remember the present ones."""
         match record:
             case PartitionChangeRecord():
@@ -134,9 +134,9 @@ class FactTeller:
 
         None if it was deleted since and its creation was not converted here.
         """
-        told = self._topics.get(topic_id)
-        if told is not None:
-            return told
+        known = self._topics.get(topic_id)
+        if known is not None:
+            return known
         for image in (self._names, self._image):
             topic = None if image is None else image.topics.get(TopicId(topic_id))
             if topic is not None:
@@ -144,20 +144,20 @@ class FactTeller:
         return None
 
     def _partition(self, topic_id: TopicId, partition: PartitionId) -> Fact | None:
-        told = self._partitions.get((topic_id, partition))
-        if told is not None or self._image is None:
-            return told
+        known = self._partitions.get((topic_id, partition))
+        if known is not None or self._image is None:
+            return known
         found = self._image.partition(topic_id, partition)
         return None if found is None else _partition_fact(found)
 
     def _broker_state(self, broker_id: BrokerId) -> str | None:
-        told = self._brokers.get(broker_id)
-        if told is not None or self._image is None:
-            return told
+        known = self._brokers.get(broker_id)
+        if known is not None or self._image is None:
+            return known
         found = self._image.brokers.get(broker_id)
         return None if found is None else found.state.value
 
 
-def _partition_fact(said: object) -> Fact:
-    values = ((name, getattr(said, name)) for name in _REMEMBERED)
+def _partition_fact(source: object) -> Fact:
+    values = ((name, getattr(source, name)) for name in _REMEMBERED)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values}

@@ -19,8 +19,7 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.partition_set import PartitionSet
-from raft_metadata.records.records import ResourceType
-from raft_metadata.records.security import QuotaEntity
+from raft_metadata.records.records import QuotaEntity, ResourceType
 
 CHILDREN_SHOWN_MAX = 20
 """Names that an error lists at most; a cluster may have thousands."""

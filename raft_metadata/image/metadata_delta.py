@@ -1,8 +1,10 @@
-"""Applying records to an image: replay a batch into a delta, then apply the delta once.
+"""Applying records to an image, and notifying publishers of the change.
 
 The state machine of each controller, the brokers' metadata fetchers and the active controller's
-speculative image use it. Unchanged parts are shared with the previous image, so a batch costs the
-size of its changes: one copy of each changed table, and of the partitions of each changed topic.
+speculative image replay a batch into a `MetadataDelta` and apply it once. Unchanged parts are
+shared with the previous image, so a batch costs the size of its changes: one copy of each changed
+table, and of the partitions of each changed topic. A `MetadataPublisher` gets every delta, in
+order.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeVar, assert_never, cast
+from typing import Generic, Protocol, TypeAlias, TypeVar, assert_never, cast
 
 from raft_metadata.common.ids import (
     BrokerId,
@@ -28,14 +30,14 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
-from raft_metadata.image.security_delta import SECURITY_RECORDS, SecurityDelta
-from raft_metadata.image.tables import patched
 from raft_metadata.records.feature_levels import check_supported
 from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import (
+    AclRecord,
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
     BrokerState,
+    ClientQuotaRecord,
     ConfigRecord,
     DrainScope,
     FeatureLevelRecord,
@@ -45,11 +47,134 @@ from raft_metadata.records.records import (
     PartitionsCountRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RemoveAclRecord,
     RemoveTopicRecord,
+    RemoveUserScramRecord,
     ResourceType,
     TopicRecord,
     UnregisterBrokerRecord,
+    UserScramRecord,
 )
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def patched(before: Mapping[K, V], changed: Mapping[K, V], removed: Iterable[K]) -> Mapping[K, V]:
+    """Return a copy of the table with some rows changed and some removed."""
+    after = dict(before)
+    after.update(changed)
+    for key in removed:
+        after.pop(key, None)
+    return MappingProxyType(after)
+
+
+@dataclass(slots=True)
+class TableDelta(Generic[K, V]):
+    """The changed rows of a table. Unchanged rows are shared with the previous table."""
+
+    before: Mapping[K, V]
+    changed: dict[K, V] = field(default_factory=dict)
+    removed: set[K] = field(default_factory=set)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no row changes."""
+        return not (self.changed or self.removed)
+
+    def get(self, key: K) -> V | None:
+        """Return the row with the changes so far, or None."""
+        if key in self.changed:
+            return self.changed[key]
+        return None if key in self.removed else self.before.get(key)
+
+    def put(self, key: K, row: V) -> None:
+        """Add or change a row."""
+        self.changed[key] = row
+        self.removed.discard(key)
+
+    def remove(self, key: K) -> None:
+        """Remove a row."""
+        self.changed.pop(key, None)
+        self.removed.add(key)
+
+    def apply(self) -> Mapping[K, V]:
+        """Return the changed table; the previous one if there is no change."""
+        return self.before if self.is_empty else patched(self.before, self.changed, self.removed)
+
+
+def table_delta(before: Mapping[K, V], after: Mapping[K, V]) -> TableDelta[K, V]:
+    """Return the delta that leads from one table to another."""
+    delta = TableDelta(before)
+    delta.changed = {key: row for key, row in after.items() if before.get(key) != row}
+    delta.removed = set(before.keys() - after.keys())
+    return delta
+
+
+SecurityRecord: TypeAlias = (
+    ClientQuotaRecord | AclRecord | RemoveAclRecord | UserScramRecord | RemoveUserScramRecord
+)
+SECURITY_RECORDS = (
+    ClientQuotaRecord,
+    AclRecord,
+    RemoveAclRecord,
+    UserScramRecord,
+    RemoveUserScramRecord,
+)
+
+
+class SecurityDelta:
+    """Changes of quotas, access rules and users. Owned by a `MetadataDelta`."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.quotas = TableDelta(image.quotas)
+        self.acls = TableDelta(image.acls)
+        self.users = TableDelta(image.users)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing changed."""
+        return self.quotas.is_empty and self.acls.is_empty and self.users.is_empty
+
+    def replay(self, record: SecurityRecord) -> None:
+        """Fold in one record."""
+        match record:
+            case ClientQuotaRecord():
+                self._set_quota(record)
+            case AclRecord():
+                assert self.acls.get(record.acl_id) is None, record
+                self.acls.put(record.acl_id, record)
+            case RemoveAclRecord():
+                assert self.acls.get(record.acl_id) is not None, record
+                self.acls.remove(record.acl_id)
+            case UserScramRecord():
+                self.users.put((record.name, record.mechanism), record)
+            case RemoveUserScramRecord():
+                assert self.users.get((record.name, record.mechanism)) is not None, record
+                self.users.remove((record.name, record.mechanism))
+            case _:
+                assert_never(record)
+
+    def _set_quota(self, record: ClientQuotaRecord) -> None:
+        values = dict(self.quotas.get(record.entity) or {})
+        if record.value is None:
+            values.pop(record.key, None)
+        else:
+            values[record.key] = record.value
+        if values:
+            self.quotas.put(record.entity, MappingProxyType(values))
+        else:
+            self.quotas.remove(record.entity)
+
+    @classmethod
+    def between(cls, before: MetadataImage, after: MetadataImage) -> SecurityDelta:
+        """Return the delta that leads from one image's tables to another's."""
+        delta = cls(before)
+        delta.quotas = table_delta(before.quotas, after.quotas)
+        delta.acls = table_delta(before.acls, after.acls)
+        delta.users = table_delta(before.users, after.users)
+        return delta
+
 
 T = TypeVar("T")
 
@@ -437,3 +562,24 @@ def delta_between(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         if before.configs.get(key) != after.configs.get(key):
             delta.changed_configs[key] = dict(after.configs.get(key, {}))
     return delta
+
+
+class MetadataPublisher(Protocol):
+    """A component that reacts to a change of the image, on the thread that changed it."""
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """React to ``delta``, which leads from ``delta.image`` to ``image``.
+
+        Called in the order of the log, for every change, never skipped: the first delta starts from
+        the empty image, each later one where the previous one ended. Must not block. An exception
+        ends the node, because a publisher that missed a change can't be trusted any more.
+        """
+        ...
+
+
+def publish(
+    publishers: Iterable[MetadataPublisher], delta: MetadataDelta, image: MetadataImage
+) -> None:
+    """Notify every publisher, in order."""
+    for publisher in publishers:
+        publisher.on_metadata_update(delta, image)

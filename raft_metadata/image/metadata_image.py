@@ -3,6 +3,10 @@
 Only ``metadata_delta`` makes new images: it folds a batch of records into a delta, and the delta
 copies each changed dict once. Brokers and controllers read topics, partitions, brokers and configs
 from it.
+
+`topic_layers`, `broker_layers` and `cluster_layers` collect the configs of a resource for
+``common.configs.layers``. Their ``static`` holds the values of the calling node's own config.toml,
+by config name: a broker passes ``BrokerConfig.static``, a controller ``TopicDefaults.static``.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from raft_metadata.common.configs.layers import ConfigLayers
 from raft_metadata.common.ids import (
     NO_LEADER,
     BrokerEpoch,
@@ -25,9 +30,16 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicName,
 )
+from raft_metadata.common.internal_topics import INTERNAL_DEFAULTS, INTERNAL_TOPICS
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
-from raft_metadata.records.records import BrokerState, DrainScope, ResourceType
-from raft_metadata.records.security import AclRecord, QuotaEntity, UserScramRecord
+from raft_metadata.records.records import (
+    AclRecord,
+    BrokerState,
+    DrainScope,
+    QuotaEntity,
+    ResourceType,
+    UserScramRecord,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,3 +198,37 @@ class MetadataImage:
     def cluster_configs(self) -> Mapping[str, str]:
         """Return the configs set for every broker."""
         return self.configs.get((ResourceType.CLUSTER, ""), MappingProxyType({}))
+
+
+def topic_layers(
+    image: MetadataImage,
+    topic_id: TopicId,
+    static: Mapping[str, str],
+    broker_id: BrokerId | None = None,
+) -> ConfigLayers:
+    """Return the layers of a topic, on this broker if one is given, else without broker configs."""
+    broker = {} if broker_id is None else image.broker_configs(broker_id)
+    topic = image.topic_configs(topic_id)
+    known = image.topics.get(topic_id)
+    if known is not None and known.name in INTERNAL_TOPICS:
+        topic = {**INTERNAL_DEFAULTS, **topic}
+    return ConfigLayers(
+        topic=topic,
+        broker=broker,
+        cluster=image.cluster_configs(),
+        static=static,
+    )
+
+
+def broker_layers(
+    image: MetadataImage, broker_id: BrokerId, static: Mapping[str, str]
+) -> ConfigLayers:
+    """Return the layers of a broker."""
+    return ConfigLayers(
+        broker=image.broker_configs(broker_id), cluster=image.cluster_configs(), static=static
+    )
+
+
+def cluster_layers(image: MetadataImage, static: Mapping[str, str]) -> ConfigLayers:
+    """Return the layers of the cluster."""
+    return ConfigLayers(cluster=image.cluster_configs(), static=static)

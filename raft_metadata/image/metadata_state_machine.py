@@ -16,9 +16,13 @@ from itertools import islice
 import orjson
 
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
-from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
+from raft_metadata.image.metadata_delta import (
+    MetadataDelta,
+    MetadataPublisher,
+    delta_between,
+    publish,
+)
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.image.publisher import MetadataPublisher, publish
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.image.state_hash import HashChain
 from raft_metadata.records.commands import MetadataBatch
@@ -108,7 +112,7 @@ class MetadataStateMachine:
         next_offset = MetadataOffset(base + delta.replay_all(batch.records, base))
         self._remember(batch)
         self.hashes.accepted(index, batch, next_offset)
-        self._turn_to(delta, delta.apply(next_offset, ControllerEpoch(term)))
+        self._replace_image(delta, delta.apply(next_offset, ControllerEpoch(term)))
         return Accepted(base, next_offset)
 
     def freeze(self) -> Frozen:
@@ -148,7 +152,7 @@ class MetadataStateMachine:
         # Batches before the snapshot would leave a gap in the history.
         self._history.clear()
         self._history_bytes = 0
-        self._turn_to(delta_between(self.image, image), image)
+        self._replace_image(delta_between(self.image, image), image)
 
     # ---- history
 
@@ -191,7 +195,7 @@ class MetadataStateMachine:
         ):
             self._history_bytes -= len(self._history.popleft().encoded)
 
-    def _turn_to(self, delta: MetadataDelta, image: MetadataImage) -> None:
+    def _replace_image(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Make this the present image and notify all publishers."""
         self.image = image
         publish(self._publishers, delta, image)

@@ -24,6 +24,7 @@ from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.records import (
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     DrainScope,
     FeatureLevelRecord,
@@ -34,7 +35,6 @@ from raft_metadata.records.records import (
     RegisterBrokerRecord,
     TopicRecord,
 )
-from raft_metadata.records.security import ClientQuotaRecord
 
 
 def snapshot_of(image: MetadataImage) -> MetadataSnapshot:

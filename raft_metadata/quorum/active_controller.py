@@ -20,6 +20,7 @@ from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, NodeId, TopicId
+from raft_metadata.controller.broker_sessions import HeartbeatTracker
 from raft_metadata.controller.controller import (
     Controller,
     ControllerConfig,
@@ -29,36 +30,32 @@ from raft_metadata.controller.controller import (
 )
 from raft_metadata.controller.election_control import joined_elections
 from raft_metadata.controller.feature_control import NO_VOTER_LEVELS
-from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
-from raft_metadata.image.metadata_delta import MetadataDelta
+from raft_metadata.image.metadata_delta import MetadataDelta, MetadataPublisher
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
-from raft_metadata.image.publisher import MetadataPublisher
 from raft_metadata.quorum.broker_states import tell_states
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
-from raft_metadata.records.admin import (
-    AdminCommand,
-    ElectLeaders,
-    LeadersElected,
-    PartitionsAdded,
-    UpgradeMetadata,
-)
 from raft_metadata.records.commands import (
+    AdminCommand,
     AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
+    ElectLeaders,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
+    LeadersElected,
     PartitionAltered,
+    PartitionsAdded,
     PartitionsAltered,
     RegisterBroker,
     TopicCreated,
     TopicDeleted,
+    UpgradeMetadata,
 )
 from raft_metadata.records.records import BrokerState
 from raft_metadata.records.serde import encode_batch
@@ -285,7 +282,7 @@ class ActiveController(MetadataPublisher):
         """Append fences first; bulk only while it leaves room for the next fence (rule M4)."""
         while speculation is self._speculation:
             bulk_allowed = speculation.bulk_in_flight() < self._config.bulk_in_flight_max
-            wish = self._core.next_wish(speculation.image, bulk_allowed=bulk_allowed)
+            wish = self._core.next_proposed_batch(speculation.image, bulk_allowed=bulk_allowed)
             if wish is None:
                 return False
             before = speculation.image

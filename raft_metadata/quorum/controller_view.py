@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ClusterId
-from raft_metadata.controller.heartbeat_tracker import BrokerSession, HeartbeatTracker
+from raft_metadata.controller.broker_sessions import BrokerSession, HeartbeatTracker
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.state_hash import image_hash

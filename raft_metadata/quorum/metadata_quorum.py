@@ -342,8 +342,10 @@ class MetadataQuorum:
         within half an election timeout, and gives no vote before the whole timeout is over (rule
         G3); the other half is for the broker's use of the answer. Otherwise, on a leader,
         milliseconds since it sent the messages that a majority answered; on a follower,
-        milliseconds since the last append of a leader. NEVER_HEARD_MS before the first. Never 0
-        during a hand-over, because the next leader need not wait.
+        milliseconds since the last append of a leader.
+
+        NEVER_HEARD_MS before the first contact. Never 0 during a hand-over, because the next leader
+        need not wait.
         """
         if self._node is None:
             return NEVER_HEARD_MS

@@ -1,16 +1,30 @@
-"""Commands to the controllers and their answers: registration, heartbeat, ISR, topics, fetch.
+"""Commands to the controllers and their answers.
 
-They cross the network as JSON (``http_api.peer``). Every command carries the epochs on which its
-sender decided, so that a late one changes nothing. A failed command is a `KafkaError`:
+They cross the network as JSON (``http_api.peer``). Every command of a broker carries the epochs on
+which its sender decided, so that a late one changes nothing. A failed command is a `KafkaError`:
 NOT_CONTROLLER means that it was surely not appended, OUTCOME_UNKNOWN that it may still be (rule
 M3).
+
+Each admin command names the type of its answer as its type argument and has a row in
+`ADMIN_COMMANDS`, by which both ends of the controllers' plane route it. After an unknown outcome it
+is sent again only if its row allows a repeat (rule F1).
+
+A heartbeat with more damaged replicas than one may list is sent in pages (`next_page`). A page
+lists all damaged replicas in a range of partitions, so its receiver replaces everything it knew
+about that range: no replica is dropped while others are listed, and each is listed in turn. A
+broker sends every controller its own sequence of pages and repeats a page that was not answered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Generic, TypeVar
 
 from raft_metadata.common.ids import (
+    NO_LEADER,
     UNKNOWN_BROKER_EPOCH,
     BrokerEpoch,
     BrokerId,
@@ -28,7 +42,15 @@ from raft_metadata.common.ids import (
     TopicName,
 )
 from raft_metadata.records.partition_set import PartitionRange
-from raft_metadata.records.records import BrokerState, MetadataRecord
+from raft_metadata.records.records import (
+    AclRecord,
+    BrokerState,
+    DrainScope,
+    MetadataRecord,
+    QuotaEntity,
+    ResourceType,
+    UserScramRecord,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +81,12 @@ class BrokerRegistered:
     broker_epoch: BrokerEpoch
 
 
-FAILED_REPLICAS_MAX = 100
+DAMAGED_REPLICAS_MAX = 100
 """Damaged replicas in one heartbeat (13 KB); more are sent in pages (`damage_pages`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailedReplica:
+class DamagedReplica:
     """A replica whose log is damaged and so must not count as a copy (rules Q5, R6)."""
 
     topic_id: TopicId
@@ -90,8 +112,8 @@ class BrokerHeartbeat:
     metadata_offset: MetadataOffset
     """The next metadata offset that this broker will apply: it has applied all below."""
     want_shutdown: bool = False
-    failed: tuple[FailedReplica, ...] = ()
-    """Damaged replicas, at most `FAILED_REPLICAS_MAX`, repeated until each is repaired; from
+    failed: tuple[DamagedReplica, ...] = ()
+    """Damaged replicas, at most `DAMAGED_REPLICAS_MAX`, repeated until each is repaired; from
     level 4 on."""
     failed_after: TopicIdPartition | None = None
     """``failed`` lists all damaged replicas after this partition (None: from the first one on) …"""
@@ -277,3 +299,270 @@ class FetchMetadataAnswer:
     end_offset: MetadataOffset
     batches: tuple[MetadataBatch, ...] = ()
     snapshot: MetadataSnapshot | None = None
+
+
+def replica_partition(failed: DamagedReplica) -> TopicIdPartition:
+    """Return the partition of a damaged replica; pages are sorted by it."""
+    return TopicIdPartition(failed.topic_id, failed.partition)
+
+
+def next_page(beat: BrokerHeartbeat, after: TopicIdPartition | None) -> BrokerHeartbeat:
+    """Return the heartbeat with the next page of the damaged replicas that ``beat`` lists.
+
+    ``beat.failed`` holds all of them, sorted by `replica_partition`. ``after`` is
+    `BrokerHeartbeat.failed_up_to` of the page before, or None to begin anew.
+    """
+    if after is None and len(beat.failed) <= DAMAGED_REPLICAS_MAX:
+        return beat
+    start = 0 if after is None else bisect_right(beat.failed, after, key=replica_partition)
+    page = beat.failed[start : start + DAMAGED_REPLICAS_MAX]
+    is_last = start + DAMAGED_REPLICAS_MAX >= len(beat.failed)
+    up_to = None if is_last else replica_partition(page[-1])
+    return replace(beat, failed=page, failed_after=after, failed_up_to=up_to)
+
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminCommand(Generic[A]):
+    """A command to the active controller; ``A`` is the type of its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterAnswer:
+    """The answer to a change that is made, or would be made (``validate_only``)."""
+
+    next_offset: MetadataOffset
+    """The change is visible in images that have reached this offset."""
+
+
+# ---- topics and configs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPartitions(AdminCommand["PartitionsAdded"]):
+    """A request for more partitions of a topic; INVALID_PARTITIONS for as many as now or fewer."""
+
+    topic: TopicName
+    partitions_count: int
+    """The number of partitions in all, those that exist included."""
+    replicas_assignments: dict[int, tuple[BrokerId, ...]] | None = None
+    """Replicas of the new partitions by partition id; None: placed as at creation."""
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsAdded:
+    topic_id: TopicId
+    partitions_count: int
+    next_offset: MetadataOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigChange:
+    """A config to set, or to reset when ``value`` is None."""
+
+    resource_type: ResourceType
+    resource_name: str
+    """A topic's name, a broker's id as text, or "" for the cluster."""
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterConfigs(AdminCommand[AlterAnswer]):
+    """Config changes that are made all together or, where one is refused, not at all.
+
+    INVALID_CONFIG names the first that is refused.
+    """
+
+    changes: tuple[ConfigChange, ...]
+    validate_only: bool = False
+
+
+# ---- partitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """The replicas that a partition is to have; None cancels its reassignment (KIP-455)."""
+
+    topic: TopicName
+    partition: PartitionId
+    replicas: tuple[BrokerId, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterReassignments(AdminCommand[AlterAnswer]):
+    """Reassignments to start, change or cancel: all of them or, where one is refused, none."""
+
+    changes: tuple[Reassignment, ...]
+    validate_only: bool = False
+
+
+class Election(Enum):
+    """The kind of leader election that an operator requests (KIP-460)."""
+
+    PREFERRED = "preferred"
+    UNCLEAN = "unclean"
+    """Any live replica if no clean leader is available; acknowledged records may be lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPlace:
+    """A partition identified by its topic's name."""
+
+    topic: TopicName
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeaders(AdminCommand["LeadersElected"]):
+    """A request for elections, held where they change something; None: in the whole cluster."""
+
+    election: Election
+    partitions: tuple[PartitionPlace, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionResult:
+    """The result for one partition: its leader, newly elected or not, if ``error`` is None."""
+
+    topic: TopicName
+    partition: PartitionId
+    leader: BrokerId = NO_LEADER
+    error: int | None = None
+    """Number of an `ErrorCode`: PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    UNKNOWN_TOPIC_OR_PARTITION."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadersElected:
+    results: tuple[ElectionResult, ...]
+    """Results of the named partitions; for the whole cluster, of those that changed or failed, at
+    most 20,000."""
+    next_offset: MetadataOffset
+
+
+# ---- brokers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainBroker(AdminCommand[AlterAnswer]):
+    """A request to drain a broker of leaderships or replicas, or to end that.
+
+    BROKER_ID_NOT_REGISTERED for an unknown broker.
+    """
+
+    broker_id: BrokerId
+    scope: DrainScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterBroker(AdminCommand[AlterAnswer]):
+    """A request to remove a broker from the cluster.
+
+    POLICY_VIOLATION while it holds replicas, with their number.
+    """
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateProducerIds(AdminCommand["ProducerIdBlock"]):
+    """A broker's request for a block of producer ids; no id is handed out twice (invariant T5)."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdBlock:
+    first_producer_id: int
+    count: int
+
+
+# ---- quotas, access, users, features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterClientQuotas(AdminCommand[AlterAnswer]):
+    """Quotas of an entity to set; a value of None removes that key (KIP-546)."""
+
+    entity: tuple[QuotaEntity, ...]
+    changes: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterAcls(AdminCommand[AlterAnswer]):
+    """Access rules to add, and ids of rules to remove."""
+
+    add: tuple[AclRecord, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserScram:
+    """The name of a user and the mechanism of one of its credentials."""
+
+    name: str
+    mechanism: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterUsers(AdminCommand[AlterAnswer]):
+    """Salted passwords to set, and credentials to remove (KIP-554)."""
+
+    put: tuple[UserScramRecord, ...] = ()
+    remove: tuple[UserScram, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeMetadata(AdminCommand["MetadataUpgraded"]):
+    """A request to raise ``metadata.version`` (KIP-584).
+
+    POLICY_VIOLATION names every node that can't follow the new level.
+    """
+
+    level: int | None = None
+    """None: the highest that every node can follow."""
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataUpgraded:
+    level_before: int
+    level: int
+    next_offset: MetadataOffset
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRow:
+    """The types and the repeatability of one command on the controllers' plane."""
+
+    command: type[AdminCommand[Any]]
+    answer: type[Any]
+    is_repeatable: bool = field(default=False, kw_only=True)
+    """True if the command may be sent again after an unknown outcome."""
+
+
+ADMIN_COMMANDS: Mapping[str, AdminRow] = {
+    "add-partitions": AdminRow(AddPartitions, PartitionsAdded),
+    "alter-configs": AdminRow(AlterConfigs, AlterAnswer),
+    "alter-reassignments": AdminRow(AlterReassignments, AlterAnswer),
+    "elect-leaders": AdminRow(ElectLeaders, LeadersElected, is_repeatable=True),
+    "drain-broker": AdminRow(DrainBroker, AlterAnswer),
+    "unregister-broker": AdminRow(UnregisterBroker, AlterAnswer),
+    "allocate-producer-ids": AdminRow(AllocateProducerIds, ProducerIdBlock, is_repeatable=True),
+    "alter-client-quotas": AdminRow(AlterClientQuotas, AlterAnswer),
+    "alter-acls": AdminRow(AlterAcls, AlterAnswer),
+    "alter-users": AdminRow(AlterUsers, AlterAnswer),
+    "upgrade-metadata": AdminRow(UpgradeMetadata, MetadataUpgraded, is_repeatable=True),
+}
+"""All admin commands by the last part of their path, ``POST /controller/v1/<name>``."""
+
+ADMIN_NAMES: Mapping[type[AdminCommand[Any]], str] = {
+    row.command: name for name, row in ADMIN_COMMANDS.items()
+}

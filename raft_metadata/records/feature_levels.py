@@ -32,7 +32,7 @@ SEQUENCED_APPENDS_LEVEL = 3
 """The level at which every broker remembers the producers of its logs (invariants T1 to T4); it
 adds no record."""
 FAILED_REPLICAS_LEVEL = 4
-"""The level at which every controller accepts reports of damaged logs (`FailedReplica`), so that a
+"""The level at which every controller accepts reports of damaged logs (`DamagedReplica`), so that a
 broker gets one repaired without a restart; it adds no record."""
 COMPRESSED_BATCHES_LEVEL = 4
 """The level at which every broker reads compressed batches, so that ``compression.type`` may be

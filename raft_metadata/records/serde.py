@@ -20,8 +20,10 @@ from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, NodeId
 from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch, MetadataSnapshot
 from raft_metadata.records.feature_levels import check_supported
 from raft_metadata.records.records import (
+    AclRecord,
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
@@ -30,15 +32,11 @@ from raft_metadata.records.records import (
     PartitionsCountRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RemoveAclRecord,
     RemoveTopicRecord,
+    RemoveUserScramRecord,
     TopicRecord,
     UnregisterBrokerRecord,
-)
-from raft_metadata.records.security import (
-    AclRecord,
-    ClientQuotaRecord,
-    RemoveAclRecord,
-    RemoveUserScramRecord,
     UserScramRecord,
 )
 
@@ -76,7 +74,7 @@ _PARTITION_FIELDS: Mapping[type[MetadataRecord], tuple[str, ...]] = {
     cls: tuple(field.name for field in fields(cls))
     for cls in (PartitionRecord, PartitionChangeRecord)
 }
-_SILENT: Mapping[str, object] = {
+_OMITTED_DEFAULTS: Mapping[str, object] = {
     field.name: field.default
     for field in fields(PartitionChangeRecord)
     if field.default is not MISSING
@@ -93,7 +91,9 @@ def encode_record(record: MetadataRecord) -> bytes:
     kind = type(record)
     if kind is PartitionChangeRecord or kind is PartitionRecord:
         fields = {name: getattr(record, name) for name in _PARTITION_FIELDS[kind]}
-        said = {name: fields[name] for name in fields if fields[name] != _SILENT.get(name)}
+        said = {
+            name: fields[name] for name in fields if fields[name] != _OMITTED_DEFAULTS.get(name)
+        }
         return _HEADS[kind] + _dumps(said)[1:]
     return _HEADS[kind] + _dumps(record)[1:]
 
@@ -219,7 +219,7 @@ def _encode_answer(answer: FetchMetadataAnswer) -> bytes:
     )
 
 
-class _Parts(msgspec.Struct):
+class _RawRecords(msgspec.Struct):
     """A batch or a snapshot whose records are still JSON."""
 
     epoch: int
@@ -232,15 +232,15 @@ class _Parts(msgspec.Struct):
         return tuple(decode_record(msgspec.json.decode(record)) for record in self.records)
 
 
-class _AnswerParts(msgspec.Struct):
+class _RawFetchAnswer(msgspec.Struct):
     """A `FetchMetadataAnswer` whose records are still JSON."""
 
     leader_id: int | None
     epoch: int
     leader_contact_age_ms: int
     end_offset: int
-    batches: list[_Parts] = []
-    snapshot: _Parts | None = None
+    batches: list[_RawRecords] = []
+    snapshot: _RawRecords | None = None
 
 
 def _decode_answer(payload: bytes) -> FetchMetadataAnswer:
@@ -248,7 +248,7 @@ def _decode_answer(payload: bytes) -> FetchMetadataAnswer:
 
     Decoding 30 MB in one call would block every thread of a broker for half a second.
     """
-    parts = msgspec.json.decode(payload, type=_AnswerParts)
+    parts = msgspec.json.decode(payload, type=_RawFetchAnswer)
     batches = [
         MetadataBatch(
             base_offset=MetadataOffset(_offset(batch.base_offset, "base_offset")),

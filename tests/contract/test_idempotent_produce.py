@@ -6,7 +6,7 @@ import pytest
 
 from broker.server.requests import ProduceRequest
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim
 from tests.support.fake_broker_apis import CLUSTER_ID
 from tests.support.http_door import V3, V3_URL, Answer, Door
 

@@ -12,7 +12,7 @@ import pytest
 from raft_metadata.common.configs.rows import Scope
 from raft_metadata.common.configs.table import CONFIGS, TOPIC_CONFIGS
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.records.admin import AlterConfigs, ConfigChange
+from raft_metadata.records.commands import AlterConfigs, ConfigChange
 from raft_metadata.records.records import ResourceType
 from tests.contract.test_v3 import CRN, collection
 from tests.support.fake_broker_apis import CLUSTER_ID

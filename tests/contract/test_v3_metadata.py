@@ -22,8 +22,12 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import MetadataBatch
-from raft_metadata.records.records import MetadataRecord, PartitionChangeRecord, TopicRecord
-from raft_metadata.records.security import UserScramRecord
+from raft_metadata.records.records import (
+    MetadataRecord,
+    PartitionChangeRecord,
+    TopicRecord,
+    UserScramRecord,
+)
 from tests.support.fake_broker_apis import CLUSTER_ID, NOW_MS
 from tests.support.http_door import V3, V3_URL, Door
 from tests.support.quorum_views import quorum_view

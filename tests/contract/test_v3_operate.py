@@ -18,9 +18,9 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AddPartitions,
-    Altered,
+    AlterAnswer,
     AlterReassignments,
     DrainBroker,
     ElectionResult,
@@ -33,7 +33,7 @@ from raft_metadata.records.admin import (
     UnregisterBroker,
     UpgradeMetadata,
 )
-from raft_metadata.records.admin import Election as Wanted
+from raft_metadata.records.commands import Election as Wanted
 from raft_metadata.records.records import BrokerState, DrainScope
 from tests.contract.test_v3 import CRN, broker, collection, partition, topic
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
@@ -119,9 +119,9 @@ async def test_more_partitions_of_an_unknown_topic_are_40403(door: Door) -> None
 # ---------------------------------------------------------------- brokers
 
 
-def drained(apis: FakeBrokerApis, command: DrainBroker) -> Altered:
+def drained(apis: FakeBrokerApis, command: DrainBroker) -> AlterAnswer:
     apis.change_broker(command.broker_id, drain=command.scope)
-    return Altered(next_offset=OFFSET)
+    return AlterAnswer(next_offset=OFFSET)
 
 
 async def test_drain_the_leaders_of_a_broker(door: Door) -> None:
@@ -266,9 +266,9 @@ async def test_progress_that_is_not_known_is_null(door: Door) -> None:
 async def test_start_a_reassignment(door: Door) -> None:
     expected: dict[str, Any] = {}
 
-    def start(_: AlterReassignments) -> Altered:
+    def start(_: AlterReassignments) -> AlterAnswer:
         expected.update(moving(door))
-        return Altered(next_offset=OFFSET)
+        return AlterAnswer(next_offset=OFFSET)
 
     door.apis.admin_answers[AlterReassignments] = start
     answer = await send(door, "POST", MOVE, {"replicas": [1, 3]})
@@ -311,10 +311,10 @@ async def test_what_comes_to_its_end_meanwhile_holds_no_other_cancellation_up(do
     moving(door)
     door.apis.change_partition("flights", 1, adding=brokers(3))
 
-    def cancel(command: AlterReassignments) -> Altered | KafkaError:
+    def cancel(command: AlterReassignments) -> AlterAnswer | KafkaError:
         if any(change.partition == 0 for change in command.changes):
             return KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
-        return Altered(next_offset=OFFSET)
+        return AlterAnswer(next_offset=OFFSET)
 
     door.apis.admin_answers[AlterReassignments] = cancel
     assert (await send(door, "DELETE", MOVES)).golden == (204, JSON, None)

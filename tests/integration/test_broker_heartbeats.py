@@ -36,14 +36,13 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicId,
 )
-from raft_metadata.controller.damage_reports import DamageReports
-from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
+from raft_metadata.controller.broker_sessions import DamageReports, HeartbeatTracker
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import (
-    FAILED_REPLICAS_MAX,
+    DAMAGED_REPLICAS_MAX,
     BrokerHeartbeat,
     BrokerRegistered,
-    FailedReplica,
+    DamagedReplica,
     HeartbeatAnswer,
     RegisterBroker,
 )
@@ -342,9 +341,9 @@ async def test_answers_of_an_earlier_registration_are_dropped(tmp_path: Path) ->
 
 async def test_every_controller_is_told_all_that_is_damaged_page_by_page(tmp_path: Path) -> None:
     controllers = judges()
-    count = 2 * FAILED_REPLICAS_MAX + 50
+    count = 2 * DAMAGED_REPLICAS_MAX + 50
     failed = tuple(
-        FailedReplica(
+        DamagedReplica(
             topic_id=TopicId("t"), partition=PartitionId(index), leader_epoch=LeaderEpoch(1),
             can_lead=True, partition_epoch=PartitionEpoch(3),
         )
@@ -367,7 +366,9 @@ async def test_every_controller_is_told_all_that_is_damaged_page_by_page(tmp_pat
             def damage() -> list[DamageReports]:
                 return [found.damage for each in sessions if (found := each(BROKER, EPOCH))]
 
-            await until(lambda: [one.is_told for one in damage()] == [True] * len(controllers))
+            await until(
+                lambda: [one.is_report_complete for one in damage()] == [True] * len(controllers)
+            )
             assert [len(one.failed) for one in damage()] == [count] * len(controllers)
             beats.say(replace(beat, failed=failed[1:2], number=2), at_once=True)
             await until(lambda: [len(one.failed) for one in damage()] == [1] * len(controllers))

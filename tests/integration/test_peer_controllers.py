@@ -15,14 +15,12 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     MetadataOffset,
 )
-from raft_metadata.records.admin import (
-    DrainBroker,
-)
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
     CreateTopic,
     DeleteTopic,
+    DrainBroker,
     FetchMetadata,
 )
 from raft_metadata.records.records import TopicRecord

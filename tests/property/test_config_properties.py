@@ -23,9 +23,9 @@ from raft_metadata.common.configs.table import (
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId
-from raft_metadata.image.config_layers import topic_layers
+from raft_metadata.image.metadata_image import topic_layers
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.records.admin import AlterConfigs, ConfigChange
+from raft_metadata.records.commands import AlterConfigs, ConfigChange
 from raft_metadata.records.records import ResourceType
 from tests.support.metadata_world import BROKERS, World, topic_id
 

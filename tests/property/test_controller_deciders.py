@@ -19,8 +19,7 @@ from raft_metadata.common.ids import NO_LEADER, BrokerEpoch, BrokerId, Partition
 from raft_metadata.image.metadata_delta import delta_between
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
-from raft_metadata.records.admin import Election
-from raft_metadata.records.commands import IsrMember
+from raft_metadata.records.commands import Election, IsrMember
 from raft_metadata.records.records import BrokerState, DrainScope
 from tests.support.metadata_world import World, config, registration, topic_id
 

@@ -15,7 +15,7 @@ from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
 from broker.log.producer_state import Producer, ProducerStates
 from broker.record.batch import BatchHeader, RecordFormat, walk
-from raft_metadata.common.producer_claims import Claim, next_sequence
+from raft_metadata.common.ids import Claim, next_sequence
 from tests.support.logs import Life, records
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.stepped_log import step_by_step

@@ -13,7 +13,7 @@ from broker.log.checkpoints import decode_checkpoint
 from broker.log.producer_snapshot import encode_snapshot
 from broker.log.producer_state import Producer, ProducerStates, Remembered
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.producer_claims import BATCHES_REMEMBERED, SEQUENCES, Claim, next_sequence
+from raft_metadata.common.ids import BATCHES_REMEMBERED, SEQUENCES, Claim, next_sequence
 
 EXPIRATION_MS = 1_000
 MOST = 3

@@ -14,22 +14,24 @@ import pytest
 
 from broker.log import partition_log
 from broker.record import compression
-from tests.support.replication_world import run
+from tests.support.replication_world import World, run
+from tests.support.seeds import Counts, Seeds
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
-SEEDS = 60
+CHANCE = random.Random()
+"""Chooses between frames and lines; begins anew with each seed, which makes it one history."""
+counted: Counter[str] = Counter()
+"""How many batches were appended as frames or as lines, and how many were unpacked."""
 
 
 @pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many batches were appended as what, and how many were unpacked."""
-    counted: Counter[str] = Counter()
-    chance = random.Random("frames or lines")
+def frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Append two batches of three as frames, however short they are."""
     encode, unpack = partition_log.encode_batches, compression._decompressed
 
     def encoded(*records: Any, **fields: Any) -> Any:
-        kind = chance.choice(("frames", "frames", "lines"))
+        kind = CHANCE.choice(("frames", "frames", "lines"))
         counted[kind] += 1
         if kind == "frames":
             fields["pack"] = compression._compressed
@@ -43,18 +45,29 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(compression, "_decompressed", unpacked)
     monkeypatch.setattr(compression, "MIN_LINES_BYTES", 1)
     monkeypatch.setattr(compression, "_shorter", compression._compressed)
-    return counted
 
 
-def test_invariants_of_the_log_hold_over_frames(frames: Counter[str]) -> None:
-    happened: Counter[str] = Counter()
-    for seed in range(SEEDS):
-        try:
-            world = run(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        happened.update(world.happened())
-    assert min(frames["frames"], frames["lines"], frames["unpacked"]) > SEEDS
+def tell(seed: int) -> World:
+    CHANCE.seed(seed)
+    return run(seed)
+
+
+def counts_of(world: World) -> Counts:
+    return world.judge.tally, world.happened()
+
+
+seeds_run = Seeds(module=__name__, tell=tell, counts=counts_of, everyday=60, per_test=20, one_in=10)
+pytest_generate_tests = seeds_run.parametrize
+
+
+@pytest.mark.simulate
+@pytest.mark.usefixtures("frames")
+def test_invariants_of_the_log_hold_over_frames(seeds: list[int]) -> None:
+    seeds_run.run_all(seeds)
+
+
+def test_there_were_frames_lines_and_readers_of_both() -> None:
+    number, happened = seeds_run.number(), seeds_run.happened
+    assert min(counted["frames"], counted["lines"], counted["unpacked"]) > number
     for fact in ("compacted away", "tombstones dropped", "repeats found", "read from a follower"):
         assert happened[fact], fact

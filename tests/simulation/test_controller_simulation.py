@@ -1,8 +1,9 @@
 """Three controllers over an unkind Raft, brokers that come and go, and commands across all that.
 
-A seed is a counterexample: ``pytest -k seed-17``. Checked on every step: all controllers have the
-same image at the same offset, every batch keeps the invariants, no two controllers are active in
-one term, an ok is in the log, a "not written" never is. In the end all heals and comes back.
+Checked on every step: all controllers have the same image at the same offset, every batch keeps the
+invariants, no two controllers are active in one term, an ok is in the log, a "not written" never
+is. In the end all heals and comes back. tests/support/seeds.py tells which seeds run, and how one
+is replayed.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from raft_metadata.records.commands import (
 from raft_metadata.records.records import BrokerState
 from tests.support.controller_invariants import Invariants
 from tests.support.metadata_world import CLUSTER, config, registration, topic_id
+from tests.support.seeds import Seeds
 from tests.support.unkind_quorum import ManualClock, UnkindRaft, Voter, turn
 
-SEEDS = range(40)
 STEPS = 250
 BROKERS = tuple(map(BrokerId, (1, 2, 3, 4)))
 STEP_MS = 40
@@ -349,19 +350,27 @@ async def simulate(seed: int, steps: int = STEPS) -> Counter[str]:
     return simulation.counts
 
 
-TOTAL: Counter[str] = Counter()
+seeds_run = Seeds(
+    module=__name__,
+    tell=lambda seed: asyncio.run(simulate(seed)),
+    counts=lambda happened: ({}, happened),
+    everyday=24,
+    per_test=4,
+    one_in=20,
+)
+pytest_generate_tests = seeds_run.parametrize
 
 
-@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed-{seed}")
-async def test_whatever_raft_and_brokers_do_the_metadata_stays_true(seed: int) -> None:
-    TOTAL.update(await simulate(seed))
+@pytest.mark.simulate
+def test_whatever_raft_and_brokers_do_the_metadata_stays_true(seeds: list[int]) -> None:
+    seeds_run.run_all(seeds)
 
 
 def test_the_seeds_did_work() -> None:
     """All unknown would prove nothing: every kind of answer and fault was met."""
-    if TOTAL["elections"] < len(SEEDS):
-        pytest.skip("counts the seeds of a whole run")
+    number, total = seeds_run.number(), seeds_run.happened
+    assert total["elections"] >= number
     for what in ("create ok", "delete ok", "alter ok", "register ok", "kill", "pause", "disk"):
-        assert TOTAL[what] >= len(SEEDS) // 4, (what, TOTAL)
+        assert total[what] >= number / 4, (what, total)
     for code in ("OUTCOME_UNKNOWN", "NOT_CONTROLLER", "QUEUE_FULL"):
-        assert sum(n for what, n in TOTAL.items() if what.endswith(code)) > 0, (code, TOTAL)
+        assert sum(n for what, n in total.items() if what.endswith(code)) > 0, (code, total)

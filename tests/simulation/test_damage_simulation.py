@@ -1,60 +1,58 @@
 """Damaged replicas under controllers that take over from each other with news of the past.
 
-The promises stand in `tests.support.damage_world`. A seed is a counterexample:
-``pytest -k seed-17``. Each line of the decisions that keeps a promise, taken out, is caught by it.
+The promises stand in `tests.support.damage_world`. Each line of the decisions that keeps a promise,
+taken out, is caught by it. tests/support/seeds.py tells which seeds run, and how one is replayed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from raft_metadata.controller import failed_replicas, partition_change
+from raft_metadata.controller import partition_change
 from tests.support.damage_world import BrokenError, DamageWorld
+from tests.support.seeds import Seeds, too_rare
 
-SEEDS = range(60)
-CHUNK = 20
 SEEDS_MAX = 40
 MUST_HAPPEN = ("rot", "can't be opened", "kills", "take-overs", "controllers begun", "plots")
-happened: Counter[str] = Counter()
-told: list[int] = []
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [range(first, first + CHUNK) for first in SEEDS[::CHUNK]],
-    ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}",
+seeds_told = Seeds(
+    module=__name__,
+    tell=lambda seed: DamageWorld(seed).tell(),
+    counts=lambda happened: ({}, happened),
+    everyday=60,
+    per_test=20,
+    one_in=10,
 )
-def test_rule_r6_no_replica_is_taken_out_or_emptied_for_damage_of_the_past(seeds: range) -> None:
-    for seed in seeds:
-        try:
-            happened.update(DamageWorld(seed).tell())
-        except AssertionError as error:
-            error.add_note(f"seed {seed}")
-            raise
-        told.append(seed)
+pytest_generate_tests = seeds_told.parametrize
+
+
+@pytest.mark.simulate
+def test_rule_r6_no_replica_is_taken_out_or_emptied_for_damage_of_the_past(
+    seeds: list[int],
+) -> None:
+    seeds_told.run_all(seeds)
 
 
 def test_what_can_happen_did() -> None:
-    if len(told) < len(SEEDS):
-        pytest.skip("counts the seeds of a whole run")
-    assert {name: happened[name] for name in MUST_HAPPEN if happened[name] < 5} == {}
+    number, happened = seeds_told.number(), seeds_told.happened
+    assert too_rare(MUST_HAPPEN, happened, 5) == {}
     operators = happened["needs an operator"] + happened["nobody sound"]
-    assert operators < len(SEEDS) // 5, "a promise that is never judged"
+    assert operators < number / 5, "a promise that is never judged"
 
 
 def every_report_is_believed(patch: Patch) -> None:
-    for module in (failed_replicas, partition_change):
-        patch.setattr(module, "believed", lambda damaged, _: damaged)
+    for module in (partition_change, partition_change):
+        patch.setattr(module, "current_reports", lambda damaged, _: damaged)
 
 
 def no_new_leader_epoch(patch: Patch) -> None:
-    patch.setattr(partition_change, "took_part", lambda *_: False)
+    patch.setattr(partition_change, "has_log_of_epoch", lambda *_: False)
 
 
 def a_damaged_leader_stays(patch: Patch) -> None:

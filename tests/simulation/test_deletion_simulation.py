@@ -21,10 +21,10 @@ from raft_metadata.common.ids import BrokerId
 from raft_metadata.image.metadata_image import PartitionRegistration
 from tests.support.replication_invariants import Violation
 from tests.support.replication_world import World
+from tests.support.seeds import Counts, Seeds
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
-SEEDS = 40
 SEEDS_MAX = 400
 """For a line that is left out; most are missed in the first seeds."""
 STEPS = 400
@@ -82,39 +82,42 @@ def run(seed: int) -> DeletingWorld:
     return world
 
 
-def test_rule_r10_no_clean_leader_shows_what_an_answered_deletion_deleted() -> None:
-    looked_at: Counter[str] = Counter()
-    answers = 0
-    for seed in range(SEEDS):
-        try:
-            world = run(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        looked_at.update(world.looked_at)
-        answers += world.answers
-    assert answers > SEEDS
-    assert min(looked_at["leader"], looked_at["candidate"]) > 10 * SEEDS
+KEPT = {
+    83: "a deletion is answered by what the leader shows, not by what its log start proves",
+    2803: "a broker starts over, is killed before that is durable, and has its old log (T4)",
+    3975: "a broker rolls, finds no room for the batch, seals what is before it, is killed (T4)",
+    4172: "a leader that was asked to leave by the last event: its write ended unknown",
+    4641: "an old snapshot tells what preceded a producer's last batch, which is deleted (T4)",
+}
 
 
-def test_invariant_t4_a_start_over_that_a_crash_undoes_has_forgotten_no_producer() -> None:
-    """Broker 2 starts over, is killed before that is durable, and comes back with its old log."""
-    run(2803)
+def counts_of(world: DeletingWorld) -> Counts:
+    return world.looked_at, {"answers": world.answers}
 
 
-def test_invariant_t4_a_segment_sealed_while_the_disk_is_full_has_its_producers_snapshot() -> None:
-    """Broker 0 rolls, finds no room for the batch, seals what is before it, and is killed."""
-    run(3975)
+seeds_run = Seeds(
+    module=__name__,
+    tell=run,
+    counts=counts_of,
+    kept=KEPT,
+    everyday=30,
+    per_test=10,
+    one_in=10,
+)
+pytest_generate_tests = seeds_run.parametrize
 
 
-def test_invariant_t4_who_wrote_only_what_is_deleted_may_go_on_after_a_crash() -> None:
-    """Broker 0 knew by an old snapshot what came before a producer's last batch, which is gone."""
-    run(4641)
+@pytest.mark.simulate
+def test_rule_r10_no_clean_leader_shows_what_an_answered_deletion_deleted(
+    seeds: list[int],
+) -> None:
+    seeds_run.run_all(seeds)
 
 
-def test_a_departure_under_way_is_over_before_a_whole_cluster_is_asked_for_an_answer() -> None:
-    """Broker 0 leads, and was asked to leave by the last event: its write ended unknown."""
-    run(4172)
+def test_enough_deletions_were_answered_and_looked_at() -> None:
+    number, looked_at = seeds_run.number(), seeds_run.judged
+    assert seeds_run.happened["answers"] > number
+    assert min(looked_at["leader"], looked_at["candidate"]) > 10 * number
 
 
 Known = PartitionRegistration | None

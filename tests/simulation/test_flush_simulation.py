@@ -7,24 +7,39 @@ a lost disk, which counts against the same budget.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.support.replication_world import run
+from tests.support.replication_world import World, run
+from tests.support.seeds import Counts, Seeds
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
-SEEDS = range(10_000, 10_150)
+
+def counts_of(world: World) -> Counts:
+    return world.judge.tally, world.happened()
 
 
-def test_rule_r1_flush_changes_through_any_trouble_and_nothing_is_lost() -> None:
-    changes = exposed = cuts = given_up = 0
-    for seed in SEEDS:
-        world = run(seed, flush=True)
-        changes += world.counts["flush"]
-        exposed += len(world.judge.exposed)
-        cuts += world.power_cuts
-        given_up += world.given_up
-    assert given_up < len(SEEDS) // 20, given_up
-    assert changes > len(SEEDS), changes
-    assert exposed > 5 * len(SEEDS), exposed
-    assert cuts > len(SEEDS), cuts
+seeds_run = Seeds(
+    module=__name__,
+    tell=partial(run, flush=True),
+    counts=counts_of,
+    everyday=60,
+    per_test=20,
+    one_in=10,
+)
+pytest_generate_tests = seeds_run.parametrize
+
+
+@pytest.mark.simulate
+def test_rule_r1_flush_changes_through_any_trouble_and_nothing_is_lost(seeds: list[int]) -> None:
+    seeds_run.run_all(seeds)
+
+
+def test_enough_changed_was_read_and_was_cut() -> None:
+    number, happened = seeds_run.number(), seeds_run.happened
+    assert happened["given up"] < number / 20, happened["given up"]
+    assert happened["flush"] > number, happened["flush"]
+    assert happened["exposed"] > 5 * number, happened["exposed"]
+    assert happened["power cuts"] > number, happened["power cuts"]

@@ -4,6 +4,7 @@ Faults: a new leader with part of the unacknowledged tail, a high watermark it h
 one that goes on for a while, appends of unknown outcome, answers that are lost. Clients read,
 commit, leave and come back. Checked: nothing is skipped, no acknowledged commit is lost or read
 stale, no partition is read by two, an older coordinator never serves after a newer one has.
+tests/support/seeds.py tells which seeds run, and how one is replayed.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from raft_metadata.common.ids import (
 )
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.group_log import MemoryShardLog, SharedLog
+from tests.support.seeds import Seeds
 from tests.unit.test_group_reads import G
 
 T = TopicName("t")
 PARTITIONS = 3
 STEPS = 120
-SEEDS = range(40)
 
 
 class VirtualSelector(selectors.SelectSelector):
@@ -354,12 +355,21 @@ def run(seed: int) -> World:
         loop.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rule_g1_and_its_kin_hold_through_coordinator_changes(seed: int) -> None:
+def tell(seed: int) -> World:
     world = run(seed)
     assert world.figures["elections"] > 3
     assert world.figures["records"] > 10
     assert world.figures["commits checked"] > 0
+    return world
+
+
+seeds_run = Seeds(module=__name__, tell=tell, everyday=24, per_test=4, one_in=20)
+pytest_generate_tests = seeds_run.parametrize
+
+
+@pytest.mark.simulate
+def test_rule_g1_and_its_kin_hold_through_coordinator_changes(seeds: list[int]) -> None:
+    seeds_run.run_all(seeds)
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

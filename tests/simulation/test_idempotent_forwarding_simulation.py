@@ -1,11 +1,13 @@
 """A forwarding broker, three replicas that elect each other, and a network that loses answers.
 
-Drives the product's own `WriteChannel` and `ProducerStates`. What a client is told must be true
+Drives the product's own `SequencedSender` and `ProducerStates`. What a client is told must be true
 in the committed log: *ok* is there once, *not written* never, *unknown* at most once (rule F1).
+tests/support/seeds.py tells which seeds run, and how one is replayed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -14,10 +16,10 @@ import pytest
 
 from broker.log.producer_state import ProducerStates
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import Claim
-from raft_metadata.common.write_channel import Crossing, Waiting, WriteChannel
+from raft_metadata.common.ids import Claim
+from raft_metadata.common.sequenced_sender import InFlightBatch, PendingProduce, SequencedSender
+from tests.support.seeds import Counts, Seeds
 
-SEEDS = 600
 STEPS = 160
 PATIENT_MS = 100_000
 
@@ -61,7 +63,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class Call:
-    crossing: Crossing
+    crossing: InFlightBatch
     open: bool = True
 
 
@@ -78,7 +80,7 @@ class World:
         self.rebuilt = rebuilt
         self.replicas = [Replica() for _ in range(3)]
         self.leader, self.epoch, self.committed = 0, 0, 0
-        self.channel = WriteChannel(7)
+        self.channel = SequencedSender(7)
         self.network: list[list[Frame]] = [[]]
         """Per connection, in order: the last one is in use, the others are zombies."""
         self.target = 0
@@ -107,7 +109,7 @@ class World:
                 if error is None:
                     self.offsets[value] = base
 
-            self.channel.add(Waiting(value, 1, (), deadline, done))
+            self.channel.add(PendingProduce(value, 1, (), deadline, done))
 
     offsets: dict[bytes, int]
 
@@ -278,21 +280,33 @@ class World:
                 assert not copies, f"{value!r} was called not written"
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_rule_f1_what_is_forwarded_is_there_once_whatever_is_lost(block: int) -> None:
+def tell(seed: int) -> World:
+    world = World(seed)
+    world.run()
+    assert "unknown" not in {world.told[value] for value in world.patient}
+    return world
+
+
+def counts_of(world: World) -> Counts:
+    return {}, Counter(
+        f"{said} patient" if value in world.patient else said for value, said in world.told.items()
+    )
+
+
+seeds_run = Seeds(module=__name__, tell=tell, counts=counts_of, everyday=600, per_test=150)
+pytest_generate_tests = seeds_run.parametrize
+
+
+@pytest.mark.simulate
+def test_rule_f1_what_is_forwarded_is_there_once_whatever_is_lost(seeds: list[int]) -> None:
     """And whoever waits until all is well again is told the truth, not *unknown*."""
-    told: dict[str, int] = {}
-    for seed in range(block * SEEDS // 4, (block + 1) * SEEDS // 4):
-        world = World(seed)
-        try:
-            world.run()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-        for value, said in world.told.items():
-            key = f"{said} patient" if value in world.patient else said
-            told[key] = told.get(key, 0) + 1
-    assert not told.get("unknown patient"), told
-    assert told["ok patient"] > 10 * told.get("not_written patient", 0), told
+    seeds_run.run_all(seeds)
+
+
+def test_rule_f1_patient_clients_are_rarely_refused() -> None:
+    seeds_run.number()
+    told = seeds_run.happened
+    assert told["ok patient"] > 10 * told["not_written patient"], told
 
 
 def test_mutant_m22_a_leader_that_does_not_know_its_producers_repeats() -> None:

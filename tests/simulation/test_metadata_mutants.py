@@ -17,16 +17,16 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.controller import (
     admin_control,
+    broker_sessions,
     cluster_control,
     controller,
     election_control,
-    heartbeat_tracker,
     partition_change,
     partition_draft,
     reassignment_control,
     replication_control,
+    topic_control,
     topic_rules,
-    topics,
 )
 from raft_metadata.image import metadata_state_machine, snapshot
 from raft_metadata.quorum import (
@@ -293,13 +293,13 @@ def _blames_others(patch: Patch) -> None:
         self._judge_ms = self._drained_ms = at(self, now_ms)
         self._ran_ms = now_ms
 
-    patch.setattr(heartbeat_tracker.HeartbeatTracker, "_at", at)
-    patch.setattr(heartbeat_tracker.HeartbeatTracker, "judge", judge)
+    patch.setattr(broker_sessions.HeartbeatTracker, "_at", at)
+    patch.setattr(broker_sessions.HeartbeatTracker, "judge", judge)
 
 
 @fault("sessions never end", "C6", "C14", first=2)
 def _sessions_never_end(patch: Patch) -> None:
-    patch.setattr(heartbeat_tracker.HeartbeatTracker, "has_expired", lambda *_: False)
+    patch.setattr(broker_sessions.HeartbeatTracker, "has_expired", lambda *_: False)
 
 
 @fault("a heartbeat of an earlier life counts", "C7", first=16)
@@ -332,7 +332,7 @@ def _any_rack(patch: Patch) -> None:
         crowded = sorted(racks, key=lambda broker: (racks[broker] or "", broker))
         return [tuple(crowded[:replication_factor]) for _ in partitions]
 
-    patch.setattr(topics, "place", place)
+    patch.setattr(topic_control, "place", place)
 
 
 # ---- partitions
@@ -413,7 +413,7 @@ def _ends_early(patch: Patch) -> None:
 
 @fault("rule G3 a leader is taken out before it knows", "P8")
 def _out_unawares(patch: Patch) -> None:
-    patch.setattr(reassignment_control, "unaware", lambda *_: ())
+    patch.setattr(reassignment_control, "unaware_removed_replicas", lambda *_: ())
 
 
 @fault("a reassignment adds to the ISR", "P8")

@@ -2,6 +2,7 @@
 
 Checked throughout: one leader per term, equal logs where applied, nothing applied twice; at the
 end, after healing: everything acknowledged is there, and the cluster works again.
+tests/support/seeds.py tells which seeds run, and how one is replayed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import pytest
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import NodeId
 from tests.support.quorum_sim import Answer, Sim, Voter, quorum_world
+from tests.support.seeds import Seeds
 
 __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
 
 ROUNDS = 15
-SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
 
 
 class History:
@@ -92,8 +93,7 @@ class History:
             self.check()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rule_q7_no_history_loses_or_doubles_what_was_acknowledged(seed: int) -> None:
+def tell(seed: int) -> History:
     history = History(seed)
     sim = history.sim
     sim.start()
@@ -118,6 +118,16 @@ def test_rule_q7_no_history_loses_or_doubles_what_was_acknowledged(seed: int) ->
     # Enough must have happened for this to prove anything.
     assert len(acknowledged) > 100
     assert history.elections > 0
+    return history
+
+
+seeds_run = Seeds(module=__name__, tell=tell, everyday=5, per_test=1, one_in=50)
+pytest_generate_tests = seeds_run.parametrize
+
+
+@pytest.mark.simulate
+def test_rule_q7_no_history_loses_or_doubles_what_was_acknowledged(seeds: list[int]) -> None:
+    seeds_run.run_all(seeds)
 
 
 def surely_not_written(answer: Answer) -> bool:

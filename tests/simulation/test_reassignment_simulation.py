@@ -6,22 +6,41 @@ decisions, here with reassignments started, changed and cancelled at any moment 
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.support.replication_world import run
+from tests.support.replication_world import World, run
+from tests.support.seeds import Counts, Seeds
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
-SEEDS = range(20_000, 20_150)
+
+def counts_of(world: World) -> Counts:
+    return world.judge.tally, world.happened()
 
 
-def test_invariant_p8_replicas_move_through_any_trouble_and_nothing_is_lost() -> None:
-    begun = finished = exposed = 0
-    for seed in SEEDS:
-        world = run(seed, moves=True)
-        begun += world.counts["reassigned"]
-        finished += world.counts["reassignments finished"]
-        exposed += len(world.judge.exposed)
-    assert begun > len(SEEDS), begun
-    assert finished > len(SEEDS) // 4, f"while everything went wrong only {finished} were through"
-    assert exposed > 5 * len(SEEDS), exposed
+seeds_run = Seeds(
+    module=__name__,
+    tell=partial(run, moves=True),
+    counts=counts_of,
+    everyday=60,
+    per_test=20,
+    one_in=10,
+)
+pytest_generate_tests = seeds_run.parametrize
+
+
+@pytest.mark.simulate
+def test_invariant_p8_replicas_move_through_any_trouble_and_nothing_is_lost(
+    seeds: list[int],
+) -> None:
+    seeds_run.run_all(seeds)
+
+
+def test_enough_reassignments_began_and_ended() -> None:
+    number, happened = seeds_run.number(), seeds_run.happened
+    begun, finished = happened["reassigned"], happened["reassignments finished"]
+    assert begun > number, begun
+    assert finished > number / 4, f"only {finished} ended while everything went wrong"
+    assert happened["exposed"] > 5 * number, happened["exposed"]

@@ -10,9 +10,8 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.controller.topic_defaults import TopicDefaults
-from raft_metadata.controller.topic_rules import TopicRules
-from raft_metadata.controller.topics import live_brokers
+from raft_metadata.controller.topic_control import live_brokers
+from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,
     MetadataImage,

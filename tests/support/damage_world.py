@@ -30,7 +30,7 @@ from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistrat
 from raft_metadata.records.commands import (
     AlterPartition,
     BrokerHeartbeat,
-    FailedReplica,
+    DamagedReplica,
     IsrMember,
 )
 from raft_metadata.records.records import MetadataRecord
@@ -131,13 +131,13 @@ class Broker:
         self.epoch = -1
         return False
 
-    def report(self) -> tuple[FailedReplica, ...]:
+    def report(self) -> tuple[DamagedReplica, ...]:
         if not self.log.is_known:
             return ()
         partition = self.image.partition(*WHERE)
         epoch = -1 if partition is None else partition.partition_epoch
         return (
-            FailedReplica(
+            DamagedReplica(
                 topic_id=WHERE.topic_id,
                 partition=WHERE.partition,
                 leader_epoch=LeaderEpoch(self.epoch),

@@ -43,8 +43,7 @@ from raft_metadata.image.metadata_image import (
     MetadataImage,
     TopicImage,
 )
-from raft_metadata.records.admin import Altered
-from raft_metadata.records.commands import TopicCreated, TopicDeleted
+from raft_metadata.records.commands import AlterAnswer, TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 from tests.support import registered
 
@@ -53,9 +52,8 @@ if TYPE_CHECKING:
 
     from broker.coordinator.requests import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
-    from raft_metadata.records.admin import A as AdminAnswer
-    from raft_metadata.records.admin import AdminCommand
-    from raft_metadata.records.commands import CreateTopic, DeleteTopic
+    from raft_metadata.records.commands import A as AdminAnswer
+    from raft_metadata.records.commands import AdminCommand, CreateTopic, DeleteTopic
 
 CLUSTER_ID = ClusterId("QuorumlogTestCluster01")
 NOW_MS = 1_700_000_000_000
@@ -471,7 +469,7 @@ class FakeBrokerApis:
 
     async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
         self.requests.append(command)
-        answer = self.admin_answers.get(type(command), Altered(next_offset=MetadataOffset(11)))
+        answer = self.admin_answers.get(type(command), AlterAnswer(next_offset=MetadataOffset(11)))
         if callable(answer):
             answer = answer(command)
         if isinstance(answer, BaseException):

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicId, TopicIdPartition
+from raft_metadata.controller.topic_control import live_brokers
 from raft_metadata.controller.topic_rules import TopicRules
-from raft_metadata.controller.topics import live_brokers
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     BrokerRegistration,

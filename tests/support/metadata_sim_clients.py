@@ -26,8 +26,8 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 from raft_metadata.image.snapshot import delta_from_snapshot
-from raft_metadata.records.admin import AllocateProducerIds
 from raft_metadata.records.commands import (
+    AllocateProducerIds,
     AlterPartition,
     BrokerHeartbeat,
     BrokerRegistered,

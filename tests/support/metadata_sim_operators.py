@@ -10,25 +10,32 @@ from typing import TYPE_CHECKING, Any
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, NodeId, PartitionId, TopicId, TopicName
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AddPartitions,
     AdminCommand,
     AlterClientQuotas,
     AlterConfigs,
     AlterReassignments,
     ConfigChange,
+    CreateTopic,
+    DeleteTopic,
     DrainBroker,
     Election,
     ElectLeaders,
     PartitionPlace,
     PartitionsAdded,
     Reassignment,
+    TopicCreated,
     UnregisterBroker,
     UpgradeMetadata,
 )
-from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated
-from raft_metadata.records.records import BrokerState, DrainScope, ResourceType
-from raft_metadata.records.security import QuotaEntity, QuotaEntityType
+from raft_metadata.records.records import (
+    BrokerState,
+    DrainScope,
+    QuotaEntity,
+    QuotaEntityType,
+    ResourceType,
+)
 from tests.support import metadata_invariants as invariant
 from tests.support.metadata_world import topic_id
 

@@ -28,36 +28,35 @@ from raft_metadata.common.ids import (
     id_from_bytes,
 )
 from raft_metadata.controller.controller import Controller, ControllerConfig
-from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import (
     MetadataImage,
     PartitionRegistration,
 )
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     A,
     AdminCommand,
+    AlterPartition,
     AlterReassignments,
+    BrokerHeartbeat,
+    CreateTopic,
+    DamagedReplica,
+    DeleteTopic,
     DrainBroker,
     Election,
     ElectionResult,
     ElectLeaders,
-    PartitionPlace,
-    Reassignment,
-)
-from raft_metadata.records.commands import (
-    AlterPartition,
-    BrokerHeartbeat,
-    CreateTopic,
-    DeleteTopic,
-    FailedReplica,
     HeartbeatAnswer,
     IsrMember,
     PartitionAltered,
+    PartitionPlace,
+    Reassignment,
     RegisterBroker,
     TopicCreated,
+    next_page,
+    replica_partition,
 )
-from raft_metadata.records.damage_pages import next_page, place_of
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import BrokerState, DrainScope, MetadataRecord
@@ -130,7 +129,7 @@ class World:
         self.alive: dict[BrokerId, BrokerEpoch] = {}
         self.behind: dict[BrokerId, MetadataOffset] = {}
         """Brokers that read no more of the metadata log: up to where they have."""
-        self.failed: dict[BrokerId, tuple[FailedReplica, ...]] = {}
+        self.failed: dict[BrokerId, tuple[DamagedReplica, ...]] = {}
         """What brokers say of damaged logs; of the partition, what they have seen of it."""
         self.images: dict[int, MetadataImage] = {}
         self.beats = 0
@@ -175,7 +174,7 @@ class World:
 
     def decide_one(self) -> bool:
         """Append the most urgent wish; False if there is none."""
-        wish = self.core.next_wish(self.image, bulk_allowed=True)
+        wish = self.core.next_proposed_batch(self.image, bulk_allowed=True)
         if wish is None:
             return False
         assert wish.records
@@ -203,7 +202,7 @@ class World:
         return {
             broker_id
             for broker_id, session in sessions.items()
-            if session is None or not session.damage.is_told
+            if session is None or not session.damage.is_report_complete
         }
 
     def _tell_leavers(self) -> bool:
@@ -244,7 +243,7 @@ class World:
             broker_epoch=self.alive[broker],
             metadata_offset=offset,
             want_shutdown=want_shutdown,
-            failed=tuple(sorted(failed, key=place_of)),
+            failed=tuple(sorted(failed, key=replica_partition)),
             number=self.beats,
         )
 

@@ -149,4 +149,4 @@ def _no_new_epoch(patch: Patch) -> None:
 
 @mutant("rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True, first=5)
 def _out_unawares(patch: Patch) -> None:
-    patch.setattr(reassignment_control, "unaware", lambda *_: ())
+    patch.setattr(reassignment_control, "unaware_removed_replicas", lambda *_: ())

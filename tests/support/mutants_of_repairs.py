@@ -10,9 +10,9 @@ from broker.log.directory_files import text_of
 from broker.log.quarantine import Quarantine
 from broker.replication import repairs
 from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
-from raft_metadata.controller import failed_replicas, partition_change, replication_control
+from raft_metadata.controller import partition_change, replication_control
 from raft_metadata.controller.broker_views import first_electable
-from raft_metadata.controller.partition_draft import NOBODY
+from raft_metadata.controller.partition_draft import NO_BROKERS
 from tests.support.mutant_registry import LOST, Patch, mutant
 
 EMPTIED = ("rule Q5", "rule R4", *LOST)
@@ -57,11 +57,11 @@ def _in_its_own_epoch(patch: Patch) -> None:
 
 @mutant("0009: who is taken out is not fenced off by a new leader epoch", "L27", rots=True)
 def _no_new_epoch(patch: Patch) -> None:
-    patch.setattr(partition_change, "took_part", lambda *_: False)
+    patch.setattr(partition_change, "has_log_of_epoch", lambda *_: False)
 
 
 @mutant(
-    "0009: an ISR that was proposed before a log was emptied is believed",
+    "0009: an ISR that was proposed before a log was emptied is current_reports",
     *EMPTIED,
     rots=True,
     first=107,
@@ -93,9 +93,9 @@ def _elected_like_others(patch: Patch) -> None:
 
 @mutant("0009: a damaged leader is taken out that has not heard of it", "rule G3", rots=True)
 def _out_unawares(patch: Patch) -> None:
-    patch.setattr(failed_replicas, "_unaware", lambda *_: NOBODY)
-    for where in (failed_replicas, partition_change):  # the second line: reports of the past
-        patch.setattr(where, "believed", lambda damaged, _partition: damaged)
+    patch.setattr(partition_change, "_unaware_replicas", lambda *_: NO_BROKERS)
+    for where in (partition_change, partition_change):  # the second line: reports of the past
+        patch.setattr(where, "current_reports", lambda damaged, _partition: damaged)
 
 
 @mutant("0009: a copy is overwritten by the next one", "rule Q5", rots=True, first=67)

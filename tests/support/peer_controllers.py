@@ -29,15 +29,9 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.records.admin import (
-    AdminCommand,
-    Altered,
-    DrainBroker,
-    Election,
-    ElectLeaders,
-    LeadersElected,
-)
 from raft_metadata.records.commands import (
+    AdminCommand,
+    AlterAnswer,
     AlterPartition,
     AlterPartitions,
     AttemptAnswer,
@@ -45,10 +39,14 @@ from raft_metadata.records.commands import (
     BrokerRegistered,
     CreateTopic,
     DeleteTopic,
+    DrainBroker,
+    Election,
+    ElectLeaders,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
     IsrMember,
+    LeadersElected,
     MetadataBatch,
     PartitionAltered,
     PartitionsAltered,
@@ -119,7 +117,7 @@ class FakeController:
         return await self._command(command, answer)
 
     async def ask(self, command: AdminCommand[_T]) -> _T:
-        answer: Any = Altered(next_offset=MetadataOffset(11))
+        answer: Any = AlterAnswer(next_offset=MetadataOffset(11))
         if isinstance(command, ElectLeaders):
             answer = LeadersElected(results=(), next_offset=MetadataOffset(12))
         return await self._command(command, cast(_T, answer))

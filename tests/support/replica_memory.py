@@ -7,8 +7,7 @@ from typing import Protocol
 
 from broker.log.log_directory import LogConfig
 from broker.record.lines import ProduceRecord
-from raft_metadata.common.ids import BrokerEpoch
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import BrokerEpoch, Claim
 from raft_metadata.image.metadata_image import MetadataImage
 from tests.support.memory_log import MemoryLog, encode
 from tests.support.replication_invariants import Entry

@@ -22,13 +22,13 @@ from raft_metadata.common.errors import CorruptionError, KafkaError, StorageErro
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
+    Claim,
     ClusterId,
     DirectoryId,
     IncarnationId,
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.common.producer_claims import Claim
 from raft_metadata.image.metadata_image import MetadataImage
 from tests.support.replica_bytes import (
     NAME,

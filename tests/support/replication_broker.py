@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from broker.replication.parked import Fate, Parked
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import Claim, next_sequence
+from raft_metadata.common.ids import Claim, next_sequence
 from tests.support import replication_invariants as check
 from tests.support.replica_bytes import batches_of
 from tests.support.replica_memory import MemoryStore

@@ -24,7 +24,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.controller.broker_views import Failed
+from raft_metadata.controller.broker_views import DamagedReplicas
 from raft_metadata.controller.cluster_control import (
     decide_controlled_shutdown,
     decide_fence,
@@ -41,14 +41,15 @@ from raft_metadata.controller.replication_control import (
     decide_alter_partition,
     decide_consequences,
 )
-from raft_metadata.controller.topic_defaults import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
-from raft_metadata.records.admin import AlterReassignments, Reassignment
 from raft_metadata.records.commands import (
     AlterPartition,
+    AlterReassignments,
     BrokerHeartbeat,
-    FailedReplica,
+    DamagedReplica,
+    Reassignment,
     RegisterBroker,
 )
 from raft_metadata.records.records import (
@@ -198,22 +199,22 @@ class Controller:
             )
         )
 
-    def failed(self) -> Failed:
+    def failed(self) -> DamagedReplicas:
         """Damaged replicas, as the active controller has heard of them."""
-        return self.minds[self.active]._failed(self.image)
+        return self.minds[self.active]._damaged_replicas(self.image)
 
     def heard(self) -> dict[BrokerId, MetadataOffset]:
         """How far each broker said last that it has read (rule G3)."""
         mind = self.minds[self.active]
         return {b: mind._metadata_offset(broker) for b, broker in self.image.brokers.items()}
 
-    def misses(self, broker: Broker, reports: tuple[FailedReplica, ...]) -> bool:
+    def misses(self, broker: Broker, reports: tuple[DamagedReplica, ...]) -> bool:
         """Whether a controller knows less of a broker's damaged replicas than this, or more."""
         if reports:
             return True
         return any(
-            broker.id not in mind._told(self.image)
-            or broker.id in mind._failed(self.image).get(HERE, {})
+            broker.id not in mind._brokers_with_complete_report(self.image)
+            or broker.id in mind._damaged_replicas(self.image).get(HERE, {})
             for mind in self.minds
         )
 
@@ -258,7 +259,7 @@ class Controller:
             changes_max=1,
             heard=self.heard(),
             failed=self.failed(),
-            told=self.minds[self.active]._told(self.image),
+            told=self.minds[self.active]._brokers_with_complete_report(self.image),
         )
         before = self.partition
         self.commit(list(found.records))

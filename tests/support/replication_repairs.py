@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from raft_metadata.common.ids import BrokerEpoch
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
-    from raft_metadata.records.commands import FailedReplica
+    from raft_metadata.records.commands import DamagedReplica
     from tests.support.replica_stores import DiskStore
     from tests.support.replication_lives import BrokerLife
 
@@ -113,7 +113,7 @@ class Mending:
         self.repairs.look(self._now_ms)
         counts["damaged logs in use"] += bool(self._manager.in_use)
 
-    def report(self) -> tuple[FailedReplica, ...]:
+    def report(self) -> tuple[DamagedReplica, ...]:
         return self.repairs.report()
 
     def holds_back(self, registration: PartitionRegistration) -> bool:

@@ -32,11 +32,11 @@ from raft_metadata.common.ids import (
     TopicName,
 )
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AddPartitions,
     AdminCommand,
+    AlterAnswer,
     AlterConfigs,
-    Altered,
     ConfigChange,
     DrainBroker,
     PartitionsAdded,
@@ -80,7 +80,7 @@ class World:
     """A broker's part that answers operators; controllers and other brokers are said."""
 
     apis: FakeBrokerApis = field(default_factory=FakeBrokerApis)
-    answer: object = field(default_factory=lambda: Altered(next_offset=THEN))
+    answer: object = field(default_factory=lambda: AlterAnswer(next_offset=THEN))
     asked: list[AdminCommand[Any]] = field(default_factory=list)
     called: list[tuple[int, int]] = field(default_factory=list)
     peer: Callable[[int, bytes], bytes] = lambda _kind, _body: forwarding.encode_own_facts()

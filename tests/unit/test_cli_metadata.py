@@ -18,7 +18,7 @@ from broker.server.metadata_requests import LogPage
 from http_api.cli import main
 from http_api.cli.fact_lines import WORDS, line_of
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
-from raft_metadata.image.facts import FactTeller
+from raft_metadata.image.facts import FactConverter
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import MetadataBatch
 from raft_metadata.records.records import MetadataRecord
@@ -315,12 +315,12 @@ LINES: list[tuple[dict[str, Any], str]] = [
 
 
 def test_every_kind_of_fact_has_words() -> None:
-    teller = FactTeller(MetadataImage(), MetadataImage())
+    converter = FactConverter(MetadataImage(), MetadataImage())
     records = tuple(record(**fields) for fields, _ in LINES)
     batch = MetadataBatch(
         base_offset=MetadataOffset(0), epoch=ControllerEpoch(1), records=records, time_ms=0
     )
-    lines = [line_of(fact) for fact in teller.tell(batch)]
+    lines = [line_of(fact) for fact in converter.batch_facts(batch)]
     assert lines == [f"{at} e1 - {words}" for at, (_, words) in enumerate(LINES)]
 
 

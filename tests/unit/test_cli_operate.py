@@ -20,11 +20,12 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AddPartitions,
+    AlterAnswer,
     AlterConfigs,
-    Altered,
     AlterReassignments,
+    CreateTopic,
     DrainBroker,
     ElectionResult,
     ElectLeaders,
@@ -34,7 +35,6 @@ from raft_metadata.records.admin import (
     UnregisterBroker,
     UpgradeMetadata,
 )
-from raft_metadata.records.commands import CreateTopic
 from raft_metadata.records.records import DrainScope
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.http_door import open_door
@@ -158,9 +158,9 @@ async def test_broker_list_and_describe(shell: Shell) -> None:
 
 
 def drains(apis: FakeBrokerApis) -> None:
-    def answer(command: DrainBroker) -> Altered:
+    def answer(command: DrainBroker) -> AlterAnswer:
         apis.change_broker(command.broker_id, drain=command.scope)
-        return Altered(next_offset=OFFSET)
+        return AlterAnswer(next_offset=OFFSET)
 
     apis.admin_answers[DrainBroker] = answer
 
@@ -243,10 +243,10 @@ async def test_partition_list_and_describe(shell: Shell) -> None:
 async def test_reassign_start_list_cancel(shell: Shell) -> None:
     apis = shell.door.apis
 
-    def start(command: AlterReassignments) -> Altered:
+    def start(command: AlterReassignments) -> AlterAnswer:
         if not command.validate_only:
             move(apis)
-        return Altered(next_offset=OFFSET)
+        return AlterAnswer(next_offset=OFFSET)
 
     apis.admin_answers[AlterReassignments] = start
     asked = await shell("reassign", "start", "flights:0=1,3", "-n")

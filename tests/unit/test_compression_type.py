@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.records.admin import AlterConfigs, ConfigChange
+from raft_metadata.records.commands import AlterConfigs, ConfigChange
 from raft_metadata.records.feature_levels import COMPRESSED_BATCHES_LEVEL
 from raft_metadata.records.records import FeatureLevelRecord, ResourceType
 from tests.support.metadata_world import BROKERS, World, registration

@@ -14,18 +14,16 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import ClusterId, MetadataOffset, PartitionId, TopicName
 from raft_metadata.controller.controller import Urgency
 from raft_metadata.image.metadata_state_machine import Rejected
-from raft_metadata.records.admin import (
-    AlterReassignments,
-    Election,
-    ElectLeaders,
-    Reassignment,
-)
 from raft_metadata.records.commands import (
+    AlterReassignments,
     BrokerHeartbeat,
     CreateTopic,
     DeleteTopic,
+    Election,
+    ElectLeaders,
     FetchMetadata,
     FetchMetadataAnswer,
+    Reassignment,
 )
 from raft_metadata.records.records import BrokerRegistrationChangeRecord, BrokerState
 from raft_metadata.records.serde import decode_batch

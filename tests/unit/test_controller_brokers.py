@@ -119,7 +119,7 @@ def test_rule_m4_nobody_is_unfenced_while_a_partition_owes_it_a_change() -> None
     world.register(again)
     world.beat(B1)
     world.judge()
-    wish = world.core.next_wish(world.image, bulk_allowed=False)
+    wish = world.core.next_proposed_batch(world.image, bulk_allowed=False)
     assert wish is None, "the consequences come first"
 
 

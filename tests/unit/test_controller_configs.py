@@ -11,7 +11,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.controller.configuration_control import CONFIG_CHANGES_MAX
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.records.admin import AlterConfigs, ConfigChange
+from raft_metadata.records.commands import AlterConfigs, ConfigChange
 from raft_metadata.records.records import ConfigRecord, PartitionChangeRecord, ResourceType
 from tests.support.metadata_world import BROKERS, World, registration, topic_id
 

@@ -34,7 +34,7 @@ def test_rule_m4_consequences_of_a_refused_batch_are_found_again() -> None:
     core = Controller(ControllerConfig(cluster_id=ClusterId("c")), lambda n: b"\0" * n, 0)
     core.activate(image)
     for _ in range(2):  # the second time: the append was refused, the reign goes on
-        wish = core.next_wish(image, bulk_allowed=True)
+        wish = core.next_proposed_batch(image, bulk_allowed=True)
         assert wish is not None
         assert len(wish.records) == 3
 
@@ -57,10 +57,10 @@ def test_rule_g3_a_new_controller_fences_nobody_whose_proof_may_be_younger_than_
     assert sessions.has_expired(OTHER, BrokerEpoch(2))
     core.activate(image)
     for _ in range(0, config.broker_disconnect_grace_ms, 50):
-        assert core.next_wish(image, bulk_allowed=True) is None
+        assert core.next_proposed_batch(image, bulk_allowed=True) is None
         now_ms += 50
         sessions.heard(ME, BrokerEpoch(1), image.next_offset, now_ms)
         sessions.judge(now_ms)
-    wish = core.next_wish(image, bulk_allowed=True)
+    wish = core.next_proposed_batch(image, bulk_allowed=True)
     assert wish is not None
     assert [record.broker_id for record in wish.records] == [OTHER]  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionId
 from raft_metadata.controller.drain_control import drained_target
-from raft_metadata.records.admin import DrainBroker
+from raft_metadata.records.commands import DrainBroker
 from raft_metadata.records.records import BrokerState, DrainScope, FeatureLevelRecord
 from tests.support.metadata_world import World, config, registration, topic_id
 

@@ -11,14 +11,14 @@ from raft_metadata.common.ids import NO_LEADER, BrokerId, PartitionId, TopicIdPa
 from raft_metadata.controller.controller import Controller
 from raft_metadata.controller.election_control import election_steps
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AlterConfigs,
     ConfigChange,
     Election,
     ElectLeaders,
     PartitionPlace,
+    RegisterBroker,
 )
-from raft_metadata.records.commands import RegisterBroker
 from raft_metadata.records.records import (
     BrokerState,
     ConfigRecord,

@@ -13,8 +13,7 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     PartitionId,
 )
-from raft_metadata.records.admin import Election
-from raft_metadata.records.commands import FailedReplica
+from raft_metadata.records.commands import DamagedReplica, Election
 from tests.support.metadata_world import BROKERS, TICK_MS, World, config, registration, topic_id
 
 B1, B2, B3 = BROKERS
@@ -34,7 +33,7 @@ def damaged(world: World, *brokers: BrokerId, can_lead: bool = True, epoch: int 
     at = world.partition().leader_epoch if epoch == -2 else epoch
     for broker in brokers:
         world.failed[broker] = (
-            FailedReplica(
+            DamagedReplica(
                 topic_id=topic_id(1),
                 partition=PartitionId(0),
                 leader_epoch=LeaderEpoch(at),
@@ -46,7 +45,7 @@ def damaged(world: World, *brokers: BrokerId, can_lead: bool = True, epoch: int 
 def say_damaged(world: World, broker: BrokerId, *, number: int, can_lead: bool = True) -> None:
     """Of the first partition of a topic, its log having taken part in the present leader epoch."""
     world.failed[broker] = (
-        FailedReplica(
+        DamagedReplica(
             topic_id=topic_id(number),
             partition=PartitionId(0),
             leader_epoch=world.partition(number).leader_epoch,
@@ -197,7 +196,7 @@ def test_a_replica_that_alone_is_left_leads_although_it_is_damaged() -> None:
     world = running()
     world.create("one", 2, assignments={0: (2,)}, configs={"min.insync.replicas": "1"})
     world.failed[B2] = (
-        FailedReplica(
+        DamagedReplica(
             topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=LeaderEpoch(0),
             can_lead=True,
         ),
@@ -226,7 +225,7 @@ def test_an_unclean_election_takes_a_damaged_replica_last(how: str) -> None:
     world.kill(B2)
     world.kill(B3)
     world.failed[B2] = (
-        FailedReplica(
+        DamagedReplica(
             topic_id=topic_id(1), partition=PartitionId(0), leader_epoch=LeaderEpoch(-1),
             can_lead=False,
         ),
@@ -249,7 +248,7 @@ def test_a_replica_that_can_not_be_opened_is_not_elected_again_and_again() -> No
         configs={"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
     )
     world.failed[B2] = (
-        FailedReplica(
+        DamagedReplica(
             topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=LeaderEpoch(-1),
             can_lead=False,
         ),
@@ -277,7 +276,7 @@ def test_a_broker_is_unfenced_while_another_one_can_not_be_elected() -> None:
     )
     world.kill(B3)
     world.failed[B2] = (
-        FailedReplica(
+        DamagedReplica(
             topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=LeaderEpoch(-1),
             can_lead=False,
         ),
@@ -397,7 +396,7 @@ def test_invariant_p8_a_reassignment_is_not_through_while_who_is_to_stay_is_dama
     moving = world.partition(2)
     assert (moving.leader, set(moving.isr)) == (B2, {B1, B2})
     world.failed[B2] = (
-        FailedReplica(
+        DamagedReplica(
             topic_id=topic_id(2), partition=PartitionId(0), leader_epoch=moving.leader_epoch,
             can_lead=True,
         ),

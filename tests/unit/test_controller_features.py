@@ -14,7 +14,7 @@ from raft_metadata.controller.feature_control import VoterLevels
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, Frozen, MetadataStateMachine
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AddPartitions,
     AdminCommand,
     AllocateProducerIds,
@@ -23,11 +23,11 @@ from raft_metadata.records.admin import (
     AlterReassignments,
     ConfigChange,
     DrainBroker,
+    MetadataSnapshot,
     MetadataUpgraded,
     Reassignment,
     UpgradeMetadata,
 )
-from raft_metadata.records.commands import MetadataSnapshot
 from raft_metadata.records.feature_levels import (
     FIRST_LEVEL,
     SUPPORTED_FEATURE_LEVEL,

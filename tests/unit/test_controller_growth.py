@@ -11,8 +11,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, TopicName
 from raft_metadata.image.metadata_image import TopicImage
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.records.admin import AddPartitions, PartitionsAdded
-from raft_metadata.records.commands import CreateTopic
+from raft_metadata.records.commands import AddPartitions, CreateTopic, PartitionsAdded
 from raft_metadata.records.records import DrainScope
 from tests.support.metadata_world import BROKERS, TICK_MS, World, config, topic_id
 from tests.support.unkind_quorum import turn

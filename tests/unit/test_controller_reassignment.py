@@ -6,10 +6,9 @@ import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId, TopicName
-from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, merged
+from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, merge_replica_lists
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
-from raft_metadata.records.admin import AlterReassignments, Election, Reassignment
-from raft_metadata.records.commands import CreateTopic
+from raft_metadata.records.commands import AlterReassignments, CreateTopic, Election, Reassignment
 from raft_metadata.records.records import BrokerState, DrainScope, FeatureLevelRecord
 from tests.support.metadata_world import TICK_MS, World, config, registration, topic_id
 
@@ -362,7 +361,7 @@ def test_a_repeat_changes_nothing() -> None:
     ],
 )
 def test_two_orders_in_one(target: tuple[int, ...], both: tuple[int, ...]) -> None:
-    found = merged(tuple(map(BrokerId, (1, 2, 3))), tuple(map(BrokerId, target)))
+    found = merge_replica_lists(tuple(map(BrokerId, (1, 2, 3))), tuple(map(BrokerId, target)))
     assert found == both
 
 

@@ -11,7 +11,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerId
 from raft_metadata.controller import quota_control, security_control
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     AlterAcls,
     AlterClientQuotas,
     AlterConfigs,
@@ -20,8 +20,14 @@ from raft_metadata.records.admin import (
     UnregisterBroker,
     UserScram,
 )
-from raft_metadata.records.records import DrainScope, ResourceType
-from raft_metadata.records.security import AclRecord, QuotaEntity, QuotaEntityType, UserScramRecord
+from raft_metadata.records.records import (
+    AclRecord,
+    DrainScope,
+    QuotaEntity,
+    QuotaEntityType,
+    ResourceType,
+    UserScramRecord,
+)
 from tests.support.metadata_world import BROKERS, World, config, registration
 
 B1, B2, B3 = BROKERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset
-from raft_metadata.controller.heartbeat_tracker import HeartbeatTracker
+from raft_metadata.controller.broker_sessions import HeartbeatTracker
 
 B = BrokerId(1)
 E = BrokerEpoch(10)

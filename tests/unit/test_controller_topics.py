@@ -9,7 +9,7 @@ import pytest
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, TopicId, TopicName
-from raft_metadata.controller.replica_placer import place
+from raft_metadata.controller.topic_control import place
 from raft_metadata.records.commands import CreateTopic, DeleteTopic
 from raft_metadata.records.records import RemoveTopicRecord
 from tests.support.metadata_world import BROKERS, World, config, topic_id
@@ -126,7 +126,7 @@ def test_validate_only_records_nothing(world: World) -> None:
     before = world.image
     assert world.create(validate_only=True, partitions_count=4).partitions_count == 4
     assert world.image is before
-    assert not world.core.next_wish(before, bulk_allowed=True)
+    assert not world.core.next_proposed_batch(before, bulk_allowed=True)
 
 
 def test_rule_m4_a_large_topic_comes_in_bounded_batches() -> None:
@@ -172,7 +172,7 @@ def test_a_topic_deleted_while_it_grows_stops_growing() -> None:
     command = CreateTopic(name=TopicName("t"), topic_id=topic_id(1), partitions_count=20)
     world.append(world.core.create_topic(world.image, command)[0])
     world.delete()
-    assert not world.core.next_wish(world.image, bulk_allowed=True)
+    assert not world.core.next_proposed_batch(world.image, bulk_allowed=True)
 
 
 # ---- configs

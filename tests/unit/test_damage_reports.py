@@ -16,15 +16,20 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
+from raft_metadata.controller.broker_sessions import DamageReports
 from raft_metadata.controller.controller import Controller
-from raft_metadata.controller.damage_reports import DamageReports
-from raft_metadata.records.admin import Election
-from raft_metadata.records.commands import FAILED_REPLICAS_MAX, BrokerHeartbeat, FailedReplica
-from raft_metadata.records.damage_pages import next_page, place_of
+from raft_metadata.records.commands import (
+    DAMAGED_REPLICAS_MAX,
+    BrokerHeartbeat,
+    DamagedReplica,
+    Election,
+    next_page,
+    replica_partition,
+)
 from tests.support.metadata_world import BROKERS, World, config, topic_id
 
 B1, B2, B3 = BROKERS
-MANY = 2 * FAILED_REPLICAS_MAX + 50
+MANY = 2 * DAMAGED_REPLICAS_MAX + 50
 
 
 def running(**configs: str) -> World:
@@ -39,8 +44,8 @@ def running(**configs: str) -> World:
     return world
 
 
-def failed(number: int, index: int, *, can_lead: bool = True, epoch: int = 0) -> FailedReplica:
-    return FailedReplica(
+def failed(number: int, index: int, *, can_lead: bool = True, epoch: int = 0) -> DamagedReplica:
+    return DamagedReplica(
         topic_id=topic_id(number),
         partition=PartitionId(index),
         leader_epoch=LeaderEpoch(epoch),
@@ -158,7 +163,7 @@ def test_an_election_right_after_a_take_over_passes_by_who_was_damaged_a_moment_
         core.sessions.judge(world.now_ms)
     session = core.sessions.session(B2, world.alive[B2])
     assert session is not None
-    session.damage.failed = {place_of(one): one for one in world.failed[B2]}
+    session.damage.failed = {replica_partition(one): one for one in world.failed[B2]}
     core.activate(world.image)
     for _ in range(10):  # its grace
         world.now_ms += 50
@@ -225,12 +230,12 @@ def test_who_comes_back_before_it_is_fenced_holds_up_no_reassignment(by_connecti
 # ---- pages
 
 
-def beat(number: int, *reports: FailedReplica) -> BrokerHeartbeat:
+def beat(number: int, *reports: DamagedReplica) -> BrokerHeartbeat:
     return BrokerHeartbeat(
         broker_id=B2,
         broker_epoch=BrokerEpoch(1),
         metadata_offset=MetadataOffset(9),
-        failed=tuple(sorted(reports, key=place_of)),
+        failed=tuple(sorted(reports, key=replica_partition)),
         number=number,
     )
 
@@ -241,19 +246,19 @@ def test_more_than_a_heartbeat_names_are_said_page_by_page_and_none_is_forgotten
     all_of_them = [failed(1, index) for index in range(MANY)]
     for number in range(1, 4):
         page = next_page(beat(number, *all_of_them), after)
-        assert len(page.failed) <= FAILED_REPLICAS_MAX
-        news = reports.take(page)
-        assert reports.take(page).places == (), "its answer was lost: it is sent again"
-        assert news.is_told is (number == 3), "all of it is known with the last page"
+        assert len(page.failed) <= DAMAGED_REPLICAS_MAX
+        news = reports.apply_heartbeat(page)
+        assert reports.apply_heartbeat(page).places == (), "its answer was lost: it is sent again"
+        assert news.is_report_complete is (number == 3), "all of it is known with the last page"
         after = page.failed_up_to
     assert after is None
     assert len(reports.failed) == MANY
     mended = all_of_them[:5] + all_of_them[6:]
-    news = reports.take(next_page(beat(4, *mended), None))
-    assert news.places == (place_of(all_of_them[5]),)
+    news = reports.apply_heartbeat(next_page(beat(4, *mended), None))
+    assert news.places == (replica_partition(all_of_them[5]),)
     assert len(reports.failed) == MANY - 1
-    assert reports.take(next_page(beat(3, *all_of_them), None)).places == (), "overtaken"
-    reports.take(next_page(beat(5), None))
+    assert reports.apply_heartbeat(next_page(beat(3, *all_of_them), None)).places == (), "overtaken"
+    reports.apply_heartbeat(next_page(beat(5), None))
     assert reports.failed == {}
 
 
@@ -264,8 +269,10 @@ def test_a_controller_that_missed_the_first_page_waits_for_the_next_round() -> N
     second = next_page(everything, first.failed_up_to)
     third = next_page(everything, second.failed_up_to)
     for page in (second, third):
-        assert not reports.take(page).is_told
-    assert [reports.take(page).is_told for page in (first, second, third)] == [False, False, True]
+        assert not reports.apply_heartbeat(page).is_report_complete
+    assert [
+        reports.apply_heartbeat(page).is_report_complete for page in (first, second, third)
+    ] == [False, False, True]
 
 
 def test_many_that_wait_for_ever_keep_nobody_from_being_mended() -> None:
@@ -278,11 +285,11 @@ def test_many_that_wait_for_ever_keep_nobody_from_being_mended() -> None:
     world.create("one", 2, assignments={0: (1, 2, 3)})
     stuck = tuple(failed(1, index) for index in range(MANY))
     world.failed[B2] = (*stuck, failed(2, 0))
-    world.pass_time(50 * (MANY // FAILED_REPLICAS_MAX + 2))
+    world.pass_time(50 * (MANY // DAMAGED_REPLICAS_MAX + 2))
     assert world.partition(2).isr == (B1, B3)
     assert world.partition(1, 0).leader == B2
     world.failed[B2] = stuck
-    world.pass_time(50 * (MANY // FAILED_REPLICAS_MAX + 2))
+    world.pass_time(50 * (MANY // DAMAGED_REPLICAS_MAX + 2))
     world.alter(BROKERS, number=2)
     world.pass_time(1_000)
     assert (world.partition(2).isr, world.partition(2).leader) == (BROKERS, B1)

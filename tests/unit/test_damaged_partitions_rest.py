@@ -20,11 +20,11 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.controller.broker_views import BrokerViews, Failed
+from raft_metadata.controller.broker_views import BrokerViews, DamagedReplicas
 from raft_metadata.controller.partition_change import heal
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import BrokerRegistration, PartitionRegistration
-from raft_metadata.records.commands import FailedReplica
+from raft_metadata.records.commands import DamagedReplica
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
 from tests.support.metadata_world import World, config, topic_id
@@ -87,10 +87,10 @@ def some_partition(
     )
 
 
-def reports(partition: PartitionRegistration, damaged: Damaged) -> Failed:
+def reports(partition: PartitionRegistration, damaged: Damaged) -> DamagedReplicas:
     """What their brokers say once they have seen the partition as it is."""
     said = {
-        broker: FailedReplica(
+        broker: DamagedReplica(
             topic_id=WHERE.topic_id,
             partition=WHERE.partition,
             leader_epoch=LeaderEpoch(7),

@@ -21,8 +21,7 @@ from broker.replication.partition_state import LeaderState
 from broker.replication.trimming import LogTrimming
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import StorageError
-from raft_metadata.common.ids import TopicId
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim, TopicId
 from tests.support.compaction_model import (
     Stepped,
     append_keyed,

@@ -14,7 +14,7 @@ from broker.replication.parked import Fate, Parked, ParkedProduces
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim
 from tests.support.logs import Life, append
 from tests.support.logs import records as values
 from tests.support.simulated_disk import SimulatedDisk

@@ -11,7 +11,7 @@ from broker.record.lines import decode_records
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import SEQUENCES, Claim
+from raft_metadata.common.ids import SEQUENCES, Claim
 from tests.unit.test_broker_local_partitions import HERE, ME, OTHER, Here, here, image, records
 
 __all__ = ["here"]

@@ -30,8 +30,7 @@ from broker.server.requests import (
 )
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId, PartitionId, TopicName
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import BrokerId, Claim, ClusterId, DirectoryId, PartitionId, TopicName
 from raft_metadata.image.metadata_image import PartitionRegistration
 from tests.support.forwards import LOST, Leader, Shell, settled
 from tests.support.one_broker import HERE, ME, OTHER, image

@@ -26,8 +26,8 @@ from http_api.client.transport import Client
 from http_api.contract.errors import REST_STATUS, failure_envelope
 from http_api.contract.idempotence import claim_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import EPOCH_MAX, Claim
-from raft_metadata.common.write_channel import Waiting, WriteChannel
+from raft_metadata.common.ids import EPOCH_MAX, Claim
+from raft_metadata.common.sequenced_sender import PendingProduce, SequencedSender
 
 T = TypeVar("T")
 
@@ -232,17 +232,17 @@ async def test_a_send_that_waits_for_another_producer_id_is_written_once_there_i
 
 
 def test_a_channel_whose_epochs_are_used_up_goes_on_under_another_id() -> None:
-    channel = WriteChannel(7)
+    channel = SequencedSender(7)
     channel._epoch = EPOCH_MAX - 1
     told: list[int] = []
     refused = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
     claims = []
     for number in range(4):
-        channel.add(Waiting(b"1", 1, (), 1_000, lambda base, _: told.append(base)))
+        channel.add(PendingProduce(b"1", 1, (), 1_000, lambda base, _: told.append(base)))
         crossing = channel.due()
         if crossing is None:
-            assert channel.wants_id
-            channel.spare_id = 8
+            assert channel.needs_producer_id
+            channel.spare_producer_id = 8
             channel.expire(0)
             crossing = channel.due()
         assert crossing is not None

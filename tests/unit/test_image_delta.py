@@ -6,9 +6,8 @@ import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, NewerVersionError
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, TopicId
-from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
+from raft_metadata.image.metadata_delta import MetadataDelta, delta_between, publish
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.image.publisher import publish
 from raft_metadata.image.snapshot import delta_from_snapshot, image_from_records, snapshot_of
 from raft_metadata.records.commands import MetadataSnapshot
 from raft_metadata.records.records import FeatureLevelRecord, RemoveTopicRecord, TopicRecord

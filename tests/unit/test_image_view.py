@@ -16,8 +16,7 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.partition_set import PartitionSet
-from raft_metadata.records.records import ResourceType
-from raft_metadata.records.security import QuotaEntity, QuotaEntityType
+from raft_metadata.records.records import QuotaEntity, QuotaEntityType, ResourceType
 from tests.support.fake_broker_apis import FakeBrokerApis
 
 

@@ -18,8 +18,7 @@ from broker.server.forwarding import PeerRequests
 from broker.server.requests import ProduceRequest
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import BrokerId, Claim, PartitionId, TopicName
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.records import ResourceType
 from tests.support.one_broker import HERE, ME, OTHER, TOPIC, Here, image, one_broker

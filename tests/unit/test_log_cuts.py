@@ -19,7 +19,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.swap import read_state
 from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import KafkaError, Outcome
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim
 from tests.support.logs import Life, append, records, values_of
 from tests.support.simulated_disk import Inode, SimulatedDisk
 

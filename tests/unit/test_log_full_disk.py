@@ -20,7 +20,7 @@ from broker.log import log_manager
 from broker.log.log_directory import LogConfig
 from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
-from raft_metadata.common.producer_claims import Claim
+from raft_metadata.common.ids import Claim
 from tests.support.logs import Life, append, flush_each, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 

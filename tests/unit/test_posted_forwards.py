@@ -15,8 +15,14 @@ from broker.server.forwarded_produces import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL, DirectProduce
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId, TopicIdPartition, TopicName
-from raft_metadata.common.producer_claims import EPOCH_MAX
+from raft_metadata.common.ids import (
+    EPOCH_MAX,
+    BrokerId,
+    LeaderEpoch,
+    PartitionId,
+    TopicIdPartition,
+    TopicName,
+)
 from tests.support.forwards import LOST, Leader, Shell, settled
 from tests.support.one_broker import HERE, ME, OTHER
 from tests.support.registered import broker

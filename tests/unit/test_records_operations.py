@@ -24,15 +24,15 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_delta import MetadataDelta, delta_between
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.records.admin import (
+from raft_metadata.records.commands import (
     ADMIN_COMMANDS,
     AddPartitions,
     AdminCommand,
     AllocateProducerIds,
     AlterAcls,
+    AlterAnswer,
     AlterClientQuotas,
     AlterConfigs,
-    Altered,
     AlterReassignments,
     AlterUsers,
     ConfigChange,
@@ -52,9 +52,11 @@ from raft_metadata.records.admin import (
 )
 from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL, level_of
 from raft_metadata.records.records import (
+    AclRecord,
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
     BrokerState,
+    ClientQuotaRecord,
     ConfigRecord,
     DrainScope,
     FeatureLevelRecord,
@@ -63,19 +65,15 @@ from raft_metadata.records.records import (
     PartitionRecord,
     PartitionsCountRecord,
     ProducerIdsRecord,
+    QuotaEntity,
+    QuotaEntityType,
     RegisterBrokerRecord,
+    RemoveAclRecord,
     RemoveTopicRecord,
+    RemoveUserScramRecord,
     ResourceType,
     TopicRecord,
     UnregisterBrokerRecord,
-)
-from raft_metadata.records.security import (
-    AclRecord,
-    ClientQuotaRecord,
-    QuotaEntity,
-    QuotaEntityType,
-    RemoveAclRecord,
-    RemoveUserScramRecord,
     UserScramRecord,
 )
 from raft_metadata.records.serde import decode_record, encode_record, from_json, to_json, type_name
@@ -199,7 +197,7 @@ COMMANDS: tuple[AdminCommand[Any], ...] = (
     UpgradeMetadata(level=None),
 )
 ANSWERS: tuple[object, ...] = (
-    Altered(next_offset=MetadataOffset(3)),
+    AlterAnswer(next_offset=MetadataOffset(3)),
     PartitionsAdded(topic_id=T, partitions_count=3, next_offset=MetadataOffset(9)),
     LeadersElected(
         results=(ElectionResult(topic=TopicName("t"), partition=PartitionId(0), error=80),),

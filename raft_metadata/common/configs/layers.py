@@ -23,7 +23,7 @@ from raft_metadata.common.configs.rows import (
 )
 from raft_metadata.common.configs.table import CONFIGS, MIN_INSYNC_REPLICAS
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_VALUES: Mapping[str, str] = MappingProxyType({})
 
 
 class ConfigSource(Enum):
@@ -68,12 +68,12 @@ class DescribedConfig:
 class ConfigLayers:
     """The values that each layer sets for one resource; omit layers that don't apply."""
 
-    topic: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    broker: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    cluster: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    static: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    topic: Mapping[str, str] = field(default_factory=lambda: _NO_VALUES)
+    broker: Mapping[str, str] = field(default_factory=lambda: _NO_VALUES)
+    cluster: Mapping[str, str] = field(default_factory=lambda: _NO_VALUES)
+    static: Mapping[str, str] = field(default_factory=lambda: _NO_VALUES)
 
-    def said(self, name: str) -> str | None:
+    def strongest_value(self, name: str) -> str | None:
         """Return the value of the strongest layer that sets this config, or None."""
         for layer in (self.topic, self.broker, self.cluster, self.static):
             value = layer.get(name)
@@ -85,28 +85,28 @@ class ConfigLayers:
         """Return the number in force."""
         row = CONFIGS[name]
         assert isinstance(row, NumberConfig), name
-        value = self.said(name)
+        value = self.strongest_value(name)
         return row.default if value is None else row.parse(value)
 
     def ratio(self, name: str) -> float:
         """Return the share in force, from 0 to 1."""
         row = CONFIGS[name]
         assert isinstance(row, RatioConfig), name
-        value = self.said(name)
+        value = self.strongest_value(name)
         return row.default if value is None else row.parse(value)
 
     def word(self, name: str) -> str:
         """Return the word in force."""
         row = CONFIGS[name]
         assert isinstance(row, WordConfig), name
-        value = self.said(name)
+        value = self.strongest_value(name)
         return row.default if value is None else row.parse(value)
 
     def flag(self, name: str) -> bool:
         """Return the flag in force."""
         row = CONFIGS[name]
         assert isinstance(row, FlagConfig), name
-        value = self.said(name)
+        value = self.strongest_value(name)
         return row.default if value is None else row.parse(value)
 
     def min_isr(self, replication_factor: int) -> int:

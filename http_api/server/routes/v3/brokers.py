@@ -17,7 +17,7 @@ from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.routes.v3.partitions import partition_facts
 from http_api.server.topics import each_partition, live_brokers
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.records.admin import DrainBroker, UnregisterBroker
+from raft_metadata.records.commands import DrainBroker, UnregisterBroker
 from raft_metadata.records.records import BrokerState, DrainScope
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
 from http_api.server.body_fields import check_fields, flag, integer, wrong_kind
 from http_api.server.context import json_reply
 from http_api.server.routes.v3.cluster_path import ClusterPath
-from raft_metadata.records.admin import UpgradeMetadata
+from raft_metadata.records.commands import UpgradeMetadata
 from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 
 if TYPE_CHECKING:

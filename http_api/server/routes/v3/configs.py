@@ -32,8 +32,8 @@ from http_api.server.topics import NOT_HOSTED, live_brokers, topic_or_404
 from raft_metadata.common.configs.rows import Scope
 from raft_metadata.common.configs.table import CONFIGS, TOPIC_CONFIGS
 from raft_metadata.common.ids import BrokerId
-from raft_metadata.image.config_layers import broker_layers, cluster_layers, topic_layers
-from raft_metadata.records.admin import AlterConfigs, ConfigChange
+from raft_metadata.image.metadata_image import broker_layers, cluster_layers, topic_layers
+from raft_metadata.records.commands import AlterConfigs, ConfigChange
 from raft_metadata.records.records import ResourceType
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from http_api.server.routes.v3.partitions import partition_facts
 from http_api.server.topics import find_partition, topic_or_404
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NO_LEADER, PartitionId
-from raft_metadata.records.admin import Election, ElectionResult, ElectLeaders, PartitionPlace
+from raft_metadata.records.commands import Election, ElectionResult, ElectLeaders, PartitionPlace
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -15,7 +15,7 @@ from http_api.server.context import json_reply
 from http_api.server.parameters import query_integer
 from http_api.server.routes.v3.cluster_path import ClusterPath
 from raft_metadata.common.ids import MetadataOffset
-from raft_metadata.image.facts import FactTeller
+from raft_metadata.image.facts import FactConverter
 from raft_metadata.image.image_view import UnknownPathError
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ class ClusterMetadataRoutes:
         facts_max = query_integer(query, "max", DEFAULT_FACTS, 1, MAX_FACTS)
         before = self._apis.image
         page = await self._apis.metadata.log(offset, timeout_ms)
-        teller = FactTeller(self._apis.image, before if before.next_offset == offset else None)
+        converter = FactConverter(
+            self._apis.image, before if before.next_offset == offset else None
+        )
         next_offset = _next_offset(page, offset, facts_max)
         response = web.StreamResponse(
             headers={
@@ -125,7 +127,7 @@ class ClusterMetadataRoutes:
         if request.method == "HEAD":
             return response
         lines: list[bytes] = []
-        for fact in _facts(teller, page, offset, next_offset):
+        for fact in _facts(converter, page, offset, next_offset):
             lines.append(orjson.dumps(fact))
             if len(lines) >= FACTS_PER_TURN:
                 await response.write(b"\n".join(lines) + b"\n")
@@ -145,13 +147,15 @@ def _next_offset(page: LogPage, offset: int, facts_max: int) -> int:
     return min(end, offset + facts_max)
 
 
-def _facts(teller: FactTeller, page: LogPage, offset: int, next_offset: int) -> Iterator[Fact]:
+def _facts(
+    converter: FactConverter, page: LogPage, offset: int, next_offset: int
+) -> Iterator[Fact]:
     """From ``offset`` to ``next_offset``; the first batch may begin before it."""
     if page.instead is not None:
-        yield from teller.tell_snapshot(page.instead)
+        yield from converter.snapshot_facts(page.instead)
         return
     for batch in page.batches:
-        for fact in teller.tell(batch):
+        for fact in converter.batch_facts(batch):
             if fact["offset"] >= next_offset:
                 return
             if fact["offset"] >= offset:

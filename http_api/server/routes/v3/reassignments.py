@@ -26,7 +26,7 @@ from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.topics import each_partition, find_partition, topic_or_404
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
-from raft_metadata.records.admin import AlterReassignments, Reassignment
+from raft_metadata.records.commands import AlterReassignments, Reassignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -25,8 +25,7 @@ from http_api.server.routes.v3.cluster_path import ClusterPath
 from http_api.server.topics import NOT_HOSTED, topic_or_404
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import RANDOM_ID_BYTES, BrokerId, TopicId, id_from_bytes
-from raft_metadata.records.admin import AddPartitions
-from raft_metadata.records.commands import CreateTopic, DeleteTopic
+from raft_metadata.records.commands import AddPartitions, CreateTopic, DeleteTopic
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -1,19 +1,121 @@
-"""Sessions of brokers: soft state, kept by every controller, judged by the active one.
+"""Sessions of brokers and their reports of damaged replicas: soft state, kept by every controller.
 
 Soft state is in no log. Brokers send heartbeats to every controller, so a new active controller has
 ages of its own, and a change of the controller neither restarts the session of a dead broker nor
 fences a live one (rule M7). `Controller` feeds heartbeats in; the node's loop reports connections
 and calls `judge` on every tick.
+
+A report of damaged replicas describes the logs that existed when it was made. Such a log may have
+been emptied and filled again since, and the new one may be the only complete copy. So a report
+names the partition epoch that its broker had seen, and is *believed* only while the partition still
+has that epoch: an emptied log counts again only after a change of the partition, which makes the
+report outdated. An outdated report removes no replica from ISR and ELR. Elections avoid the replica
+nevertheless, until its broker's next heartbeat reports its present state a moment later (rules R6,
+M7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset
-from raft_metadata.controller.damage_reports import NO_NEWS, DamageReports, News
-from raft_metadata.records.commands import BrokerHeartbeat
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset, TopicIdPartition
+from raft_metadata.controller.broker_views import NO_DAMAGED_REPLICAS, DamagedReplicas
+from raft_metadata.records.commands import BrokerHeartbeat, DamagedReplica, replica_partition
+
+BrokerDamage = Mapping[TopicIdPartition, DamagedReplica]
+"""The damaged replicas of one broker, by partition."""
+NO_BROKER_DAMAGE: BrokerDamage = MappingProxyType({})
+
+
+class DamageChanges(NamedTuple):
+    """The changes that a heartbeat made to the known damaged replicas of its broker."""
+
+    places: tuple[TopicIdPartition, ...]
+    """Partitions whose report is new, changed or withdrawn."""
+    is_report_complete: bool
+    """True if the heartbeat completes the report: before, no replica of that broker was known to be
+    healthy."""
+
+
+NO_DAMAGE_CHANGES = DamageChanges((), is_report_complete=False)
+
+
+@dataclass(slots=True)
+class DamageReports:
+    """The reported damaged replicas of one registration of a broker."""
+
+    failed: BrokerDamage = field(default_factory=lambda: NO_BROKER_DAMAGE)
+    is_report_complete: bool = False
+    """True if it has reported all its damaged replicas to this controller in this session."""
+    number: int = 0
+    """The number of the newest heartbeat; an older one that arrives later is ignored."""
+    covered: TopicIdPartition | None = None
+    """The last partition up to which it has reported everything, page by page from the first."""
+
+    def apply_heartbeat(self, beat: BrokerHeartbeat) -> DamageChanges:
+        """Apply a heartbeat of this registration and return what it changed."""
+        if beat.number < self.number:
+            return NO_DAMAGE_CHANGES
+        self.number = beat.number
+        first, last = beat.failed_after, beat.failed_up_to
+        places = self._replace(beat) if beat.failed or self.failed else ()
+        was_complete = self.is_report_complete
+        if first is None or (self.covered is not None and first <= self.covered):
+            self.is_report_complete = self.is_report_complete or last is None
+            self.covered = last
+        return DamageChanges(
+            places, is_report_complete=self.is_report_complete and not was_complete
+        )
+
+    def require_complete_report(self) -> None:
+        """Require a complete report again, because the broker's session had expired for a while.
+
+        Decisions made meanwhile treated it as a broker without a report. The known damage stays;
+        the next complete round is news.
+        """
+        self.is_report_complete, self.covered = False, None
+
+    def _replace(self, beat: BrokerHeartbeat) -> tuple[TopicIdPartition, ...]:
+        """Replace the known damage in the range of this page; return the changed partitions."""
+        first, last = beat.failed_after, beat.failed_up_to
+        said = {replica_partition(one): one for one in beat.failed}
+        known = {
+            where: one
+            for where, one in self.failed.items()
+            if (first is None or where > first) and (last is None or where <= last)
+        }
+        if said == known:
+            return ()
+        others = {where: one for where, one in self.failed.items() if where not in known}
+        self.failed = MappingProxyType(others | said)
+        return tuple(where for where in {**known, **said} if known.get(where) != said.get(where))
+
+
+class DamageByPartition:
+    """The reports of all brokers by partition, rebuilt only when one of them has changed."""
+
+    def __init__(self) -> None:
+        self._of: dict[BrokerId, BrokerDamage] = {}
+        self._failed: DamagedReplicas = NO_DAMAGED_REPLICAS
+
+    def of(self, reported: dict[BrokerId, BrokerDamage]) -> DamagedReplicas:
+        """Return the damaged replicas by partition.
+
+        ``reported``: the reports of the live brokers that have damaged replicas.
+        """
+        same = reported.keys() == self._of.keys() and all(
+            self._of[broker_id] is failed for broker_id, failed in reported.items()
+        )
+        if not same:
+            found: dict[TopicIdPartition, dict[BrokerId, DamagedReplica]] = {}
+            for broker_id, failed in reported.items():
+                for where, one in failed.items():
+                    found.setdefault(where, {})[broker_id] = one
+            self._of, self._failed = reported, found
+        return self._failed
 
 
 @dataclass(slots=True)
@@ -28,7 +130,7 @@ class BrokerSession:
     connections: int = 0
     disconnected_ms: int | None = None
     """Judge time when its last connection closed; None while one is open, or if it had none."""
-    was_heard: bool = False
+    had_heartbeat: bool = False
     """True once a heartbeat arrived here; before, the age counts from the session's creation."""
 
 
@@ -78,14 +180,14 @@ class HeartbeatTracker:
         session.metadata_offset = max(session.metadata_offset, metadata_offset)
         session.want_shutdown = want_shutdown
         session.disconnected_ms = None
-        session.was_heard = True
+        session.had_heartbeat = True
 
-    def told(self, beat: BrokerHeartbeat) -> News:
+    def told(self, beat: BrokerHeartbeat) -> DamageChanges:
         """Apply a heartbeat's report of damaged replicas, after `heard`; return the changes."""
         session = self._sessions.get(beat.broker_id)
         if session is None or session.broker_epoch != beat.broker_epoch:
-            return NO_NEWS
-        return session.damage.take(beat)
+            return NO_DAMAGE_CHANGES
+        return session.damage.apply_heartbeat(beat)
 
     def connection_opened(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
@@ -155,7 +257,7 @@ class HeartbeatTracker:
     def _note_return(self, session: BrokerSession) -> None:
         """Require a complete damage report again if the session was over without a fence."""
         if self._is_over(session):
-            session.damage.is_back()
+            session.damage.require_complete_report()
 
     def _is_over(self, session: BrokerSession) -> bool:
         """Return True if the session timeout, or the grace after a lost connection, has passed."""
@@ -174,7 +276,7 @@ class HeartbeatTracker:
     def session(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> BrokerSession | None:
         """Return the registration's session; None if it had no heartbeat or has expired."""
         session = self._sessions.get(broker_id)
-        if session is None or session.broker_epoch != broker_epoch or not session.was_heard:
+        if session is None or session.broker_epoch != broker_epoch or not session.had_heartbeat:
             return None
         return None if self.has_expired(broker_id, broker_epoch) else session
 

@@ -24,25 +24,20 @@ from collections import deque
 from collections.abc import Callable
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.producer_claims import (
-    BATCHES_REMEMBERED,
-    EPOCH_MAX,
-    Claim,
-    next_sequence,
-)
+from raft_metadata.common.ids import BATCHES_REMEMBERED, EPOCH_MAX, Claim, next_sequence
 
 IN_FLIGHT_MAX = BATCHES_REMEMBERED
 """Requests in flight at once: a repeat of an older one would not be recognized by the log."""
-TOGETHER_BYTES_MAX = 1_048_576
+BATCH_TEXT_BYTES_MAX = 1_048_576
 """JSON bytes of the produces that are sent as one batch; 1 MiB is a good size for a batch."""
-TOGETHER_RECORDS_MAX = 10_000
+BATCH_RECORDS_MAX = 10_000
 """Records of one batch: the leader decodes them in one turn of its event loop, some 5 ms."""
 SPARE_EPOCHS = 100
 """Producer epochs left when another producer id is requested."""
 
 Done = Callable[[int, KafkaError | None], None]
 
-REROUTED = frozenset(
+RETRIABLE_REFUSALS = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.FENCED_LEADER_EPOCH,
@@ -57,10 +52,12 @@ REROUTED = frozenset(
     }
 )
 """Refusals after which another leader, or the same one a moment later, may accept the batch."""
-_OUT_OF_STEP = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH})
+_SEQUENCE_REFUSALS = frozenset(
+    {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH}
+)
 
 
-class Waiting:
+class PendingProduce:
     """A client's produce: its records as JSON text, its deadline and its completion callback."""
 
     __slots__ = ("count", "deadline_ms", "done", "kind", "text")
@@ -92,7 +89,7 @@ class Waiting:
             done(base_offset, error)
 
 
-class Crossing:
+class InFlightBatch:
     """Produces that are sent as one batch under one sequence; ``text`` never changes."""
 
     __slots__ = (
@@ -100,7 +97,7 @@ class Crossing:
         "was_first",
     )  # fmt: skip
 
-    def __init__(self, members: list[Waiting], claim: Claim, ordinal: int) -> None:
+    def __init__(self, members: list[PendingProduce], claim: Claim, ordinal: int) -> None:
         self.ordinal = ordinal
         """Number of batches that this channel numbered before this one."""
         self.members = members
@@ -118,7 +115,7 @@ class Crossing:
         """The error of the last attempt, or None."""
 
     @property
-    def first(self) -> Waiting:
+    def first(self) -> PendingProduce:
         return self.members[0]
 
     @property
@@ -132,12 +129,12 @@ class Crossing:
         return any(member.done is not None for member in self.members)
 
     @property
-    def has_settled(self) -> bool:
+    def is_partly_complete(self) -> bool:
         """True once a produce of this batch has been completed."""
         return any(member.done is None for member in self.members)
 
 
-class WriteChannel:
+class SequencedSender:
     """The ordered stream of produces from one sender to one partition.
 
     One channel carries produces of one strength (acks=all, or less). The caller calls `due` until
@@ -146,16 +143,16 @@ class WriteChannel:
     """
 
     __slots__ = (
-        "_broken",
-        "_careful",
+        "_batches_formed",
+        "_can_batch",
         "_epoch",
-        "_flight",
-        "_numbered",
+        "_has_gap",
+        "_in_flight",
         "_producer_id",
         "_queue",
+        "_sends_one_at_a_time",
         "_sequence",
-        "_together",
-        "spare_id",
+        "spare_producer_id",
     )  # fmt: skip
 
     def __init__(self, producer_id: int, *, together: bool = True) -> None:
@@ -165,154 +162,156 @@ class WriteChannel:
         alone.
         """
         self._producer_id = producer_id
-        self._together = together
+        self._can_batch = together
         self._epoch = 0
         self._sequence = 0
-        self._numbered = 0
-        self._queue: deque[Waiting] = deque()
-        self._flight: list[Crossing] = []
-        self._careful = True
-        self._broken = False
-        self.spare_id: int | None = None
+        self._batches_formed = 0
+        self._queue: deque[PendingProduce] = deque()
+        self._in_flight: list[InFlightBatch] = []
+        self._sends_one_at_a_time = True
+        self._has_gap = False
+        self.spare_producer_id: int | None = None
         """The producer id to use once the epochs are used up; None: not requested or used."""
 
     @property
     def is_idle(self) -> bool:
-        return not self._queue and not self._flight
+        return not self._queue and not self._in_flight
 
     @property
-    def wants_id(self) -> bool:
-        """True if the epochs are nearly used up and the caller should set `spare_id`."""
-        return self._epoch > EPOCH_MAX - SPARE_EPOCHS and self.spare_id is None
+    def needs_producer_id(self) -> bool:
+        """True if the epochs are nearly used up and the caller should set `spare_producer_id`."""
+        return self._epoch > EPOCH_MAX - SPARE_EPOCHS and self.spare_producer_id is None
 
     @property
     def has_failed(self) -> bool:
         """True if the first batch in flight is to be sent again: later, or to another leader."""
-        return bool(self._flight) and self._careful and not self._flight[0].calling
+        return (
+            bool(self._in_flight) and self._sends_one_at_a_time and not self._in_flight[0].calling
+        )
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: PendingProduce) -> None:
         """Append a produce to the queue."""
         self._queue.append(waiting)
 
-    def is_head(self, crossing: Crossing) -> bool:
+    def is_head(self, batch: InFlightBatch) -> bool:
         """Return True if no earlier batch is in flight.
 
         Only then may the batch introduce the producer to the leader.
         """
-        return self._flight[0] is crossing
+        return self._in_flight[0] is batch
 
     def next_deadline_ms(self) -> int | None:
         """Return the earliest deadline of a pending produce, when `expire` is due; or None."""
-        waiting = [member for each in self._flight for member in each.members]
+        waiting = [member for each in self._in_flight for member in each.members]
         deadlines = [each.deadline_ms for each in (*waiting, *self._queue) if each.done is not None]
         return min(deadlines, default=None)
 
-    def due(self) -> Crossing | None:
+    def due(self) -> InFlightBatch | None:
         """Return the next batch to send and mark it as in flight, or None."""
-        for crossing in self._flight:
-            if crossing.calling:
-                if self._careful:
+        for batch in self._in_flight:
+            if batch.calling:
+                if self._sends_one_at_a_time:
                     return None
-            elif crossing.doubtful or not self._broken:
-                crossing.calling = True
-                crossing.was_first = crossing is self._flight[0]
-                return crossing
-        if self._broken or not self._queue:
+            elif batch.doubtful or not self._has_gap:
+                batch.calling = True
+                batch.was_first = batch is self._in_flight[0]
+                return batch
+        if self._has_gap or not self._queue:
             return None
-        if self._flight:
+        if self._in_flight:
             # Batches answered since count too: a log remembers only the newest ones.
-            span = self._numbered - self._flight[0].ordinal
-            if self._careful or span >= IN_FLIGHT_MAX:
+            span = self._batches_formed - self._in_flight[0].ordinal
+            if self._sends_one_at_a_time or span >= IN_FLIGHT_MAX:
                 return None
-        crossing = self._number()
-        crossing.calling = True
-        crossing.was_first = not self._flight
-        self._flight.append(crossing)
-        return crossing
+        batch = self._form_batch()
+        batch.calling = True
+        batch.was_first = not self._in_flight
+        self._in_flight.append(batch)
+        return batch
 
-    def _number(self) -> Crossing:
+    def _form_batch(self) -> InFlightBatch:
         """Form the next batch from queued produces of one kind and give it its sequence."""
         members = [self._queue.popleft()]
         size, count = len(members[0].text), members[0].count
-        while self._queue and self._together and self._queue[0].kind == members[0].kind:
+        while self._queue and self._can_batch and self._queue[0].kind == members[0].kind:
             size += 1 + len(self._queue[0].text)
             count += self._queue[0].count
-            if size > TOGETHER_BYTES_MAX or count > TOGETHER_RECORDS_MAX:
+            if size > BATCH_TEXT_BYTES_MAX or count > BATCH_RECORDS_MAX:
                 break
             members.append(self._queue.popleft())
         claim = Claim(self._producer_id, self._epoch, self._sequence)
-        crossing = Crossing(members, claim, self._numbered)
-        self._numbered += 1
-        self._sequence = next_sequence(self._sequence, crossing.count)
-        return crossing
+        batch = InFlightBatch(members, claim, self._batches_formed)
+        self._batches_formed += 1
+        self._sequence = next_sequence(self._sequence, batch.count)
+        return batch
 
-    def succeeded(self, crossing: Crossing, base_offset: int) -> None:
+    def succeeded(self, batch: InFlightBatch, base_offset: int) -> None:
         """Complete the produces of a batch that was appended at ``base_offset``; -1 for acks=0."""
-        crossing.calling = False
-        self._flight.remove(crossing)
-        self._careful = False
+        batch.calling = False
+        self._in_flight.remove(batch)
+        self._sends_one_at_a_time = False
         at = base_offset
-        for member in crossing.members:
+        for member in batch.members:
             member.settle(at)
             if at >= 0:
                 at += member.count
-        self._mend()
+        self._begin_next_epoch()
 
-    def failed(self, crossing: Crossing, error: KafkaError, *, is_final: bool = False) -> None:
+    def failed(self, batch: InFlightBatch, error: KafkaError, *, is_final: bool = False) -> None:
         """Record a failed attempt; if the batch can be sent again, a later `due` returns it.
 
         ``is_final``: no retry can succeed, because the partition no longer exists.
         """
-        crossing.calling = False
-        crossing.error = error
-        self._careful = True
-        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and crossing.doubtful):
+        batch.calling = False
+        batch.error = error
+        self._sends_one_at_a_time = True
+        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and batch.doubtful):
             error = KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
-            self._give_up(crossing, error)  # its offset is not known, and a retry can't tell
-        elif error.outcome is Outcome.UNKNOWN and not crossing.void:
-            crossing.doubtful = True
-        elif not crossing.doubtful:
-            early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not crossing.was_first
-            if crossing.void or crossing.has_settled:
-                self._broken = True  # renumber it, without the produces completed already
+            self._give_up(batch, error)  # its offset is not known, and a retry can't tell
+        elif error.outcome is Outcome.UNKNOWN and not batch.void:
+            batch.doubtful = True
+        elif not batch.doubtful:
+            early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not batch.was_first
+            if batch.void or batch.is_partly_complete:
+                self._has_gap = True  # renumber it, without the produces completed already
             elif early:
                 pass  # overtook the one before it on another connection: retry in its turn
-            elif error.code in _OUT_OF_STEP:
-                self._broken = True
-            elif is_final or error.code not in REROUTED:
-                self._give_up(crossing, error)
-        self._mend()
+            elif error.code in _SEQUENCE_REFUSALS:
+                self._has_gap = True
+            elif is_final or error.code not in RETRIABLE_REFUSALS:
+                self._give_up(batch, error)
+        self._begin_next_epoch()
 
-    def _give_up(self, crossing: Crossing, error: KafkaError) -> None:
+    def _give_up(self, batch: InFlightBatch, error: KafkaError) -> None:
         """Complete the produces of a batch with the error and start renumbering the others."""
         if error.outcome is Outcome.NOT_WRITTEN:
-            self._void_behind(self._flight.index(crossing))
-        self._flight.remove(crossing)
-        self._broken = True
-        for member in crossing.members:
+            self._mark_void_behind(self._in_flight.index(batch))
+        self._in_flight.remove(batch)
+        self._has_gap = True
+        for member in batch.members:
             member.settle(-1, error)
 
-    def _void_behind(self, gap: int) -> None:
+    def _mark_void_behind(self, gap: int) -> None:
         """Mark every batch behind place ``gap`` as surely not appended.
 
         The batch at that place is not appended and never will be under its sequence. Those behind
         it were never sent as the first one, so a log that lacks it refuses them.
         """
-        for crossing in self._flight[gap + 1 :]:
-            crossing.void, crossing.doubtful = True, False
+        for batch in self._in_flight[gap + 1 :]:
+            batch.void, batch.doubtful = True, False
 
     def give_up(self) -> None:
         """Complete all produces because the sender stops.
 
         Produces that may have been appended get an unknown outcome, the others NOT_WRITTEN.
         """
-        for crossing in self._flight:
-            error = _too_late(crossing.error, in_doubt=crossing.calling or crossing.doubtful)
-            for member in crossing.members:
+        for batch in self._in_flight:
+            error = _expiry_error(batch.error, in_doubt=batch.calling or batch.doubtful)
+            for member in batch.members:
                 member.settle(-1, error)
         for member in self._queue:
-            member.settle(-1, _too_late(None, in_doubt=False))
-        self._flight.clear()
+            member.settle(-1, _expiry_error(None, in_doubt=False))
+        self._in_flight.clear()
         self._queue.clear()
 
     def expire(self, now_ms: int) -> None:
@@ -320,60 +319,60 @@ class WriteChannel:
 
         Those that may have been appended get an unknown outcome, the others NOT_WRITTEN.
         """
-        for crossing in self._flight:
-            if any(each.done and each.deadline_ms <= now_ms for each in crossing.members):
-                in_doubt = crossing.calling or crossing.doubtful
-                error = _too_late(crossing.error, in_doubt=in_doubt)
+        for batch in self._in_flight:
+            if any(each.done and each.deadline_ms <= now_ms for each in batch.members):
+                in_doubt = batch.calling or batch.doubtful
+                error = _expiry_error(batch.error, in_doubt=in_doubt)
                 # A produce reported as not written is never sent again: give up this sequence.
-                self._broken |= not in_doubt
-                for member in crossing.members:
+                self._has_gap |= not in_doubt
+                for member in batch.members:
                     if member.deadline_ms <= now_ms:
                         member.settle(-1, error)
         if any(each.deadline_ms <= now_ms for each in self._queue):
-            last = self._flight[0].error if self._flight else None
+            last = self._in_flight[0].error if self._in_flight else None
             late = [each for each in self._queue if each.deadline_ms <= now_ms]
             self._queue = deque(each for each in self._queue if each.deadline_ms > now_ms)
             for member in late:
-                member.settle(-1, _too_late(last, in_doubt=False))
-        self._mend()
+                member.settle(-1, _expiry_error(last, in_doubt=False))
+        self._begin_next_epoch()
 
-    def _mend(self) -> None:
+    def _begin_next_epoch(self) -> None:
         """Begin the next producer epoch once no client waits for a doubtful batch of the old one.
 
         Does nothing while the sequences have no gap, or while the epochs are used up and no spare
         id is set.
         """
-        if self._broken:
-            for at, crossing in enumerate(self._flight):
-                if not crossing.calling and not crossing.doubtful:
-                    self._void_behind(at)
+        if self._has_gap:
+            for at, batch in enumerate(self._in_flight):
+                if not batch.calling and not batch.doubtful:
+                    self._mark_void_behind(at)
                     break
-        for crossing in self._flight:
-            if crossing.calling or (crossing.doubtful and crossing.is_awaited):
+        for batch in self._in_flight:
+            if batch.calling or (batch.doubtful and batch.is_awaited):
                 return
-        if any(crossing.doubtful for crossing in self._flight):
-            self._broken = True
+        if any(batch.doubtful for batch in self._in_flight):
+            self._has_gap = True
         used_up = self._epoch == EPOCH_MAX
-        if not self._broken or (used_up and self.spare_id is None):
+        if not self._has_gap or (used_up and self.spare_producer_id is None):
             return
         again = [
             member
-            for crossing in self._flight
-            if not crossing.doubtful
-            for member in crossing.members
+            for batch in self._in_flight
+            if not batch.doubtful
+            for member in batch.members
             if member.done is not None
         ]
-        self._flight.clear()
+        self._in_flight.clear()
         self._queue.extendleft(reversed(again))
         self._epoch += 1
-        if used_up and self.spare_id is not None:
-            self._producer_id, self.spare_id, self._epoch = self.spare_id, None, 0
+        if used_up and self.spare_producer_id is not None:
+            self._producer_id, self.spare_producer_id, self._epoch = self.spare_producer_id, None, 0
         self._sequence = 0
-        self._broken = False
-        self._careful = True
+        self._has_gap = False
+        self._sends_one_at_a_time = True
 
 
-def _too_late(last: KafkaError | None, *, in_doubt: bool) -> KafkaError:
+def _expiry_error(last: KafkaError | None, *, in_doubt: bool) -> KafkaError:
     """Return the error for a produce whose deadline has passed, given the last attempt's error."""
     if in_doubt:
         if last is not None and last.outcome is Outcome.UNKNOWN:
