@@ -266,7 +266,7 @@ def _pass_end(segments: list[SegmentFacts], planned: Plan) -> int:
 
 
 class _Rate:
-    """A `Pace` for the cleaner's thread: limits bytes per second, and raises once ``stop`` is set."""
+    """A `Pace` for the cleaner's thread: limits bytes per second; raises once ``stop`` is set."""
 
     def __init__(self, bytes_per_second: int, clock: Clock) -> None:
         self._bytes_per_ms = max(1.0, bytes_per_second / 1000)

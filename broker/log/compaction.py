@@ -223,7 +223,7 @@ class Worth(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The part of a log to clean: from ``start``, where it is dirty, to ``end``, the limit for now."""
+    """The part of a log to clean: from ``start``, where it is dirty, to ``end``."""
 
     start: int
     end: int

@@ -53,7 +53,7 @@ def refusing() -> Iterator[None]:
 
 
 class _Cut(NamedTuple):
-    """A truncation point: ``position`` bytes of segment ``keep`` stay, and all segments before it."""
+    """A truncation point: segments before ``keep`` stay, and ``position`` bytes of that one."""
 
     keep: int
     fd: int
@@ -276,7 +276,7 @@ class CutSegments:
         self.recovery_point = self._sealed_to = start_offset
 
     def _unlink_all(self, names: int, start_offset: int) -> None:
-        """Unlink the first segment, empty by now, and the segments of before the log started over."""
+        """Unlink the first segment, empty by now, and those of before the log started over."""
         disk = self.disk
         if self.segments:
             self._shared.files.forget(self.segments[0])

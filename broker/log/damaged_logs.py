@@ -79,7 +79,7 @@ class DamagedLogs(ABC):
             self._is_noted = True
 
     def _on_log_failed(self, name: str | None, error: BaseException) -> None:
-        """Take one log offline whose durable bytes are damaged, or all (None) if the disk failed."""
+        """Take one log offline whose durable bytes are damaged; all (None) if the disk failed."""
         if name is None:
             self._fail_all(error)
             return

@@ -134,7 +134,7 @@ class Disk:
         os.fsync(fd)
 
     def sync_filesystem(self, fd: int) -> None:
-        """Sync all files of the filesystem of ``fd``; errors since ``fd`` was opened are reported."""
+        """Sync all files of ``fd``'s filesystem; errors since ``fd`` was opened are reported."""
         if _libc.syncfs(fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

@@ -49,7 +49,7 @@ class Flushable(Protocol):
         ...
 
     def end_flush(self, token: FlushToken, *, synced: bool) -> None:
-        """Complete the round; move the durable end if the token is still of the present generation."""
+        """Complete the round; move the durable end if the token's generation is still valid."""
         ...
 
 

@@ -140,7 +140,7 @@ class HashChain:
         self._holes_to = 0
 
     def _sum_below(self, offset: int) -> int:
-        """Return the sum of all batches of the chain below ``offset``, from the nearest kept sum."""
+        """Return the sum of all batches below ``offset``, starting from the nearest kept sum."""
         nearest = bisect_right(self._offsets, offset) - 1
         first = self._places[0]
         base, position, total = first.base_offset, 0, 0

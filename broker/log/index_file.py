@@ -37,7 +37,7 @@ _SUMMARY_BYTES = 16
 
 
 class IndexFileHead(NamedTuple):
-    """The state of a segment in its index file, so that a sealed segment is opened without a scan."""
+    """The state of a segment in its index file: a sealed segment is opened without a scan."""
 
     base_offset: int
     next_offset: int

@@ -40,7 +40,7 @@ class IndexMemory:
         return len(self._held)
 
     def used(self, segment: Indexed, size: int) -> None:
-        """Record a use of this segment's index, of ``size`` bytes now; drop others above the limit."""
+        """Record a use of this segment's index, now ``size`` bytes; drop others above the limit."""
         held = self._held
         before = held.get(segment, 0)
         if before == size:

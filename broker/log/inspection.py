@@ -167,7 +167,10 @@ class _Check:
         self.report.findings.append(Finding(level, file, position, at, text))
 
     def checkpoint(self, name: str) -> object | None:
-        """Return a small file's content; None if it does not exist, or is damaged (reported here)."""
+        """Return a small file's content.
+
+        None if it does not exist, or is damaged (reported here).
+        """
         path = f"{self.report.folder}/{name}"
         try:
             return decode_checkpoint(Path(path).read_bytes(), path)
@@ -276,9 +279,9 @@ class _Check:
         self.report.end = header.next_offset
 
     def _bad(self, path: str, position: int, why: str, number: int, start: int) -> bool:
-        """Report a bad batch (rule Q5).
+        """Add a finding about a bad batch (rule Q5); return True if it is damage.
 
-        Return True if it is damage, with more of the log behind it.
+        Then more of the log follows behind it; a torn batch is the end of the log.
         """
         end = self.report.end
         proof = self.proven
@@ -310,7 +313,7 @@ class _Check:
         return {position: place.base_offset + relative for relative, position in index.entries}
 
     def _misindexed(self, place: SegmentPlace, position: int, offset: int) -> None:
-        """Report a wrong index entry: worse than no index, because readers look in the wrong place."""
+        """Add a finding about a wrong index entry: readers would look in the wrong place."""
         path = place.path.removesuffix(".log") + ".index"
         self.say(DAMAGE, path, f"it says that offset {offset} is there", position, offset)
 

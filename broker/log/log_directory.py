@@ -87,7 +87,7 @@ class LogDirectory:
 def make_partition_directory(
     disk: Disk, directory: str, topic: str, partition: int, topic_id: str
 ) -> None:
-    """Make a partition's directory with its identity file; the log's first flush makes it durable."""
+    """Make a partition's directory with its identity file, durable after the log's first flush."""
     disk.make_directory(directory)
     content = {"topic_id": topic_id, "topic": topic, "partition": partition}
     place_file(disk, directory, PARTITION_FILE, encode_checkpoint(content), sync=False)

@@ -143,7 +143,7 @@ class LogProducers:
                 raise replay.error
 
     def truncated(self, end_offset: int) -> None:
-        """Take the prepared state, exact at ``end_offset``, where the log ends now (invariant T4)."""
+        """Take the prepared state, exact at ``end_offset``, the new log end (invariant T4)."""
         limit = snapshot_name(end_offset)
         self._unwritten = [each for each in self._unwritten if each[0] <= limit]
         if self._replay is None:
@@ -154,7 +154,7 @@ class LogProducers:
     def write_for_close(self, directory: str, segments: list[Segment], end_offset: int) -> None:
         """Write the state at the log's end, so that the next start scans nothing.
 
-        Remove the old one.
+        The snapshot of the last close is removed.
 
         Raises:
             OSError: the shutdown is not clean.

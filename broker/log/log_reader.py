@@ -151,7 +151,7 @@ class _Answer:
         self.reached = wanted[0]
 
     def take_all(self, buffer: bytes, at: int, whole: Whole) -> None:
-        """Take all wanted batches of a buffer: runs by ``whole`` where possible, others one by one."""
+        """Take all wanted batches of a buffer, by ``whole`` where possible, else one by one."""
         view, size, wanted = memoryview(buffer), len(buffer), self._wanted
         while True:
             found, at, self.room = whole(view, at, wanted, self.room)

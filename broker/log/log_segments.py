@@ -235,7 +235,7 @@ class LogSegments(CutSegments):
         return True
 
     def end_flush(self, token: FlushToken, *, synced: bool, cut: bool) -> None:
-        """Complete the sync of this token; ``cut``: the log was truncated or closed since it began."""
+        """Complete the sync of a token; ``cut``: the log was truncated or closed since it began."""
         for segment in token.segments:
             segment.flushing -= 1
             if not synced:
@@ -335,11 +335,11 @@ class LogSegments(CutSegments):
         return found
 
     def broken(self, error: BaseException) -> None:
-        """Report that the disk failed during compaction: the whole directory is in doubt (rule Q2)."""
+        """Report a disk failure during compaction: the whole directory is in doubt (rule Q2)."""
         self._shared.on_failed(None, error)
 
     def replace(self, old: Sequence[Segment], swap: Swap, new: Segment, fd: int) -> None:
-        """Put the new segment in the place of ``old``; the files are renamed when the swap has run."""
+        """Put the new segment in the place of ``old``; the swap renames the files later."""
         first = self.segments.index(old[0])
         self._shared.files.adopt(new, fd)
         for segment in old:
@@ -350,7 +350,7 @@ class LogSegments(CutSegments):
     # closing
 
     def close(self) -> None:
-        """Release descriptors. A replacement that can't be finished now is left to the next start."""
+        """Release descriptors. A replacement that fails now is finished at the next start."""
         with contextlib.suppress(OSError):
             self.settle()
         for segment in self.segments:

@@ -46,7 +46,7 @@ class OffsetIndex:
         return EMPTY_BYTES + ENTRY_BYTES * len(self._offsets)
 
     def part(self, first: int, end: int) -> tuple[int, int, bytes]:
-        """Return the entries [first, end): the first one's offset, its time, and the bytes of all."""
+        """Return the entries [first, end): offset and time of the first, and the bytes of all."""
         offsets, times = self._offsets[first:end], self._times[first:end]
         raw = (offsets.tobytes(), self._positions[first:end].tobytes(), times.tobytes())
         return offsets[0], times[0], b"".join(raw)

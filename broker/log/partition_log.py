@@ -98,7 +98,7 @@ class PartitionLog(ReadableLog):
         self._producers: LogProducers | None = None
 
     def restore(self, found: RecoveredLog) -> None:
-        """Take over the result of recovery; it is durable only after the caller's sync (rule Q1)."""
+        """Take over the result of recovery, durable only after the caller's sync (rule Q1)."""
         self._stored = LogSegments.restored(self._shared, self.directory, found)
         self._epochs = found.epochs
         if found.producers is not None:
@@ -115,7 +115,7 @@ class PartitionLog(ReadableLog):
     @property
     @override
     def segments(self) -> list[Segment]:
-        """All segments, oldest first, the last one being written. Not to be changed by the caller."""
+        """All segments, oldest first; the last one is written to. The caller must not change it."""
         return _NO_SEGMENTS if self._stored is None else self._stored.segments
 
     @property

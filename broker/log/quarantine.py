@@ -48,7 +48,7 @@ class Quarantine:
         return self._disk.exists(f"{self._root}/{name}")
 
     def move(self, name: str, quarantined: str) -> bool:
-        """Move a log's directory to quarantine under another name; return False if there was none."""
+        """Move a log's directory to quarantine under a new name; return False if there was none."""
         if not self.has_yet_to_move(name):
             return False
         quarantined = quarantined[:_NAME_BYTES_MAX]

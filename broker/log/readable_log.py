@@ -58,7 +58,7 @@ class ReadableLog(ABC):
     @property
     @abstractmethod
     def segments(self) -> list[Segment]:
-        """All segments, oldest first, the last one being written. Not to be changed by the caller."""
+        """All segments, oldest first; the last one is written to. The caller must not change it."""
 
     @property
     def compacted_to(self) -> int:
@@ -111,7 +111,7 @@ class ReadableLog(ABC):
         )
 
     def cold_range(self, from_offset: int, max_bytes: int) -> ColdRange | None:
-        """Return the range that such a read would wait for on the disk, or None: see `page_cache`."""
+        """Return the range that such a read would wait for, or None: see `page_cache`."""
         return self._reading(cold_range, from_offset, max_bytes)
 
     def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:

@@ -283,13 +283,13 @@ def _restore_producers(scan: _Scan, trusted: int) -> None:
 
 
 def _first_offset(scan: _Scan) -> int:
-    """Return the offset to begin with: of the first segment, which may hold the log start inside."""
+    """Return the offset to begin with, of the segment that holds the log start."""
     first = scan.segments[0].base_offset if scan.segments else scan.log_start
     return min(first, scan.log_start)
 
 
 def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
-    """Check every batch behind the trusted segments; return the end of the good part, if any ends."""
+    """Check every batch behind the trusted segments; return the first bad point, or None."""
     expected = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
     for number in range(trusted, len(scan.segments)):
         segment = scan.segments[number]
@@ -310,7 +310,7 @@ def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
 
 
 def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
-    """Account for every good batch of a segment; return why the scan stopped before the file's end."""
+    """Account for each good batch of a segment; return the reason if the scan stopped early."""
     fd = scan.files.use(segment)
     chunk, start = b"", 0
     segment.cut(0, segment.base_offset)

@@ -157,7 +157,7 @@ class Salvage:
     # steps
 
     def _mark(self, plan: Plan) -> None:
-        """Mark the log: every start reports it until an unclean election; no clean end is claimed."""
+        """Mark the log as unclean, to be reported at every start; claim no clean end for it."""
         small = DirectoryFiles(self._disk, self._root)
         marks = small.read_damaged()
         marks[plan.key] = f"salvaged: {plan.offsets_lost} offsets lost{_ranges(plan.lost)}"

@@ -278,7 +278,7 @@ class Segment:
         return True
 
     def index_is_written(self, files: OpenFiles) -> None:
-        """Record that the index file matches this segment now: the copy in memory may be dropped."""
+        """Record that the index file matches this segment: the copy in memory may be dropped."""
         self.is_index_written = True
         if self._index is not None:
             files.indexes.used(self, self._index.held_bytes)

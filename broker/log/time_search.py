@@ -39,7 +39,7 @@ _LINE = re.compile(rb'\{"offset":(\d+),(?:"timestamp":(\d+),)?[^\n]*\n')
 
 
 class TimeSearch:
-    """A search in one log, owned by the task that requested it; restarted if the log is truncated."""
+    """A search in one log, owned by the requesting task; restarted if the log is truncated."""
 
     __slots__ = ("_batch", "_generation", "_left", "_reached", "_timestamp_ms", "found", "work")
 
@@ -107,7 +107,7 @@ class TimeSearch:
         return False
 
     def _look_into(self, batch: _Batch, files: OpenFiles) -> bool:
-        """Search the next piece of this batch; clear ``_batch`` at its end. Return True if found."""
+        """Search the next piece of this batch; clear ``_batch`` at its end. True: found."""
         if batch.text is None:
             self.work = batch.read_on(files)
         if batch.text is None:

@@ -71,7 +71,7 @@ class PackedSlice(NamedTuple):
         return cls(*piece, unpacked_size(piece.lines))
 
     def as_sent(self) -> BatchSlice:
-        """Return the inverse of `received`; the sender must also state that the lines are a frame."""
+        """Return the inverse of `received`; the sender must also state that it is a frame."""
         return BatchSlice(self.header, self.frame, self.first_offset, self.next_offset, self.count)
 
 
@@ -113,7 +113,7 @@ def _compressed(lines: bytes | memoryview) -> bytes:
 
 
 def _decompressed(frame: bytes | memoryview) -> bytes:
-    """Return the content of one frame, at most the size in its header. BatchError if it is broken."""
+    """Return the content of one frame, at most the size in its header. BatchError if broken."""
     try:
         context = _decompressors.pop()
     except IndexError:

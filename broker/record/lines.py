@@ -157,7 +157,7 @@ elif not TYPE_CHECKING:
     from broker.record.plain_lines import encode_lines
 
     class BareRecord(ProduceRecord):
-        """A class never instantiated: without msgspec every record's optional fields are checked."""
+        """A class without instances: without msgspec every record's fields are checked."""
 
     def make_raw(text):
         """Return JSON text in the type that a record holds its key, value and headers in."""
@@ -254,7 +254,7 @@ def record_size(record: ProduceRecord) -> int:
 
 
 def oversized(records: Sequence[ProduceRecord], max_message_bytes: int) -> list[int]:
-    """Return the indexes of records over the limit: each is refused alone, the others are stored."""
+    """Return the indexes of records over the limit: only these are refused."""
     return [
         index for index, record in enumerate(records) if record_size(record) > max_message_bytes
     ]
@@ -336,7 +336,7 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
 
 
 def _number(records: Sequence[ProduceRecord], base_offset: int, *, append_time: bool) -> bool:
-    """Set offsets, clear fields that are not stored; return True if a record has a time of its own."""
+    """Set offsets, clear fields that are not stored; return True if any record has a time."""
     timed = False
     for offset, record in enumerate(records, base_offset):
         record.partition = None

@@ -344,8 +344,8 @@ class MetadataQuorum:
         milliseconds since it sent the messages that a majority answered; on a follower,
         milliseconds since the last append of a leader.
 
-        NEVER_HEARD_MS before the first contact. Never 0 during a hand-over, because the next leader
-        need not wait.
+        Before the first contact NEVER_HEARD_MS. Never 0 during a hand-over, because the next need
+        not wait.
         """
         if self._node is None:
             return NEVER_HEARD_MS
