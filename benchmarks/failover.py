@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Row, at_most, percentile
 from chaos.history import History, Record
 from chaos.http import Stored
-from chaos.load import Endpoint
-from chaos.metadata_probe import MetadataProbe
+from chaos.workloads import Endpoint, MetadataProbe
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -83,12 +83,11 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
     from rich.console import Console
 
     from chaos.disks.shim import ShimError
-    from chaos.net.toxiproxy_api import NetworkError
-    from chaos.proxied import ProxiedCluster
-    from chaos.run_directory import catch_signals, make_directory, play, remove
+    from chaos.net.toxiproxy import NetworkError
+    from chaos.proxied_cluster import ProxiedCluster
+    from chaos.run import Screen, catch_signals, make_directory, play, remove
     from chaos.runner import RunOptions, ScenarioRun
     from chaos.scenarios.catalogue import SCENARIOS
-    from chaos.screen import Screen
 
     console = Console(highlight=False, soft_wrap=True, file=sys.stderr) if form == "json" else None
     screen = Screen(console)
@@ -98,7 +97,7 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
     try:
         cluster = ProxiedCluster(directory)
         if SCENARIOS[name].disks != "sound":
-            cluster.lay_disks(power=SCENARIOS[name].disks == "power")
+            cluster.add_disk_faults(power=SCENARIOS[name].disks == "power")
     except (NetworkError, ShimError) as error:
         remove(directory)
         click.echo(f"quorumlog: {error}", err=True)

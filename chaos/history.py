@@ -103,7 +103,7 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reign:
+class ControllerTerm:
     """A controller's report that it is active in a term."""
 
     controller: int
@@ -181,12 +181,28 @@ Event = (
     | Fault
     | MetadataWrite
     | Leadership
-    | Reign
+    | ControllerTerm
     | Note
     | Observation
     | GroupRead
     | GroupCommit
 )
+
+LINE_KEYS: dict[type[Event], str] = {
+    Unacknowledged: "unacknowledged",
+    Fault: "fault",
+    MetadataWrite: "metadatawrite",
+    Leadership: "leadership",
+    ControllerTerm: "reign",
+    Note: "note",
+    Observation: "observation",
+    GroupRead: "groupread",
+    GroupCommit: "groupcommit",
+}
+"""The key of each event's line in the history file; docs/guides/chaos.md names them to users.
+
+An acknowledgement has a form of its own: see `to_line`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +231,7 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     metadata_writes: list[MetadataWrite] = field(default_factory=list)
     leaderships: list[Leadership] = field(default_factory=list)
-    reigns: list[Reign] = field(default_factory=list)
+    controller_terms: list[ControllerTerm] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     group_reads: list[GroupRead] = field(default_factory=list)
     group_commits: list[GroupCommit] = field(default_factory=list)
@@ -233,8 +249,8 @@ class History:
                 self.metadata_writes.append(event)
             case Leadership():
                 self.leaderships.append(event)
-            case Reign():
-                self.reigns.append(event)
+            case ControllerTerm():
+                self.controller_terms.append(event)
             case Observation():
                 self.observations.append(event)
             case GroupRead():
@@ -268,9 +284,9 @@ def to_line(event: Event, records: Sequence[Record]) -> bytes:
             "answered_ms": event.answered_ms,
         }
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
-    name = type(event).__name__.lower()
+    key = LINE_KEYS[type(event)]
     if isinstance(event, Observation):
         lines = [[line.offset, line.key.decode(), line.value.decode()] for line in event.lines]
-        told = {"observation": replace(event, lines=()), "lines": lines}
-        return orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE)
-    return orjson.dumps({name: event}, option=orjson.OPT_APPEND_NEWLINE)
+        body = {key: replace(event, lines=()), "lines": lines}
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps({key: event}, option=orjson.OPT_APPEND_NEWLINE)

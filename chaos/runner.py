@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.broker_files import lines_on_disk, read_chains, read_journals, verify_disks
 from chaos.checkers.events import (
     check_chains,
     check_disks_sound,
@@ -31,36 +32,38 @@ from chaos.checkers.faults import (
     check_felt,
     check_floor,
     check_logs,
+    check_produce_gap,
+    windows,
 )
-from chaos.checkers.gaps import check_produce_gap, windows
-from chaos.checkers.reads import check_replicas, check_seen_stays
+from chaos.checkers.metadata import (
+    check_controllers_agree,
+    check_one_leader_and_controller,
+    check_topics,
+)
 from chaos.checkers.records import (
     check_offsets,
     check_order,
     check_partitioner,
     check_present,
+    check_repeats,
+    check_replicas,
+    check_seen_stays,
 )
-from chaos.checkers.repeats import check_repeats
-from chaos.checkers.rule import check_controllers_agree, check_one_ruler, check_topics
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.deadline import TooLateError, within
-from chaos.disk import lines_on_disk
 from chaos.history import Reading
 from chaos.http import NDJSON, CallError, Http
-from chaos.journals import read_chains, read_journals, verify_disks
-from chaos.load import Endpoint
-from chaos.metadata_probe import MetadataProbe
 from chaos.net.links import Plane, node_name
-from chaos.scenarios.stage import COUNTED_DEADLINE_S, Stage
-from chaos.unique import TailReaders, UniqueWriters
+from chaos.scenarios.scenario import COUNTED_DEADLINE_S, ScenarioContext
 from chaos.watch import Watch
+from chaos.workloads import Endpoint, MetadataProbe, TailReaders, UniqueWriters
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
     from chaos.cluster import ClusterFile, Node
-    from chaos.proxied import ProxiedCluster
-    from chaos.run_directory import Run
-    from chaos.scenarios.stage import Scenario
+    from chaos.proxied_cluster import ProxiedCluster
+    from chaos.run import Run
+    from chaos.scenarios.scenario import Scenario
 
 TOPIC = "chaos"
 PARTITIONS = 3
@@ -159,7 +162,7 @@ class ScenarioRun:
 
     # -- load and faults
 
-    async def _load_and_break(self, http: Http, now: ClusterFile) -> Stage:
+    async def _load_and_break(self, http: Http, now: ClusterFile) -> ScenarioContext:
         endpoints = [Endpoint(node.id, node.url) for node in now.brokers]
         history, clock = self._history, self._clock
         watch = Watch(http, history, now, clock, topic=TOPIC, partitions=PARTITIONS)
@@ -172,7 +175,7 @@ class ScenarioRun:
         probe = MetadataProbe(
             http, history, now.cluster_id, endpoints, clock, keeps_every=PROBE_KEEPS_EVERY
         )
-        stage = Stage(
+        stage = ScenarioContext(
             cluster=self._cluster.local,
             now=now,
             network=self._cluster.network,
@@ -199,8 +202,8 @@ class ScenarioRun:
                 tasks.create_task(each) for each in (writers.run(), readers.run(), probe.run())
             ]
             await asyncio.sleep(STEADY_S)
-            await self._scenario.break_it(stage)
-            await self._until_whole(stage)
+            await self._scenario.make_faults(stage)
+            await self._wait_until_healthy(stage)
             await asyncio.sleep(AFTER_S)
             for each in (writers, readers, probe):
                 each.stop()
@@ -208,7 +211,7 @@ class ScenarioRun:
             watch.stop()
         return stage
 
-    async def _until_whole(self, stage: Stage) -> None:
+    async def _wait_until_healthy(self, stage: ScenarioContext) -> None:
         """Wait until every replica is in sync and every partition has acknowledged a new write."""
         written = dict(stage.writers.told.per_partition)
 
@@ -225,7 +228,7 @@ class ScenarioRun:
 
     # -- verdicts
 
-    def _judge_faults(self, stage: Stage) -> None:
+    def _judge_faults(self, stage: ScenarioContext) -> None:
         history, judge = self._history, self._run.judge
         judge(check_felt(history))
         stops = self._scenario.stops_writes
@@ -241,9 +244,9 @@ class ScenarioRun:
                 "every replica in sync and every partition written",
             )
         )
-        judge(check_one_ruler(history))
+        judge(check_one_leader_and_controller(history))
 
-    async def _read_and_judge(self, http: Http, stage: Stage) -> None:
+    async def _read_and_judge(self, http: Http, stage: ScenarioContext) -> None:
         history, judge = self._history, self._run.judge
         readings = []
         for broker in stage.now.brokers:
@@ -270,7 +273,7 @@ class ScenarioRun:
         for one in self._scenario.own_checks(stage, readings[0]):
             judge(one)
 
-    async def _move_leaders(self, http: Http, stage: Stage) -> None:
+    async def _move_leaders(self, http: Http, stage: ScenarioContext) -> None:
         """Drain a leader, so that another broker begins to lead records of the whole run."""
         base = f"{stage.now.brokers[0].url}/v3/clusters/{stage.now.cluster_id}"
         path = f"{base}/topics/{TOPIC}/partitions/0"
@@ -286,7 +289,7 @@ class ScenarioRun:
                     return
                 await asyncio.sleep(_LOOK_S)
 
-    async def _judge_files(self, stage: Stage) -> None:
+    async def _judge_files(self, stage: ScenarioContext) -> None:
         """Check the files of the stopped brokers: their journals, read together, and their logs."""
         data_dir, judge = self._cluster.local.data_dir, self._run.judge
         journals = read_journals(data_dir, stage.brokers)
@@ -310,7 +313,7 @@ class ScenarioRun:
         }
         return Reading(broker.id, partitions)
 
-    async def _disks_once_equal(self, served: Reading, stage: Stage) -> list[Reading]:
+    async def _disks_once_equal(self, served: Reading, stage: ScenarioContext) -> list[Reading]:
         """Return the content of the replicas' disks, once all are equal or the deadline passed."""
         deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
         while True:
@@ -333,7 +336,9 @@ class ScenarioRun:
         }
         return Reading(broker, found)
 
-    async def _applied_once_equal(self, http: Http, stage: Stage) -> dict[int, dict[str, object]]:
+    async def _applied_once_equal(
+        self, http: Http, stage: ScenarioContext
+    ) -> dict[int, dict[str, object]]:
         """Return each controller's applied state, once all are equal or the deadline has passed."""
         deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
         while True:
@@ -358,7 +363,7 @@ class ScenarioRun:
             "image hash": state["image_hash"]["value"],
         }
 
-    async def _topic_names(self, http: Http, stage: Stage) -> frozenset[str]:
+    async def _topic_names(self, http: Http, stage: ScenarioContext) -> frozenset[str]:
         url = f"{stage.now.brokers[-1].url}/v3/clusters/{stage.now.cluster_id}/topics"
         listed = await http.get_json(url)
         return frozenset(str(row["topic_name"]) for row in listed["data"])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chaos.deadline import within
-from chaos.history import Leadership, Reign
+from chaos.history import ControllerTerm, Leadership
 from chaos.http import CallError
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class Watch:
         self._stopped = asyncio.Event()
         self._leaderships: dict[int, Leadership] = {}
         self._partition_epochs: dict[int, int] = {}
-        self._told: set[Leadership] = set()
-        self._told_reigns: set[tuple[int, int]] = set()
+        self._recorded_reports: set[Leadership] = set()
+        self._recorded_terms: set[tuple[int, int]] = set()
         self.active: int | None = None
         """The controller that last reported to be active in the highest term; None if none."""
         self.term = -1
-        self.believers: dict[int, int] = {}
+        self.active_claims: dict[int, int] = {}
         """Controllers whose last report was that they are active → their term."""
 
     def stop(self) -> None:
@@ -109,8 +109,10 @@ class Watch:
             told_by=told_by,
             seen_ms=0,
         )
-        if learned not in self._told:  # record each report once; two brokers may disagree
-            self._told.add(learned)
+        if (
+            learned not in self._recorded_reports
+        ):  # record each report once; two brokers may disagree
+            self._recorded_reports.add(learned)
             self._history.add(replace(learned, seen_ms=self._clock.monotonic_ms()))
         known = self._leaderships.get(learned.partition)
         if known is None or (learned.epoch, row["partition_epoch"]) >= (
@@ -126,19 +128,21 @@ class Watch:
                 f"{controller.url}/controller/v1/status", ANSWER_DEADLINE_S
             )
         except CallError:
-            self.believers.pop(controller.id, None)
+            self.active_claims.pop(controller.id, None)
             return
         if not status["is_active"]:
-            self.believers.pop(controller.id, None)
+            self.active_claims.pop(controller.id, None)
             if self.active == controller.id:
                 self.active = None
             return
         term: int = status["term"]
-        self.believers[controller.id] = term
-        if (controller.id, term) not in self._told_reigns:
-            self._told_reigns.add((controller.id, term))
+        self.active_claims[controller.id] = term
+        if (controller.id, term) not in self._recorded_terms:
+            self._recorded_terms.add((controller.id, term))
             self._history.add(
-                Reign(controller=controller.id, term=term, seen_ms=self._clock.monotonic_ms())
+                ControllerTerm(
+                    controller=controller.id, term=term, seen_ms=self._clock.monotonic_ms()
+                )
             )
         if term >= self.term:
             self.active, self.term = controller.id, term

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
-from tests.support import seeds
+from tests.support import power_cut, seeds, workers
+
+POWER_CUTS = "power cuts"
 
 # Properties draw new examples on a developer's machine and the same ones in CI: a red run there
 # means the change. Both print the blob that repeats a failure. Deadlines measure the machine.
@@ -28,3 +34,44 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return seeds.describe(config)
+
+
+# ---------------------------------------------------------------- the two workers
+
+
+def is_by_units(config: pytest.Config) -> bool:
+    return bool(config.getoption("dist") == "loadfile")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    return workers.UnitScheduling(config, log) if is_by_units(config) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_by_units(config):
+        workers.sort_items(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker: pass on what the summary counts."""
+    sent: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if sent is not None:
+        sent[POWER_CUTS] = power_cut.cuts_by_kind
+
+
+def pytest_testnodedown(node: WorkerController) -> None:
+    """In the process that prints: add what a worker counted."""
+    received: dict[str, Any] = getattr(node, "workeroutput", {})
+    for kind, cuts in received.get(POWER_CUTS, {}).items():
+        power_cut.cuts_by_kind[kind] = power_cut.cuts_by_kind.get(kind, 0) + cuts
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Never a silent stand-in (rules.md K): which kind of power was cut, and why not the other."""
+    if not power_cut.cuts_by_kind:
+        return
+    terminalreporter.section("power cuts")
+    for kind, cuts in power_cut.cuts_by_kind.items():
+        terminalreporter.line(f"{cuts} × {kind}")
+    if power_cut.why_no_loop():
+        terminalreporter.line(f"no true power loss on this machine: {power_cut.why_no_loop()}")

@@ -28,7 +28,7 @@ _decode_flight = msgspec.json.Decoder(_Flight).decode
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def reckon(flights: Iterable[Line]) -> set[Row]:
+def delays_per_carrier_and_month(flights: Iterable[Line]) -> set[Row]:
     """Return flights and delays per carrier and month; a record that is no flight is left out."""
     counts: dict[tuple[str, int], tuple[int, int, float]] = defaultdict(lambda: (0, 0, 0.0))
     for line in flights:
@@ -56,7 +56,7 @@ def answered(results: Iterable[Line]) -> set[Row]:
 
 def check_delays(flights: Iterable[Line], results: Iterable[Line]) -> Verdict:
     """Check that the table equals the computed one: no flight missing, none counted twice."""
-    expected, found = reckon(flights), answered(results)
+    expected, found = delays_per_carrier_and_month(flights), answered(results)
     faults = [f"expected {row}" for row in sorted(expected - found)]
     faults += [f"found {row}" for row in sorted(found - expected)]
     if not expected:

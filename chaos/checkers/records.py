@@ -1,15 +1,21 @@
-"""Checks of acknowledged records: present, as sent, at the acknowledged place, in order."""
+"""Checks of records: present, as sent, at their place, in order, with no copy too many.
+
+Acknowledged records against the readings of the finished run, records seen by readers during the
+run, records on disks, and the number of copies of each value.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from chaos.checkers.verdict import Verdict, shown, verdict
+from chaos.history import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from chaos.history import History, Line, Position, Reading
 
@@ -140,3 +146,192 @@ def readers_for(history: History, brokers: Iterable[int]) -> list[int]:
         written[ack.broker] = written.get(ack.broker, 0) + len(ack.positions)
     choice.sort(key=lambda broker: (written[broker], broker))
     return choice[:1] if written[choice[0]] == 0 else choice[:2]
+
+
+def check_seen_stays(history: History, reading: Reading) -> Verdict:
+    """Check that a record once read at an offset stays there unchanged, without gaps in the tail.
+
+    Includes answers of a deposed leader: records that it serves must be committed all the same. A
+    4xx for an offset that exists would send a client back to the start, so it fails too.
+    """
+    final = {
+        partition: {line.offset: line for line in lines}
+        for partition, lines in reading.partitions.items()
+    }
+    faults: list[str] = []
+    seen = 0
+    for look in history.observations:
+        where = f"partition {look.partition} through broker {look.broker}"
+        if look.refusal:
+            faults.append(f"{where}: offset {look.offset} refused: {look.refusal}")
+        for expected, line in enumerate(look.lines, start=look.offset):
+            seen += 1
+            there = final.get(look.partition, {}).get(line.offset)
+            if line.offset != expected:
+                faults.append(f"{where}: offset {line.offset} where {expected} was due")
+            if there is None:
+                faults.append(f"{where}: offset {line.offset} was seen and is gone")
+            elif there != line:
+                faults.append(
+                    f"{where}: offset {line.offset} was {shown(line.key + b' ' + line.value)}, "
+                    f"is {shown(there.key + b' ' + there.value)}"
+                )
+    if not seen:
+        faults.append("nothing was read while the run went on")
+    return verdict(
+        "what was seen stays",
+        f"{seen:,} records in {len(history.observations):,} reads",
+        faults,
+    )
+
+
+def check_unknown_ran(history: History, reading: Reading) -> Verdict:
+    """Check that some attempts of unknown outcome are in the log.
+
+    Their requests ran, and the answers were lost. In a run that loses replies, none would mean that
+    the fault hit something else.
+    """
+    unknown = {
+        history.records[row]
+        for failure in history.unacknowledged
+        if failure.unknown
+        for row in failure.rows
+    }
+    served = {
+        Record(line.key, line.value) for lines in reading.partitions.values() for line in lines
+    }
+    ran = len(unknown & served)
+    return verdict(
+        "lost replies were told as unknown",
+        f"{len(unknown)} unknown, {ran} of them had been written",
+        [] if ran else ["no attempt of unknown outcome had been written"],
+    )
+
+
+def check_replicas(
+    served: Reading, disks: Sequence[Reading], replicas: Mapping[int, int]
+) -> Verdict:
+    """Check that every replica's disk holds exactly the served records.
+
+    Args:
+        served: the records that a broker served.
+        disks: per broker, the lines in its files, for the partitions it has.
+        replicas: partition → number of replicas it must have.
+    """
+    faults: list[str] = []
+    compared = 0
+    for partition, wanted in replicas.items():
+        lines = served.partitions.get(partition, [])
+        holders = [disk for disk in disks if partition in disk.partitions]
+        if len(holders) != wanted:
+            faults.append(f"partition {partition} has {len(holders)} replicas, not {wanted}")
+        for disk in holders:
+            held = disk.partitions[partition]
+            compared += len(held)
+            if held == lines:
+                continue
+            at = next(
+                (n for n, (a, b) in enumerate(zip(held, lines, strict=False)) if a != b),
+                min(len(held), len(lines)),
+            )
+            faults.append(
+                f"partition {partition} on broker {disk.broker}: {len(held)} lines on disk, "
+                f"{len(lines)} served, the first difference at {at}"
+            )
+    if not compared:
+        faults.append("no replica held anything")
+    return verdict("all replicas hold the same", f"{compared:,} records on disks", faults)
+
+
+def check_once(history: History, reading: Reading, unknown_max: float) -> Verdict:
+    """Check copies: acknowledged exactly one, refused none, unknown at most one.
+
+    Only for histories in which every record was sent once; any other is an error of the workload.
+    More than the given share of unknown attempts fails, because it proves too little.
+    """
+    served = Counter(
+        Record(line.key, line.value) for lines in reading.partitions.values() for line in lines
+    )
+    acknowledged = [
+        history.records[position.row]
+        for ack in history.acknowledgements
+        for position in ack.positions
+    ]
+    unknown = _unacknowledged_records(history, unknown=True)
+    refused = _unacknowledged_records(history, unknown=False)
+    attempts = len(acknowledged) + len(unknown) + len(refused)
+    faults = [
+        f"the workload sent {shown(b' '.join(record))} {times} times"
+        for record, times in Counter([*acknowledged, *unknown, *refused]).items()
+        if times > 1
+    ]
+    repeated = [record for record, copies in served.items() if copies > 1]
+    lost = [record for record in acknowledged if not served[record]]
+    written = [record for record in refused if served[record]]
+    faults += [f"{served[record]} times: {shown(b' '.join(record))}" for record in repeated]
+    faults += [f"lost: {shown(b' '.join(record))}" for record in lost]
+    faults += [f"called not written: {shown(b' '.join(record))}" for record in written]
+    if not acknowledged:
+        faults.append("nothing was acknowledged, so nothing is proven")
+    if len(unknown) > unknown_max * attempts:
+        faults.append(f"{len(unknown)} of {attempts} attempts are unknown")
+    ran = sum(1 for record in unknown if served[record])
+    return verdict(
+        "sent once, there once",
+        f"{len(acknowledged):,} acknowledged, {len(lost)} lost, {len(repeated)} repeated; "
+        f"{len(unknown)} unknown, {ran} of them there; "
+        f"{len(refused)} refused, {len(written)} of them there",
+        faults,
+    )
+
+
+def _unacknowledged_records(history: History, *, unknown: bool) -> list[Record]:
+    return [
+        history.records[row]
+        for failure in history.unacknowledged
+        if failure.unknown is unknown
+        for row in failure.rows
+    ]
+
+
+def check_repeats(history: History, reading: Reading) -> Verdict:
+    """Check that every served record was sent, and has no more copies than retries allow.
+
+    For each record: copies served ≤ times acknowledged + attempts of unknown outcome. One more is
+    the system's own duplicate, or an attempt reported as `not_written` that was written: a failure.
+    So is a record that was never sent. Copies above the acknowledged ones, within that bound, are
+    the client's own retries, which are counted only.
+    """
+    acknowledged: Counter[Record] = Counter()
+    unknown: Counter[Record] = Counter()
+    sent = set(history.records)
+    for ack in history.acknowledgements:
+        acknowledged.update(history.records[position.row] for position in ack.positions)
+    for failure in history.unacknowledged:
+        if failure.unknown:
+            unknown.update(history.records[row] for row in failure.rows)
+    served: Counter[Record] = Counter(
+        Record(line.key, line.value) for lines in reading.partitions.values() for line in lines
+    )
+    faults: list[str] = []
+    by_client = by_system = strangers = 0
+    for record, copies in served.items():
+        if record not in sent:
+            strangers += copies
+            faults.append(f"nobody sent {shown(record[0] + b' ' + record[1])}")
+            continue
+        allowed = acknowledged[record] + unknown[record]
+        by_client += max(0, min(copies, allowed) - acknowledged[record])
+        if copies > allowed:
+            by_system += copies - allowed
+            faults.append(
+                f"{copies} copies, {acknowledged[record]} acknowledged, {unknown[record]} unknown: "
+                f"{shown(record[0] + b' ' + record[1])}"
+            )
+    attempts = sum(1 for failure in history.unacknowledged if failure.unknown)
+    return verdict(
+        "no repeats but the client's own",
+        f"{by_client} by client retry after {attempts} unknown answers, {by_system} by the system, "
+        f"{strangers} never sent",
+        faults,
+    )

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from chaos.cluster import LocalCluster
 from chaos.demo import story
-from chaos.demo.stage import Options
-from chaos.flights import DEFAULT_PLACE, DataError, find_data, read_flights
-from chaos.net.toxiproxy_api import NetworkError
-from chaos.net.toxiproxy_server import find_server
-from chaos.run_directory import catch_signals, make_directory, play, remove
-from chaos.screen import INTERRUPTED, Screen
+from chaos.demo.context import Options
+from chaos.demo.flights import DEFAULT_PLACE, DataError, find_data, read_flights
+from chaos.net.toxiproxy import NetworkError, find_server
+from chaos.run import INTERRUPTED, Screen, catch_signals, make_directory, play, remove
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

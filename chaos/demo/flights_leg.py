@@ -11,11 +11,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from chaos.checkers.gaps import check_load, check_metadata_gap, check_produce_gap, windows
+from chaos.checkers.faults import check_load, check_metadata_gap, check_produce_gap, windows
 from chaos.cluster import ClusterError
 from chaos.deadline import within
-from chaos.demo.read_back import read_and_judge
-from chaos.demo.stage import (
+from chaos.demo.context import (
     FELT_DEADLINE_S,
     PARTITIONS,
     REPLICATION_FACTOR,
@@ -24,14 +23,14 @@ from chaos.demo.stage import (
     endpoints,
     leader_of,
     partition_facts,
+    read_and_judge,
 )
 from chaos.history import Fault
 from chaos.http import NDJSON, CallError
-from chaos.load import Load
-from chaos.metadata_probe import MetadataProbe
+from chaos.workloads import Load, MetadataProbe
 
 if TYPE_CHECKING:
-    from chaos.demo.stage import Stage
+    from chaos.demo.context import DemoContext
 
 LOAD_BEFORE_FAULTS_S = 5.0
 MIN_LOAD_AFTER_FAULT_MS = 10_000
@@ -39,7 +38,7 @@ GAP_LIMIT_MS = 3000
 """Longest gap promised after any one process is killed under load (docs/claims.md)."""
 
 
-async def play(stage: Stage) -> None:
+async def play(stage: DemoContext) -> None:
     """Create the topic, stream with faults, check the load, and read everything back."""
     now = stage.now()
     body = {
@@ -54,7 +53,7 @@ async def play(stage: Stage) -> None:
     await read_and_judge(stage, NDJSON, "")
 
 
-async def _stream_and_break(stage: Stage) -> None:
+async def _stream_and_break(stage: DemoContext) -> None:
     now, options = stage.now(), stage.options
     rows = range(len(stage.history.records))
     duration_s = LOAD_BEFORE_FAULTS_S + 2 * options.load_after_fault_s
@@ -79,7 +78,7 @@ async def _stream_and_break(stage: Stage) -> None:
         probe.stop()
 
 
-async def _show(stage: Stage, load: Load, total: int) -> None:
+async def _show(stage: DemoContext, load: Load, total: int) -> None:
     with stage.screen.bar(total) as bar:
         while load.acknowledged < total:
             bar.show(load.acknowledged, stage.clock.monotonic_ms())
@@ -87,7 +86,7 @@ async def _show(stage: Stage, load: Load, total: int) -> None:
         bar.show(total, stage.clock.monotonic_ms())
 
 
-async def _break(stage: Stage, load: Load) -> None:
+async def _break(stage: DemoContext, load: Load) -> None:
     began = time.monotonic()
     await asyncio.sleep(LOAD_BEFORE_FAULTS_S)
     await _kill_leader(stage, load)
@@ -96,7 +95,7 @@ async def _break(stage: Stage, load: Load) -> None:
     await _kill_controller(stage)
 
 
-async def _kill_leader(stage: Stage, load: Load) -> None:
+async def _kill_leader(stage: DemoContext, load: Load) -> None:
     http, now = stage.http, stage.now()
     fullest = max(load.per_partition, key=lambda partition: load.per_partition[partition])
     before = await partition_facts(http, now, now.brokers[0], fullest)
@@ -121,7 +120,7 @@ async def _kill_leader(stage: Stage, load: Load) -> None:
     stage.history.add(Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence))
 
 
-async def _kill_controller(stage: Stage) -> None:
+async def _kill_controller(stage: DemoContext) -> None:
     http, now = stage.http, stage.now()
     active, term = await active_controller(http, now)
     if active is None:
@@ -150,7 +149,7 @@ async def _kill_controller(stage: Stage) -> None:
     )
 
 
-def _judge_load(stage: Stage) -> None:
+def _judge_load(stage: DemoContext) -> None:
     history = stage.history
     least = min(MIN_LOAD_AFTER_FAULT_MS, int(stage.options.load_after_fault_s * 1000) - 1000)
     stage.judge(check_load(history, least))

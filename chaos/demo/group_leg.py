@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chaos.checkers.group_reads import (
+from chaos.checkers.groups import (
     Delivery,
     Place,
     check_all_delivered,
@@ -23,15 +23,15 @@ from chaos.checkers.group_reads import (
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.cluster import ClusterError
 from chaos.deadline import within
+from chaos.demo.context import TOPIC
 from chaos.demo.group_member import ROW, SESSION_TIMEOUT_MS, deliveries, digest
-from chaos.demo.stage import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from chaos.cluster import ClusterFile, Node
-    from chaos.demo.stage import Stage
+    from chaos.demo.context import DemoContext
     from chaos.history import Line, Reading
     from chaos.http import Http
 
@@ -64,10 +64,10 @@ class _Member:
         return self.out.stat().st_size // ROW.size if self.out.exists() else 0
 
 
-async def play(stage: Stage) -> None:
+async def play(stage: DemoContext) -> None:
     """Read the topic with a group whose busiest member is killed, and check the deliveries.
 
-    They are compared with `Stage.held`.
+    They are compared with `DemoContext.held`.
     """
     held = stage.held
     assert held is not None, "the legs before have read the topic back"
@@ -96,7 +96,7 @@ async def play(stage: Stage) -> None:
 
 
 @asynccontextmanager
-async def _members(stage: Stage, fullest: Sequence[Line]) -> AsyncIterator[list[_Member]]:
+async def _members(stage: DemoContext, fullest: Sequence[Line]) -> AsyncIterator[list[_Member]]:
     """Yield members that have all joined and now read; none is left afterwards."""
     stored = sum(len(line.key) + len(line.value) for line in fullest)
     least, most = READ_BYTES

@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from chaos.checkers.group_reads import Delivery
+from chaos.checkers.groups import Delivery
 
 SESSION_TIMEOUT_MS = 3_000
 AUTO_COMMIT_INTERVAL_MS = 500

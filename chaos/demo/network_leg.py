@@ -6,19 +6,19 @@ from random import SystemRandom
 from typing import TYPE_CHECKING
 
 from chaos.history import History
-from chaos.proxied import ProxiedCluster
-from chaos.run_directory import HISTORY_FILE, Run
+from chaos.proxied_cluster import ProxiedCluster
+from chaos.run import HISTORY_FILE, Run
 from chaos.runner import RunOptions, ScenarioRun
-from chaos.scenarios.leader_cut import LEADER_CUT
+from chaos.scenarios.isolation import LEADER_CUT
 
 if TYPE_CHECKING:
-    from chaos.demo.stage import Stage
+    from chaos.demo.context import DemoContext
 
 DURATION_S = 5.0
 FOLDER = "network"
 
 
-async def play(stage: Stage) -> None:
+async def play(stage: DemoContext) -> None:
     """Play the scenario leader-cut as `quorumlog chaos run` does; its verdicts join the demo's."""
     seed = SystemRandom().randrange(1 << 32)
     directory = stage.directory / FOLDER

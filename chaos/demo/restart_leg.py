@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 from chaos.checkers.verdict import verdict
 from chaos.deadline import within
-from chaos.demo.read_back import read_and_judge
-from chaos.demo.stage import TOPIC, endpoints
+from chaos.demo.context import TOPIC, endpoints, read_and_judge
 from chaos.history import Record
 from chaos.http import JSON_V2
-from chaos.load import Load
+from chaos.workloads import Load
 
 if TYPE_CHECKING:
-    from chaos.demo.stage import Stage
+    from chaos.demo.context import DemoContext
 
 COME_BACK_LIMIT_S = 30.0
 
 
-async def play(stage: Stage) -> None:
+async def play(stage: DemoContext) -> None:
     """Kill all, start again, write once per key, and read everything back."""
     count = stage.cluster.kill_everything()
     stage.screen.say(f"killed all {count} processes at once; starting again")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from chaos.checkers.delays import check_delays
 from chaos.cluster import ClusterError
 from chaos.deadline import within
-from chaos.demo.stage import TOPIC
+from chaos.demo.context import TOPIC
 from chaos.http import NDJSON
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.cluster import ClusterFile
-    from chaos.demo.stage import Stage
+    from chaos.demo.context import DemoContext
     from chaos.history import Line
     from chaos.http import Http
 
@@ -31,7 +31,7 @@ TABLE_LINES = 9
 READ_MAX_BYTES = 4 << 20
 
 
-async def play(stage: Stage) -> None:
+async def play(stage: DemoContext) -> None:
     """Run the query as a user would, show its table, and check the topic of results."""
     held = stage.held
     assert held is not None, "the legs before have read the topic back"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chaos.checkers.verdict import verdict
 from chaos.deadline import within
 from chaos.demo import flights_leg, group_leg, network_leg, restart_leg, spark_leg
-from chaos.demo.stage import Leg, Options, Stage
+from chaos.demo.context import DemoContext, Leg, Options
 from chaos.http import Http
 from raft_metadata.common.clock import SystemClock
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from chaos.cluster import LocalCluster
-    from chaos.run_directory import Run
+    from chaos.run import Run
 
 RUN_DEADLINE_S = 600.0
 """Deadline of the demo: twice the time promised for two quiet cores."""
@@ -27,7 +27,7 @@ LEGS = (
     Leg(name="group", play=group_leg.play),
     Leg(name="Spark", play=spark_leg.play, needs_spark=True),
 )
-"""Legs on one cluster, in this order; each continues with the topic and `Stage.held` of those
+"""Legs on one cluster, in this order; each continues with the topic and `DemoContext.held` of those
 before."""
 LEGS_OF_THEIR_OWN = (Leg(name="network", play=network_leg.play),)
 """Legs after that cluster's clean stop, each on a cluster that it starts itself."""
@@ -36,7 +36,7 @@ LEGS_OF_THEIR_OWN = (Leg(name="network", play=network_leg.play),)
 async def play(run: Run, cluster: LocalCluster, options: Options, clean_up: ExitStack) -> None:
     """Play all legs; their verdicts are added to the run."""
     async with within(RUN_DEADLINE_S, "the demo ends"), Http() as http:
-        stage = Stage(
+        stage = DemoContext(
             run=run,
             cluster=cluster,
             http=http,
@@ -58,7 +58,7 @@ async def play(run: Run, cluster: LocalCluster, options: Options, clean_up: Exit
         await _play_all(LEGS_OF_THEIR_OWN, stage)
 
 
-async def _play_all(legs: tuple[Leg, ...], stage: Stage) -> None:
+async def _play_all(legs: tuple[Leg, ...], stage: DemoContext) -> None:
     for leg in legs:
         if leg.needs_spark and not stage.options.spark:
             continue

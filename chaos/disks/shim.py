@@ -1,8 +1,8 @@
-"""Disk faults under real processes without root: a library loaded by LD_PRELOAD.
+"""Disk faults under real processes without root: a library loaded by LD_PRELOAD, and flipped bits.
 
 Built from `shim.c` by the machine's C compiler, once per version of its text. Scenarios set faults
 through `Shim`; the library reads them from a control directory. Because it works above the kernel,
-it cannot show a file system's own behaviour in a fault.
+it cannot show a file system's own behaviour in a fault. `flip_a_bit` damages a replica's file.
 """
 
 from __future__ import annotations
@@ -155,3 +155,19 @@ class Shim:
     def felt(self, node: str) -> int:
         """Return the number of calls of the node that a fault has hit."""
         return self.hits(node).total()
+
+
+def flip_a_bit(data_dir: Path, broker: int, topic: str, partition: int, part: float) -> str:
+    """Flip a bit in the broker's first segment, at `part` of its length; return a description.
+
+    The page cache holds the change at once, so the next read of that place returns it.
+    """
+    folder = data_dir / f"broker-{broker}" / "log" / f"{topic}-{partition}"
+    segment = min(folder.glob("*.log"))
+    at = int(segment.stat().st_size * part)
+    with segment.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    return f"{segment.name} of {folder.name} on broker {broker}, byte {at}: {byte} is {byte ^ 1}"

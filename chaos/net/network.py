@@ -10,15 +10,17 @@ import time
 from typing import TYPE_CHECKING
 
 from chaos.net.links import NO_FAULTS, Faults, Link, LinkState, Traffic
-from chaos.net.toxiproxy_api import (
+from chaos.net.toxiproxy import (
     ANSWERS,
+    LOOPBACK,
     REQUESTS,
     NetworkError,
     ProxyView,
     Toxic,
     ToxiproxyApi,
+    ToxiproxyServer,
+    free_port,
 )
-from chaos.net.toxiproxy_server import LOOPBACK, ToxiproxyServer, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,12 +1,14 @@
-"""Insertion of the proxies between the nodes, by rewriting every node's ``config.toml``.
+"""Insertion of the proxies between the nodes, and detection of connections that bypass them.
 
-`ProxiedCluster` calls it between `quorumlog up --format-only` and the first start. Only documented
-tables are changed (interfaces §2). The nodes' inner addresses become the tripwire's, so that the
-proxies are the only way between nodes.
+`ProxiedCluster` calls it between `quorumlog up --format-only` and the first start: every node's
+``config.toml`` gets the proxies' addresses. Only documented tables are changed (interfaces §2).
+The nodes' inner addresses become the tripwire's, so that the proxies are the only way between
+nodes, and a connection to the tripwire has bypassed one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tomllib
 from typing import TYPE_CHECKING
@@ -16,6 +18,45 @@ from chaos.net.links import Link, Plane, all_links, node_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from types import TracebackType
+
+
+class Tripwire:
+    """A listener that counts and refuses every connection. `async with`, owned by a run.
+
+    It replaces the inner address of every node (``[advertised]``, ``[controllers]``), so that a
+    node that ignores its ``[dial]`` table cannot reach its peer and is detected (rule K).
+    """
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """The ``host:port`` at which it listens."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def __aenter__(self) -> Tripwire:
+        self._server = await asyncio.start_server(self._refuse, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _refuse(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        writer.transport.abort()
+
 
 _SECTION = r"(?m)^\[{name}\]\n(?:(?!\[).*\n)*"
 

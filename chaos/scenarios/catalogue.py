@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.scenarios.controller_cut import CONTROLLER_CUT
-from chaos.scenarios.coordinator_cut import COORDINATOR_CUT
-from chaos.scenarios.disk_breaks import DISK_BREAKS
-from chaos.scenarios.disk_full import DISK_FULL
-from chaos.scenarios.disk_hangs import DISK_HANGS
-from chaos.scenarios.disk_rots import DISK_ROTS
-from chaos.scenarios.followers_cut import FOLLOWERS_CUT
-from chaos.scenarios.leader_cut import LEADER_CUT
-from chaos.scenarios.never_twice import NEVER_TWICE
-from chaos.scenarios.one_way_controller import ONE_WAY_CONTROLLER
-from chaos.scenarios.pause_kill import PART_KILL, PAUSE_KILL
-from chaos.scenarios.power_cut import POWER_CUT
-from chaos.scenarios.replies_lost import REPLIES_LOST
+from chaos.scenarios.disk_faults import DISK_BREAKS, DISK_FULL, DISK_HANGS, DISK_ROTS
+from chaos.scenarios.isolation import (
+    CONTROLLER_CUT,
+    COORDINATOR_CUT,
+    FOLLOWERS_CUT,
+    LEADER_CUT,
+    ONE_WAY_CONTROLLER,
+)
+from chaos.scenarios.lost_replies import NEVER_TWICE, REPLIES_LOST
+from chaos.scenarios.power_loss import PART_KILL, PAUSE_KILL, POWER_CUT
 from chaos.scenarios.storm import STORM
 
 if TYPE_CHECKING:
-    from chaos.scenarios.stage import Scenario
+    from chaos.scenarios.scenario import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario

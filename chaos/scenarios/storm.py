@@ -25,7 +25,7 @@ from chaos.net.links import (
     on_each,
     refused,
 )
-from chaos.scenarios.stage import Scenario
+from chaos.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from chaos.checkers.verdict import Verdict
     from chaos.history import Reading
-    from chaos.scenarios.stage import Stage
+    from chaos.scenarios.scenario import ScenarioContext
 
 WINDOW_S = (0.4, 2.5)
 """Range of a fault's length: shorter and longer than a session (1.2 s)."""
@@ -46,63 +46,63 @@ SLICES_BYTES = (5, 50, 1000)
 FIRST_CUT_S = 1.0
 
 
-def _isolate_one(stage: Stage, random: Random) -> Faults:
+def _isolate_one(stage: ScenarioContext, random: Random) -> Faults:
     node = random.choice(stage.others())
     return Faults(both_ways([node], stage.others(node)))
 
 
-def _isolate_a_leader(stage: Stage, random: Random) -> Faults:
+def _isolate_a_leader(stage: ScenarioContext, random: Random) -> Faults:
     known = stage.watch.of(random.randrange(stage.partitions)).leader
     leader = known if known is not None else random.choice(stage.brokers)
     return Faults(both_ways([leader], stage.others(leader)))
 
 
-def _halves(stage: Stage, random: Random) -> Faults:
+def _halves(stage: ScenarioContext, random: Random) -> Faults:
     nodes = list(stage.others())
     random.shuffle(nodes)
     cut = random.randrange(1, len(nodes))
     return Faults(both_ways(nodes[:cut], nodes[cut:]))
 
 
-def _one_way(stage: Stage, random: Random) -> Faults:
+def _one_way(stage: ScenarioContext, random: Random) -> Faults:
     nodes = stage.others()
     flows = [Flow(a, b) for a in nodes for b in nodes if a != b]
     return Faults(frozenset(random.sample(flows, random.randrange(1, 10))))
 
 
-def _brokers_only(stage: Stage, random: Random) -> Faults:
+def _brokers_only(stage: ScenarioContext, random: Random) -> Faults:
     broker = random.choice(stage.brokers)
     return Faults(both_ways([broker], [other for other in stage.brokers if other != broker]))
 
 
-def _from_controllers(stage: Stage, random: Random) -> Faults:
+def _from_controllers(stage: ScenarioContext, random: Random) -> Faults:
     return Faults(both_ways([random.choice(stage.brokers)], stage.controllers))
 
 
-def _answers_lost(stage: Stage, random: Random) -> Faults:
+def _answers_lost(stage: ScenarioContext, random: Random) -> Faults:
     links = [link for link in stage.network.links if link.plane is not Plane.RAFT]
     return answers_lost(random.sample(links, random.randrange(1, 6)))
 
 
-def _requests_lost(stage: Stage, random: Random) -> Faults:
+def _requests_lost(stage: ScenarioContext, random: Random) -> Faults:
     links = random.sample(stage.network.links, random.randrange(1, 6))
     return on_each(links, LinkState(drops_requests=True))
 
 
-def _slow(stage: Stage, random: Random) -> Faults:
+def _slow(stage: ScenarioContext, random: Random) -> Faults:
     links = random.sample(stage.network.links, random.randrange(1, 12))
     return on_each(links, LinkState(latency_ms=random.choice(LATENCIES_MS)))
 
 
-def _in_pieces(stage: Stage, random: Random) -> Faults:
+def _in_pieces(stage: ScenarioContext, random: Random) -> Faults:
     return on_each(stage.network.links, LinkState(slice_bytes=random.choice(SLICES_BYTES)))
 
 
-def _refused(stage: Stage, random: Random) -> Faults:
+def _refused(stage: ScenarioContext, random: Random) -> Faults:
     return refused(random.sample(stage.network.links, random.randrange(1, 6)))
 
 
-KINDS: tuple[Callable[[Stage, Random], Faults], ...] = (
+KINDS: tuple[Callable[[ScenarioContext, Random], Faults], ...] = (
     _isolate_one,
     _isolate_a_leader,
     _halves,
@@ -117,7 +117,7 @@ KINDS: tuple[Callable[[Stage, Random], Faults], ...] = (
 )
 
 
-async def _break(stage: Stage) -> None:
+async def _break_at_random(stage: ScenarioContext) -> None:
     random = stage.random
     first = _isolate_one(stage, random)
     async with stage.broken("storm", "any link", first, [stage.unanswered()]):
@@ -139,18 +139,18 @@ async def _break(stage: Stage) -> None:
             await asyncio.sleep(random.uniform(*WINDOW_S))
 
 
-def _runs(stage: Stage, node: int) -> bool:
+def _runs(stage: ScenarioContext, node: int) -> bool:
     """Return whether the node has a process; one that was just killed has none."""
     return stage.cluster.read().node(node).pid is not None
 
 
-def _kill_one(stage: Stage, random: Random) -> None:
+def _kill_one(stage: ScenarioContext, random: Random) -> None:
     node = random.choice(stage.others())
     if _runs(stage, node):
         stage.kill(node)
 
 
-async def _pause_one(stage: Stage, random: Random) -> None:
+async def _pause_one(stage: ScenarioContext, random: Random) -> None:
     """Pause a process for a while, with every connection open."""
     node = random.choice(stage.others())
     if not _runs(stage, node):
@@ -167,14 +167,14 @@ async def _pause_one(stage: Stage, random: Random) -> None:
             stage.cluster.signal_node(stopped, signal.SIGCONT)
 
 
-def _own_checks(_stage: Stage, _reading: Reading) -> list[Verdict]:
+def _no_own_checks(_stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
     return []
 
 
 STORM = Scenario(
     name="storm",
     summary="one broken network after the other, drawn by the seed, and a kill now and then",
-    break_it=_break,
-    own_checks=_own_checks,
+    make_faults=_break_at_random,
+    own_checks=_no_own_checks,
     stops_writes=True,
 )

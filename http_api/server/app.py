@@ -1,4 +1,10 @@
-"""The public HTTP listener of a broker: the app, and the server that owns its connections."""
+"""The public HTTP listener of a broker: the app, and the server that owns its connections.
+
+`broker_node.py` calls `build_app` with the broker's interface and runs the result in an
+`HttpServer`. A request is first offered to the fast lane (`lane_connection.py`). Otherwise aiohttp
+passes it through the error middleware to `dispatch`, which resolves the route and calls its
+handler. Every answer gets ``X-Request-Id`` and ``Server``.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +48,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("http_api.server")
 
 READ_BUFFER_BYTES = 4_194_304
-"""Buffered of a body before the socket is paused: +20 % at 1 MB bodies over aiohttp's 64 KB."""
+"""Body bytes buffered before the socket is paused: 20 % faster at 1 MB bodies than aiohttp's
+64 KB."""
 SHUTDOWN_GRACE_S = 3.0
-"""Requests in flight at `HttpServer.stop` get this long; then they are cancelled."""
+"""Time for requests in flight at `HttpServer.stop` to finish; then they are cancelled."""
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
 LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
-"""None: every request takes aiohttp's general way."""
+"""The app's fast lane; None: aiohttp handles every request."""
 
 
 def build_app(
@@ -57,10 +64,10 @@ def build_app(
     advertised_url: str,
     white_box: WhiteBox | None = None,
 ) -> web.Application:
-    """Everything the public listener serves, in front of ``apis``.
+    """Return the app with every route of the public listener, in front of ``apis``.
 
-    ``advertised_url`` (``http://host:port``) is how answers name this broker. ``white_box``: what
-    this very broker holds, shown as it is; None: nothing to show.
+    Answers name this broker as ``advertised_url`` (``http://host:port``). ``white_box`` gives the debug
+    state of this broker; None: its paths are not served.
     """
     context = ApiContext(apis, limits, advertised_url.rstrip("/"))
     ids = RequestIds()
@@ -94,7 +101,7 @@ def build_app(
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
     app.router.add_route(
         "*",
-        "/{path:(?s:.*)}",  # a line break in a path, too, is ours to refuse
+        "/{path:(?s:.*)}",  # also a path with a line break: our router refuses it
         dispatch,
         expect_handler=continue_unless_too_large(limits.max_body_bytes),
     )
@@ -109,13 +116,13 @@ def build_app(
 
 
 class InsecureBindError(Exception):
-    """A listener without TLS and authentication was told to face a network (decision D11)."""
+    """A listener without TLS and authentication is configured to face a network (decision D11)."""
 
 
 class HttpServer:
-    """Binds the app and owns its connections and their handlers until `stop`.
+    """Listener of the app; owns its connections and their handlers until `stop`.
 
-    Owner: the node. One per broker. `start` and `stop` are called once each, on one loop.
+    Owner: the node, one per broker. `start` and `stop` are called once each, on one loop.
     """
 
     def __init__(
@@ -135,10 +142,10 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, bind: str) -> str:
-        """Listen on ``host:port`` (port 0 picks one); returns the address that was bound.
+        """Listen on ``host:port`` (port 0 picks a free one) and return the address that was bound.
 
         Raises:
-            InsecureBindError: the host is not loopback and ``insecure`` was not said.
+            InsecureBindError: the host is not loopback and ``insecure`` is not set.
             OSError: the port is in use.
         """
         host, port = split_bind(bind)
@@ -160,7 +167,8 @@ class HttpServer:
         return address
 
     async def stop(self) -> None:
-        """Stop listening, let requests in flight finish within the grace, then end them."""
+        """Stop listening, let requests in flight finish within the grace period, then cancel them.
+        """
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -183,7 +191,11 @@ class HttpServer:
 
 
 def split_bind(bind: str) -> tuple[str, int]:
-    """``host:port``, ``[v6]:port`` → (host, port)."""
+    """Split ``host:port`` or ``[v6]:port`` into (host, port).
+
+    Raises:
+        ValueError: the text has another form.
+    """
     host, separator, port = bind.rpartition(":")
     if not separator or not port.isdecimal():
         msg = f"bind address '{bind}': expected host:port"
@@ -192,7 +204,7 @@ def split_bind(bind: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. An empty host means every interface."""
+    """Return True if only this machine can reach ``host``; an empty host means every interface."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,7 @@
-"""Reading a request body inside its limits, and v3's JSON bodies."""
+"""Request bodies and content negotiation: bounded reads, v3's JSON bodies, 406, 413, 415.
+
+Routes call these functions; every refusal is a `RestError`.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 BODY_READ_TIMEOUT_S = 60.0
-"""A body arrives within this time or the request is given up: a silent client holds memory. The
-largest body at 300 KB/s takes as long."""
+"""Longest time for a body to arrive, else 408: a silent client holds memory. The largest body takes
+this long at 300 KB/s."""
 MAX_ADMIN_BODY_BYTES = 1_048_576
-"""Of what operators send: a thousand changes with the longest names. Decoding more would hold the
-loop."""
+"""Largest admin body: a thousand changes with the longest names. Decoding more would block the
+loop for too long."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def too_large(limit: int) -> RestError:
-    """413: the body is over ``max_body_bytes``."""
+    """Return the 413 for a body over ``max_body_bytes``."""
     return RestError(
         413,
         RestCode.TOO_LARGE,
@@ -35,12 +38,16 @@ def too_large(limit: int) -> RestError:
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
-    """The whole body; refused by its Content-Length before a byte is read, else as it grows."""
+    """Return the whole body; refuse it by its Content-Length before reading, else as it grows.
+
+    Raises:
+        RestError: 413 over ``limit``, 400 a body that cannot be decoded, 408 too slow.
+    """
     length = request.content_length
     if length is not None and length > limit:
         raise too_large(limit)
     try:
-        if request.content.is_eof():  # arrived with its headers: nothing to wait for
+        if request.content.is_eof():  # it arrived with its headers: no timer needed
             return await request.read()
         async with asyncio.timeout(BODY_READ_TIMEOUT_S):
             return await request.read()
@@ -60,7 +67,8 @@ async def read_body(request: web.Request, limit: int) -> bytes:
 def continue_unless_too_large(
     limit: int,
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
-    """Answer ``Expect: 100-continue`` (curl says it from 1 MB on): go on, or 413 right away."""
+    """Return a handler of ``Expect: 100-continue`` (curl sends it from 1 MB on): continue, or 413.
+    """
 
     async def expect(request: web.Request) -> web.StreamResponse | None:
         if request.headers[hdrs.EXPECT].lower() != "100-continue":
@@ -73,17 +81,17 @@ def continue_unless_too_large(
             response.force_close()
             return response
         await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0  # nothing of the answer itself is out yet
+        request.writer.output_size = 0  # nothing of the answer itself has been written yet
         return None
 
     return expect
 
 
 async def read_json_object(request: web.Request, limit: int) -> dict[str, Any]:
-    """A v3 request body.
+    """Return the JSON object of a v3 request body.
 
     Raises:
-        RestError: 415 for another Content-Type, 400 for what is not a JSON object.
+        RestError: 415 for another Content-Type, 400 for a body that is not a JSON object.
     """
     content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
     if essence(content_type) != JSON:
@@ -101,14 +109,17 @@ async def read_json_object(request: web.Request, limit: int) -> dict[str, Any]:
 
 
 async def read_optional_json_object(request: web.Request, limit: int) -> dict[str, Any]:
-    """As `read_json_object`; no body at all, whatever its Content-Type, is an empty object."""
+    """Return the JSON object of the body; {} for no body, whatever its Content-Type.
+
+    Raises as `read_json_object`.
+    """
     if not request.can_read_body:
         return {}
     return await read_json_object(request, limit)
 
 
 def unsupported_media_type(content_type: str | None, send: str) -> RestError:
-    """415, naming the header to send."""
+    """Return the 415 that names the header to send."""
     got = (
         f"Content-Type '{shown(content_type)}'"
         if content_type
@@ -122,13 +133,13 @@ def unsupported_media_type(content_type: str | None, send: str) -> RestError:
 
 
 def accept_of(request: web.BaseRequest) -> str | None:
-    """What the client takes: lines of one name are one list (RFC 9110, 5.3)."""
+    """Return the Accept header, or None; several lines of it are one list (RFC 9110, 5.3)."""
     lines = request.headers.getall(hdrs.ACCEPT, ())
     return ", ".join(lines) if lines else None
 
 
 def not_acceptable(request: web.BaseRequest, *taken: str) -> RestError:
-    """406, naming what could be asked for."""
+    """Return the 406 that names the types this path can answer with."""
     accept = shown(accept_of(request) or "")
     return RestError(
         406,

@@ -1,4 +1,8 @@
-"""Fields of a v3 body: kinds are checked here, ranges and meaning by whoever acts on them."""
+"""Fields of a v3 request body: types are checked here.
+
+Routes call these functions. Ranges and meaning are checked by the controller or broker that carries
+the command out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ _INT32_MAX = 2**31 - 1
 
 
 def check_fields(fields: dict[str, Any], known: Sequence[str], where: str = "") -> None:
-    """Refuse a field that would be ignored: it is more likely mistyped than superfluous."""
+    """Refuse unknown fields: a field that would be ignored is more likely mistyped than superfluous.
+
+    ``where`` is a prefix for the field's name in the message.
+    """
     for name in sorted(fields):
         if name not in known:
             said = f"unknown field '{shown(where + name)}': expected {', '.join(known)}"
@@ -23,13 +30,13 @@ def check_fields(fields: dict[str, Any], known: Sequence[str], where: str = "") 
 
 
 def wrong_kind(field: str, value: object, expected: str) -> RestError:
-    """400, naming the field, what it is, and what was expected."""
+    """Return the 400 that names the field, its value and the expectation."""
     said = f"Bad Request: '{field}' is {shown_value(value)}, expected {expected}"
     return RestError(400, RestCode.BAD_REQUEST, said)
 
 
 def integer(fields: dict[str, Any], name: str) -> int | None:
-    """A whole number of 32 bits, or None where it is absent or null."""
+    """Return a 32-bit integer, or None where the field is absent or null."""
     value = fields.get(name)
     if value is None:
         return None
@@ -39,7 +46,7 @@ def integer(fields: dict[str, Any], name: str) -> int | None:
 
 
 def needed_integer(fields: dict[str, Any], name: str) -> int:
-    """As `integer`, and it must be there."""
+    """Return a 32-bit integer that must be present."""
     value = fields.get(name)
     if not is_integer(value):
         raise wrong_kind(name, value, "an integer")
@@ -47,12 +54,12 @@ def needed_integer(fields: dict[str, Any], name: str) -> int:
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is a whole number of 32 bits, and no boolean."""
+    """Return True for a 32-bit integer that is no boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT32_MAX
 
 
 def flag(fields: dict[str, Any], name: str) -> bool:
-    """True or false; absent or null is false."""
+    """Return a boolean; absent or null is false."""
     value = fields.get(name) or False
     if not isinstance(value, bool):
         raise wrong_kind(name, value, "true or false")
@@ -60,7 +67,7 @@ def flag(fields: dict[str, Any], name: str) -> bool:
 
 
 def word(fields: dict[str, Any], name: str, words: Sequence[str], default: str | None) -> str:
-    """One of a few words; ``default`` None: it must be there."""
+    """Return one of a few words; the field is mandatory if ``default`` is None."""
     value = fields.get(name, default)
     if not isinstance(value, str) or value not in words:
         raise wrong_kind(name, value, " or ".join(f'"{each}"' for each in words))
@@ -68,7 +75,7 @@ def word(fields: dict[str, Any], name: str, words: Sequence[str], default: str |
 
 
 def rows(fields: dict[str, Any], limit: int, expected: str) -> list[dict[str, Any]]:
-    """The objects of ``data``: at least one, at most ``limit``."""
+    """Return the objects of ``data``: at least one, at most ``limit`` (else 413)."""
     data = fields.get("data")
     if not isinstance(data, list) or not data:
         raise wrong_kind("data", data, f"a list of at least one {expected}")
@@ -82,7 +89,7 @@ def rows(fields: dict[str, Any], limit: int, expected: str) -> list[dict[str, An
 
 
 def topic_in(fields: dict[str, Any]) -> TopicName:
-    """``topic_name`` of a body."""
+    """Return ``topic_name`` of a body, checked."""
     name = fields.get("topic_name")
     if not isinstance(name, str):
         raise wrong_kind("topic_name", name, "a string")
@@ -90,14 +97,14 @@ def topic_in(fields: dict[str, Any]) -> TopicName:
 
 
 def broker_ids(field: str, value: object) -> tuple[BrokerId, ...]:
-    """A list of broker ids."""
+    """Return a list of broker ids as a tuple."""
     if not isinstance(value, list) or not all(map(is_integer, value)):
         raise wrong_kind(field, value, "a list of broker ids like [1, 2, 3]")
     return tuple(map(BrokerId, value))
 
 
 def config_text(name: str, value: object) -> str | None:
-    """A config's value; numbers and booleans are taken in their JSON spelling."""
+    """Return a config's value as text; numbers and booleans are taken in their JSON spelling."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""What every route is given, and the few answers all of them make."""
+"""The context that every route is constructed with, and helpers to build an answer."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from broker.server.requests import BrokerApis
 
 SERVER: Final = "quorumlog"
-"""What every answer says in its ``Server`` header."""
+"""Value of the ``Server`` header of every answer."""
 ERROR_TYPE = web.RequestKey("error_type", str)
 """Content-Type of an error answer to this request; set once the route is known."""
 MOVES_POSITIONS = web.RequestKey("moves_positions", bool)
-"""Set where a GET is no pure read: what is unknown about its outcome is then said."""
+"""True where a GET is no pure read: an error answer then states that the outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The broker behind the door and how the door is set up. Shared by all routes."""
+    """The broker that answers, its limits and its address. Immutable; shared by all routes."""
 
     apis: BrokerApis
     limits: BrokerLimits
     advertised_url: str
-    """``http://host:port`` of this broker as clients reach it, without a slash at the end."""
+    """Address ``http://host:port`` at which clients reach this broker, without a final slash."""
 
 
 def reply(
     body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An answer with exactly this Content-Type, no charset added."""
+    """Return an answer with exactly this Content-Type; no charset is added."""
     merged = {hdrs.CONTENT_TYPE: content_type, **(headers or {})}
     return web.Response(status=status, body=body, headers=merged)
 
@@ -43,5 +43,5 @@ def reply(
 def json_reply(
     value: Any, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An answer holding ``value`` as JSON."""
+    """Return an answer with ``value`` as JSON."""
     return reply(orjson.dumps(value), content_type, status, headers)

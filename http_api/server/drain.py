@@ -1,4 +1,4 @@
-"""How far the drain of a broker is, read from the image alone."""
+"""Progress of a broker's drain, computed from the metadata image alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     )
 
 STUCK_SHOWN_MAX = 100
-"""Partitions named of those that are still to be moved."""
+"""Most partitions named in an answer, of those still to be moved."""
 
 
 async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
-    """What the broker still leads and holds, and why the first of them did not move yet."""
+    """Return the leaderships and replicas still on the broker, and why the first have not moved yet.
+    """
     leaders = replicas = 0
     stuck: list[StuckPartition] = []
     async for topic, number, partition in each_partition(image):

@@ -1,7 +1,8 @@
 """The one place where a failure becomes an HTTP answer.
 
-Handlers raise `KafkaError` (from the broker) or `RestError` (from the door); both become the error
-envelope here, in the type the endpoint's answer would have had.
+Handlers raise `KafkaError` (from the broker) or `RestError` (from the HTTP layer). The middleware
+turns both into the error envelope, with the Content-Type that the route's answer would have had.
+`EnvelopeRequestHandler` does the same for requests that aiohttp cannot parse.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger("http_api.server")
 
 _READS = frozenset({"GET", "HEAD"})
 MAX_HEADERS = 128
-"""Header fields of a request. The parser counts them."""
+"""Most header fields of a request; the parser counts them."""
 RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
 
 
@@ -40,7 +41,7 @@ RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
 async def error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Run the handler; turn whatever it raises into an envelope. Cancellation passes."""
+    """Run the handler and turn every exception it raises into an envelope, except cancellation."""
     try:
         return await handler(request)
     except KafkaError as error:
@@ -50,7 +51,7 @@ async def error_middleware(
     except web.HTTPException as error:
         response = _aiohttp_error(request, error)
     except ConnectionError:
-        raise  # the client went away: nobody reads an answer
+        raise  # the client has disconnected: an answer would not be read
     except Exception as error:
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError from error
@@ -60,7 +61,7 @@ async def error_middleware(
 
 
 def error_type(request: web.BaseRequest) -> str:
-    """The type of an error answer: the route's, else the one its half of the API speaks."""
+    """Return the Content-Type of an error answer: the route's, else the default of v2 or v3."""
     known = request.get(ERROR_TYPE)
     if isinstance(known, str):
         return known
@@ -68,7 +69,8 @@ def error_type(request: web.BaseRequest) -> str:
 
 
 def _is_pure_read(request: web.Request) -> bool:
-    """Whether a failure leaves nothing behind. Reading as a group's consumer does (rule F2)."""
+    """Return True if a failed request leaves no effect; a consumer group's read moves positions (F2).
+    """
     return request.method in _READS and not request.get(MOVES_POSITIONS, False)
 
 
@@ -86,12 +88,13 @@ def _rest_error(request: web.Request, error: RestError) -> web.Response:
     body = envelope(error.code, error.message)
     response = reply(body, error_type(request), error.status, error.headers)
     if error.status == 413:
-        response.force_close()  # the rest of the body is not worth reading
+        response.force_close()  # the rest of the body is not read
     return response
 
 
 def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    """What aiohttp refuses by itself: a body that grew, a target that is no path (``*``)."""
+    """Return the answer to a refusal by aiohttp itself: a body over the limit, a target like ``*``.
+    """
     codes = {404: RestCode.NOT_FOUND, 413: RestCode.TOO_LARGE}
     status = error.status if error.status in codes else 400
     text = error.text or error.reason
@@ -114,7 +117,7 @@ def _unexpected(request: web.Request) -> web.Response:
 
 
 class EnvelopeRequestHandler(web.RequestHandler):
-    """A connection whose parse errors, too, are answered in our envelope."""
+    """A connection whose parse errors are answered in our envelope, too. Owned by its transport."""
 
     @override
     def handle_error(
@@ -124,9 +127,10 @@ class EnvelopeRequestHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What aiohttp could not parse, or what failed outside of the middleware."""
+        """Answer a request that aiohttp could not parse, or that failed outside of the middleware.
+        """
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
-            # an answer is on its way, or the client hung up amid its body: only closing is left
+            # an answer has been started, or the client disconnected within its body: just close
             raise ConnectionResetError
         if status < 500:
             response = _refusal(status, message or "Bad Request")
@@ -139,18 +143,22 @@ class EnvelopeRequestHandler(web.RequestHandler):
                 outcome=Outcome.UNKNOWN,
             )
             response = reply(body, V2, status)
-        response.headers[hdrs.SERVER] = SERVER  # no route has been there to sign it
+        response.headers[hdrs.SERVER] = SERVER  # `sign` of the app does not see this answer
         response.force_close()
         return response
 
     @override
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A connection's trouble is its client's doing; handlers log their own failures."""
+        """Log a connection's trouble at DEBUG: its client causes it; handlers log their own failures.
+        """
         _log.debug(*args, **kw)
 
 
 def _refusal(status: int, message: str) -> web.Response:
-    """What the parser refuses, in our words where a limit of ours is the reason."""
+    """Return the answer to a request that the parser refuses.
+
+    Where one of our limits is the reason, the message names that limit.
+    """
     text = " ".join(message.split())[:200]
     if "bytes when reading" in text:  # LineTooLong
         limit = text.partition("Got more than ")[2].partition(" ")[0]

@@ -1,9 +1,10 @@
-"""What the fast lane answers: plain produces and direct fetches, from parsed request to bytes.
+"""Fast lane: answers plain produces and direct fetches, from parsed request to bytes.
 
-It knows one happy case of each and says no to all else (an unusual path, parameter, header or
-body, a partition led elsewhere, nothing to read yet); then the request takes the usual way, as if
-this had not been here. So every refusal has one place where it is worded, and the answers given
-here are byte for byte what the routes would have sent (tests/contract/test_fast_lane.py).
+`lane_connection.py` offers each request. The lane handles one common case of each kind and refuses
+everything else (an unusual path, parameter, header or body, a partition led elsewhere, nothing to
+read yet); the request is then handled by the routes, as if the lane did not exist. So every error
+is worded in one place, and the answers given here are byte for byte those of the routes
+(tests/contract/test_fast_lane.py).
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ K = TypeVar("K", bound="bytes | str | None")
 V = TypeVar("V")
 
 KEPT_MAX = 4_096
-"""Paths, header names, Accepts and heads whose meaning is remembered; then it is all forgotten."""
+"""Most entries of each cache (paths, header names, Accept values, heads); a full one is cleared."""
 PIECES_MAX: Final = 256
-"""More pieces of an answer are joined: handing each to the kernel costs more than a copy."""
+"""Most pieces of an answer; more are joined, as handing each to the kernel costs more than a
+copy."""
 KEPT_LENGTH_MAX: Final = 1_024
-"""Longer ones are not remembered: 4,096 of ``max.header.bytes`` would be 130 MB of each kind."""
+"""Longest key of a cache: 4,096 keys of ``max.header.bytes`` would be 130 MB in each cache."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
 BATCHES: Final = "batches"
@@ -107,23 +109,24 @@ _ROLES = {
     b"transfer-encoding": _NO,
     b"upgrade": _NO,
 }
-"""What a header means here; every ``Quorumlog-`` one is for the routes, any other is ignored."""
+"""Header name → its role. Every ``Quorumlog-`` header is left to the routes (`_NO`), any other is
+ignored (`_PLAIN`)."""
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
 
 class Headers(NamedTuple):
-    """The headers that matter, as they came."""
+    """The request headers that the lane uses, undecoded."""
 
     content_type: bytes | None
     accept: bytes | None
     request_id: bytes | None
     encoding: bytes | None = None
-    """Accept-Encoding."""
+    """Value of Accept-Encoding."""
 
 
 class ProducePath(NamedTuple):
-    """Where a produce goes and how it wants to be acknowledged."""
+    """Target of a produce, and the acknowledgement it requests."""
 
     topic: TopicName
     partition: PartitionId | None
@@ -132,26 +135,29 @@ class ProducePath(NamedTuple):
 
 
 class FetchQuery(NamedTuple):
-    """What a fetch asks for."""
+    """The query parameters of a fetch."""
 
     offset: int
     max_bytes: int
     many_frames: bool
     batches: bool
-    """A line about each batch before its lines."""
+    """True: a line about each batch precedes the batch's lines."""
 
 
 class KnownHead(NamedTuple):
-    """What the head of a request means, to the last byte: a produce that the lane takes."""
+    """Meaning of a request head that was parsed before: a produce that the lane handles."""
 
     path: ProducePath
     stored_as: RecordFormat
     length: int
-    """Of the body."""
+    """Length of the body in bytes."""
 
 
 class FastLane:
-    """One of a listener. Keeps what paths and headers mean, within `KEPT_MAX`; else stateless."""
+    """Handler of common produces and fetches; one per listener, used on its loop.
+
+    Caches the meaning of paths and headers, each cache within `KEPT_MAX`; otherwise stateless.
+    """
 
     def __init__(self, context: ApiContext, ids: RequestIds, clock: Clock) -> None:
         self._context = context
@@ -160,12 +166,12 @@ class FastLane:
         self._limits = context.limits
         self._ids = ids
         self.heads: dict[bytes, KnownHead] = {}
-        """Of requests that came before; whoever sends the same bytes means the same."""
+        """Head of an earlier request, byte for byte, → its meaning."""
         self._paths: dict[str, ProducePath | None] = {}
         self._roles: dict[bytes, int] = {}
         self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
         self._zstd: dict[bytes, bool] = {}
-        """Accept-Encoding → whether it takes zstd."""
+        """Accept-Encoding → True if zstd is accepted."""
         self._formats = {
             name.encode(): STORED_FORMATS[embedded]
             for name, embedded in PRODUCE_FORMATS.items()
@@ -175,7 +181,7 @@ class FastLane:
         self._date = b""
 
     def headers(self, raw: RawHeaders) -> Headers | None:
-        """What a request's headers say; None where one of them is not for the lane."""
+        """Return the headers that the lane uses; None if one of them is left to the routes."""
         found: list[bytes | None] = [None, None, None, None, None, None]
         roles = self._roles
         for name, value in raw:
@@ -196,7 +202,8 @@ class FastLane:
         return role
 
     def _reply_to(self, accept: bytes | None) -> tuple[bool, str | None]:
-        """(whether a produce's answer is taken, the type of a fetch's)."""
+        """Return (True if the Accept permits a produce's answer, content type of a fetch's answer).
+        """
         known = self._replies.get(accept)
         if known is None:
             text = None if accept is None else accept.decode("utf-8", "surrogateescape")
@@ -207,7 +214,8 @@ class FastLane:
     # produce
 
     def produce_path(self, path: str) -> ProducePath | None:
-        """Where a POST goes, if it is a plain produce; paths are few and come again."""
+        """Return the target of a POST, or None if it is no plain produce; cached, as paths repeat.
+        """
         try:
             return self._paths[path]
         except KeyError:
@@ -244,10 +252,10 @@ class FastLane:
         body: bytes,
         answered: Callable[[bytes | None], None],
     ) -> bool:
-        """Append a body's records. False: nothing was done, take the usual way.
+        """Append a body's records; False: nothing was done, and the routes must handle the request.
 
-        ``answered`` is called once, perhaps before this returns: with the answer, or with None if
-        the request has to take the usual way after all. It must not raise.
+        ``answered`` is called once, perhaps before this returns: with the answer, or with None if the
+        routes must handle the request after all. It must not raise.
         """
         stored_as = self._stored_as(headers)
         if stored_as is None or len(body) > self._limits.max_body_bytes:
@@ -257,9 +265,9 @@ class FastLane:
     def learn(
         self, head: bytes, method: str, path: str, raw_headers: RawHeaders, length: int
     ) -> None:
-        """Remember a head that the parser has read, if it is a produce that the lane takes.
+        """Remember a head that the parser has read, if it is a produce that the lane handles.
 
-        Not one with a request id: it comes but once.
+        A head with a request id is not remembered, because it does not repeat.
         """
         if method != "POST" or not 0 < length <= self._limits.max_body_bytes:
             return
@@ -271,7 +279,8 @@ class FastLane:
             _keep(self.heads, head, KnownHead(meant, stored_as, length))
 
     def _stored_as(self, headers: Headers) -> RecordFormat | None:
-        """The format of a produce's records, if lane and client can answer each other."""
+        """Return the format of a produce's records; None if its type or Accept is not for the lane.
+        """
         stored_as = self._formats.get(headers.content_type or b"")
         return stored_as if self._reply_to(headers.accept)[0] else None
 
@@ -283,11 +292,12 @@ class FastLane:
         request_id: bytes | None,
         answered: Callable[[bytes | None], None],
     ) -> bool:
-        """`produce`, of a request whose headers have been looked at."""
+        """Append the records of a request whose headers were checked; arguments and result as `produce`.
+        """
         try:
             records = read_records(body, stored_as, self._limits, path.partition)
         except RestError:
-            return False  # the route will find the same, and say it
+            return False  # the route finds the same error and answers it
         count = len(records)
 
         def done(partition: PartitionId, base: int, error: KafkaError | None) -> None:
@@ -318,7 +328,8 @@ class FastLane:
     def _failed(
         self, partition: PartitionId, error: KafkaError, count: int, request_id: bytes | None
     ) -> bytes:
-        """The answer to a produce whose outcome is not known: a row with the error for each."""
+        """Return the answer to a produce with an unknown outcome: a row with the error for each record.
+        """
         response = answer_with_failures([RecordResult(partition, None, error)] * count)
         body = response.body
         assert isinstance(body, bytes), "the routes answer with bytes"
@@ -333,7 +344,10 @@ class FastLane:
     # fetch
 
     def fetch(self, path: str, headers: Headers) -> list[bytes | memoryview] | None:
-        """The pieces of an answer to a GET, if there is something to be read right now."""
+        """Return the pieces of an answer to a GET, or None if the routes must handle it.
+
+        None also if nothing can be read yet.
+        """
         match = _FETCH.fullmatch(path)
         if match is None or match[1] in _DOTS:
             return None
@@ -364,7 +378,7 @@ class FastLane:
             try:
                 pieces, lines_size = form(result.packed, batch_line if asked.batches else None)
             except BatchError:
-                return None  # rot: the route reads it as lines, and so finds and tells it
+                return None  # a rotten batch: the route reads it as lines and reports the damage
             coding = _ZSTD_HEAD % lines_size
         elif asked.batches:
             pieces, coding = _few(batch_pieces(result.slices)), _VARY
@@ -443,7 +457,7 @@ class FastLane:
 
 
 def _query(text: str, known: set[str]) -> dict[str, str] | None:
-    """The parameters of a query without repeats, escapes or strangers; else None."""
+    """Return the query's parameters; None if one is repeated, escaped or not in ``known``."""
     found: dict[str, str] = {}
     for pair in text.split("&") if text else ():
         name, _, value = pair.partition("=")

@@ -1,15 +1,15 @@
 """A connection of the public listener, with the fast lane in front of aiohttp's request handling.
 
-aiohttp's C parser reads every request. What `FastLane` knows how to answer is then answered from
-here: no task, no request and response objects, which cost more than an append. Everything else goes
-the usual way, from the very queue it stands in. Requests of a connection are answered in their
-order: the lane takes one only while aiohttp's own handler of the connection waits for work, and
+aiohttp's C parser reads every request. A request that `FastLane` can answer is answered from here:
+without a task and without request and response objects, which cost more than an append. Every other
+request stays in the same queue for aiohttp's handler. Requests of a connection are answered in
+their order: the lane takes one only while aiohttp's handler of the connection waits for work, and
 that handler is woken only while the lane is idle.
 
-A client says the same head over and over. One that the parser has read before, byte for byte, with
-its body behind it and nothing else, is not read again: what it means is known. The body may come
-in packets of its own, as Python's clients send it. Such a request is shown to the parser only if it
-has to take the usual way after all.
+A client sends the same head many times. If the head equals, byte for byte, one that was parsed
+before, and only its body follows, the request is not parsed again, because its meaning is known.
+The body may arrive in packets of its own, as Python's clients send it. Such a request is given to
+the parser only if aiohttp must handle it after all.
 
 This is the one place that uses aiohttp's private names (aiohttp is pinned; `PRIVATE_NAMES` is
 checked at import). The switch is ``http_fast_lane`` of config.toml; contract tests run either way.
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("http_api.server")
 
 HELD_BYTES_MAX = 4 << 20
-"""A longer body is read the usual way: what a connection may hold in memory stays bounded."""
+"""Longest body that waits here for its end; aiohttp reads a longer one. Bounds a connection's
+memory."""
 HELD_S_MAX = 5.0
-"""So is a body that has not come within this time; there it has its own limit."""
+"""Longest wait for a body's end; then aiohttp reads it, where another limit holds."""
 _UNKNOWN: Final = -1
 PRIVATE_NAMES: Final = {
     web.RequestHandler: (
@@ -63,33 +64,33 @@ for _owner, _names in PRIVATE_NAMES.items():
 
 
 class LaneConnection(EnvelopeRequestHandler):
-    """See the module. Owned by its transport.
+    """A client's connection. Owned by its transport.
 
-    The request being answered stays at the head of ``_messages`` until its answer is written, so it
-    can take the usual way at any time before that.
+    The request being answered stays at the head of ``_messages`` until its answer is written, so
+    aiohttp can handle it instead at any time before that.
     """
 
     def __init__(self, lane: FastLane | None, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._lane = lane
         self._lane_waits = False
-        """The head of the queue was appended; its acknowledgement is awaited."""
+        """True while a produce is appended and its acknowledgement is awaited."""
         self._lane_holds: asyncio.TimerHandle | None = None
-        """The body of the head of the queue is still arriving."""
+        """Timer of a body that is still arriving; None: no body is awaited."""
         self._lane_pumps = False
         self._lane_due = 0
-        """Bytes until the parser has whole requests and nothing more; `_UNKNOWN`: can't be told."""
+        """Bytes until the parser holds only whole requests; `_UNKNOWN`: cannot be computed."""
         self._lane_unparsed: Sequence[bytes] = ()
-        """The request that waits, in pieces, if the parser has not seen it."""
+        """The appended request in pieces, if it was not parsed; else empty."""
         self._lane_later = b""
-        """What came behind it."""
+        """Bytes received behind the unparsed request."""
         self._lane_known: KnownHead | None = None
-        """Of a request whose body is still arriving, unseen by the parser."""
+        """Meaning of an unparsed request whose body is still arriving."""
         self._lane_pieces: list[bytes] = []
-        """What has come of it: the head, then pieces of the body."""
+        """The received pieces of that request: the head, then pieces of the body."""
         self._lane_missing = 0
 
-    # what the transport says
+    # called by the transport
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -114,7 +115,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._pump()
 
     def _take_known(self, lane: FastLane, data: bytes) -> bool:
-        """Take a request whose head was parsed before; False: parse it."""
+        """Take a request whose head was parsed before; False: it must be parsed."""
         end = data.find(b"\r\n\r\n") + 4
         known = lane.heads.get(data[:end])
         if known is None or self._lane_waits or self._messages or self._paused:
@@ -130,7 +131,7 @@ class LaneConnection(EnvelopeRequestHandler):
         return True
 
     def _take_piece(self, lane: FastLane, known: KnownHead, data: bytes) -> None:
-        """More of the body that is arriving; with the last of it, it is appended."""
+        """Add a piece of the arriving body; once it is complete, append it."""
         self._lane_pieces.append(data)
         self._lane_missing -= len(data)
         if self._lane_missing > 0:
@@ -149,7 +150,10 @@ class LaneConnection(EnvelopeRequestHandler):
     def _append_known(
         self, lane: FastLane, known: KnownHead, pieces: Sequence[bytes], body: bytes
     ) -> bool:
-        """Append a body; ``pieces``: the whole request. False: nothing was done, parse it."""
+        """Append a body of a known head; False: nothing was done, the request must be parsed.
+
+        ``pieces`` is the whole request, ``body`` its body.
+        """
         self._lane_waits = self._request_in_progress = True
         self._lane_unparsed = pieces
         try:
@@ -165,7 +169,8 @@ class LaneConnection(EnvelopeRequestHandler):
         return taken
 
     def _parse(self, lane: FastLane, data: bytes) -> None:
-        """As aiohttp's own, but nobody is woken."""
+        """Parse ``data`` into the queue as aiohttp's own method does, but without waking its handler.
+        """
         assert self._parser is not None
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
@@ -198,49 +203,51 @@ class LaneConnection(EnvelopeRequestHandler):
 
     @override
     def _process_keepalive(self) -> None:
-        if self._lane_waits or self._lane_holds is not None:  # then it is not idle
+        if self._lane_waits or self._lane_holds is not None:  # the connection is not idle
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
-    # one request after the other
+    # answering the queue, one request after the other
 
     def _is_ours(self) -> bool:
-        """Whether aiohttp's handler of this connection waits for work and knows of none."""
+        """Return True while aiohttp's handler of this connection waits for work and is not woken yet.
+        """
         waiter = self._waiter
         return waiter is not None and not waiter.done()
 
     def _pump(self) -> None:
-        """Answer what stands in the queue, until something has to be waited for."""
+        """Answer the requests in the queue, until one has to be waited for."""
         if self._lane_pumps:
             return
-        self._lane_pumps = True  # reading on may bring new requests: they are taken by this loop
+        self._lane_pumps = True  # resumed reading may add requests: this loop takes them
         try:
-            # Whose it is, is asked each time: what is refused at once has woken the other handler.
+            # `_is_ours` is checked each time: a refused request has woken aiohttp's handler.
             while self._messages and not self._lane_waits and self._is_ours():
                 if self._paused or self._force_close:
-                    return  # the client does not read: nothing more is answered meanwhile
+                    return  # the client does not read: answer nothing more until it does
                 message, payload = self._messages[0]
                 if self._upgraded or isinstance(message, _ErrInfo):
-                    self._usual_way()  # also of what stands before the one that asks to upgrade
+                    self._usual_way()  # also for requests before the one that asks to upgrade
                     return
                 if self._take(message, payload):
                     continue
                 if self._lane_holds is None:
                     self._usual_way()
                 return
-        except Exception as error:  # noqa: BLE001 the transport would only print it
+        except Exception as error:  # noqa: BLE001 the transport would only print the error
             self._lane_failed(error)
         finally:
             self._lane_pumps = False
 
     def _take(self, message: RawRequestMessage, payload: StreamReader) -> bool:
-        """Answer, or begin to; False: it is not for the lane, or its body is still arriving."""
+        """Answer a request or begin to; False: aiohttp must handle it, or its body is still arriving.
+        """
         lane = self._lane
         assert lane is not None
         if message.should_close or message.upgrade or message.chunked:
             return False
         if message.version != HttpVersion11:
-            return False  # HTTP/1.0 is told that its connection is kept
+            return False  # an HTTP/1.0 answer states that the connection is kept
         if message.method == "POST" and payload is not EMPTY_PAYLOAD:
             path = lane.produce_path(message.path)
             if path is None:
@@ -252,7 +259,7 @@ class LaneConnection(EnvelopeRequestHandler):
                 self._hold(message)
                 return False
             self._let_go()
-            chunks = payload._buffer  # noqa: SLF001 read without taking: it may go the usual way
+            chunks = payload._buffer  # noqa: SLF001 read without consuming: aiohttp may need it
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             self._lane_waits = self._request_in_progress = True
             if lane.produce(path, headers, body, self._produced):
@@ -263,7 +270,7 @@ class LaneConnection(EnvelopeRequestHandler):
             headers = lane.headers(message.raw_headers)
             try:
                 pieces = None if headers is None else lane.fetch(message.path, headers)
-            except Exception:  # noqa: BLE001 nothing was done: the usual way meets and tells it
+            except Exception:  # noqa: BLE001 nothing was done: the route meets and reports it
                 pieces = None
             if pieces is not None:
                 assert self.transport is not None
@@ -273,10 +280,10 @@ class LaneConnection(EnvelopeRequestHandler):
         return False
 
     def _produced(self, answer: bytes | None) -> None:
-        """The answer to the produce that waits; None: the usual way finds one."""
+        """Write the answer to the produce that waits; None: aiohttp must handle the request."""
         try:
             if self.transport is None:
-                self._answered()  # to nobody
+                self._answered()  # the client has disconnected
                 return
             if answer is None:
                 self._lane_waits = self._request_in_progress = False
@@ -287,15 +294,16 @@ class LaneConnection(EnvelopeRequestHandler):
             self._answered()
             if self._messages and not self._lane_pumps:
                 self._loop.call_soon(self._pump)
-        except Exception as failure:  # noqa: BLE001 called where a high watermark moves: see there
+        except Exception as failure:  # noqa: BLE001 the caller moves a high watermark: never raise
             self._lane_failed(failure)
 
     def _answered(self) -> None:
-        """The request that was begun is done with: the head of the queue, or an unparsed one."""
+        """Finish the current request: remove it from the queue, or forget it if it was not parsed.
+        """
         self._lane_waits = self._request_in_progress = False
         self._let_stop()
         if self._parser is None:
-            return  # the connection is gone
+            return  # the connection is closed
         if self._lane_unparsed:
             self._lane_unparsed = ()
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
@@ -309,7 +317,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._resume_reading_if_drained()
 
     def _show_parser(self) -> None:
-        """The request that was taken unparsed has to go the usual way."""
+        """Parse the request that was appended unparsed, so that aiohttp can handle it."""
         pieces, self._lane_unparsed = self._lane_unparsed, ()
         if pieces:
             assert self._lane is not None
@@ -319,7 +327,7 @@ class LaneConnection(EnvelopeRequestHandler):
                 self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """With what came while an unparsed request was waiting."""
+        """Process the bytes that arrived while an unparsed request was waiting."""
         if self._lane_unparsed or not self._lane_later or self.transport is None:
             return
         later, self._lane_later = self._lane_later, b""
@@ -328,13 +336,13 @@ class LaneConnection(EnvelopeRequestHandler):
         self.data_received(later)
 
     def _usual_way(self) -> None:
-        """Wake aiohttp's handler: it takes the queue from its head on."""
+        """Wake aiohttp's handler, which handles the queue from its head on."""
         self._let_go()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         elif self.transport is not None:
-            self.force_close()  # the listener stops: that handler has ended
+            self.force_close()  # the listener stops, so that handler has ended
             self._let_stop()
 
     def _let_stop(self) -> None:
@@ -342,7 +350,8 @@ class LaneConnection(EnvelopeRequestHandler):
             self._handler_waiter.set_result(None)  # `shutdown` waits for it
 
     def _lane_failed(self, error: Exception) -> None:
-        """A bug. What was appended may be kept, so nothing is said but that the connection ends."""
+        """Log a bug and close the connection without an answer: the records may have been appended.
+        """
         _log.error("fast lane failed", exc_info=error)
         self._lane_waits = self._request_in_progress = False
         self._lane_unparsed, self._lane_later = (), b""
@@ -368,7 +377,7 @@ class LaneConnection(EnvelopeRequestHandler):
         self._usual_way()
 
     def _let_go(self) -> None:
-        """Nothing is held any more."""
+        """Forget the body that is arriving, and cancel its timer."""
         self._lane_known, self._lane_pieces, self._lane_missing = None, [], 0
         if self._lane_holds is not None:
             self._lane_holds.cancel()
@@ -376,9 +385,9 @@ class LaneConnection(EnvelopeRequestHandler):
 
 
 def _due(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:
-    """What a parser that knew of nothing still has to get, now that it has this; the head is kept.
+    """Return the bytes the parser still needs after ``data``, or `_UNKNOWN`; remember the head.
 
-    Only where this began with one request can it be told (RFC 9112, 6.3: by its Content-Length).
+    Computable only if ``data`` begins with exactly one request (by its Content-Length, RFC 9112, 6.3).
     """
     if len(messages) != 1 or data[0] in b"\r\n":  # a parser skips blank lines in front (2.2)
         return _UNKNOWN

@@ -1,4 +1,7 @@
-"""Path and query parameters: read strictly, refused with the value and what was expected."""
+"""Path and query parameters of a request, parsed strictly.
+
+Routes call these functions. A refusal is a `RestError` that names the value and the expectation.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-"""18 digits always fit into 64 bits."""
+"""At most 18 digits, which always fit into 64 bits."""
 _TRUE = {"true": True, "false": False}
 
 
 def topic_name(raw: str) -> TopicName:
-    """A topic's name from a path; see `check_name` for the refusals."""
+    """Return a topic's name from a path; `check_name` raises the refusals."""
     return TopicName(check_name("topic_name", raw))
 
 
 def partition_id(raw: str) -> PartitionId:
-    """A partition's number from a path. No number: 404, as the resource can't exist."""
+    """Return a partition's number from a path; 404 if not a number, as no such resource can exist.
+    """
     return PartitionId(_path_integer(raw))
 
 
 def broker_id(raw: str) -> BrokerId:
-    """A broker's id from a path."""
+    """Return a broker's id from a path; 404 if it is not a number."""
     return BrokerId(_path_integer(raw))
 
 
@@ -41,7 +45,7 @@ def _path_integer(raw: str) -> int:
 
 
 def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
-    """The refusal of a query parameter."""
+    """Return the 400 for a query parameter; ``value`` None: the parameter is missing."""
     got = "is missing" if value is None else f"is '{shown(value)}'"
     return RestError(
         400, RestCode.KAFKA_BAD_REQUEST, f"Parameter '{name}' {got}: expected {expected}"
@@ -49,14 +53,15 @@ def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
 
 
 def integer(raw: str) -> int | None:
-    """The integer a text spells in decimal, or None; it fits into 64 bits."""
+    """Return the integer that ``raw`` spells in decimal (at most 18 digits), or None."""
     return int(raw) if _INTEGER.fullmatch(raw) else None
 
 
 def query_integer(
     query: Mapping[str, str], name: str, default: int | None, low: int, high: int
 ) -> int:
-    """An integer of the query between ``low`` and ``high``; ``default`` None makes it mandatory."""
+    """Return an integer of the query between ``low`` and ``high``; mandatory if ``default`` is None.
+    """
     raw = query.get(name)
     if raw is None and default is not None:
         return default
@@ -66,7 +71,7 @@ def query_integer(
 
 
 def query_flag(query: Mapping[str, str], name: str) -> bool:
-    """A ``true`` or ``false`` of the query; absent is false."""
+    """Return a ``true`` or ``false`` of the query; absent is false."""
     raw = query.get(name, "false")
     value = _TRUE.get(raw.lower())
     if value is None:

@@ -1,4 +1,4 @@
-"""``X-Request-Id``: the client's own, else a new one."""
+"""``X-Request-Id`` of every answer: the client's own id, else a new one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """New ones are a random prefix and a counter: unique without a random draw per request.
+    """Source of request ids; one per listener, shared by the fast lane and the routes.
 
-    One of a listener: both of its ways to an answer draw from it.
+    New ids are a random prefix and a counter, so they are unique without a random draw per request.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class RequestIds:
         self._count = itertools.count(1)
 
     def of(self, given: str | None) -> str:
-        """The id of an answer to a request that brought this one, or none."""
+        """Return the id for the answer: ``given`` if it is well formed, else a new one."""
         if given is None or not _REQUEST_ID.fullmatch(given):
             return f"{self._prefix}-{next(self._count):x}"
         return given

@@ -1,9 +1,9 @@
-"""From a method and a path to a handler.
+"""Router of the public listener: from a method and a path to a handler.
 
-aiohttp's own dispatcher takes no double slashes, and answers 404 and 405 in its own words. This one
-walks a tree over the path's segments, so empty ones (trailing and double slashes) vanish, and a
-look-up costs one dict access a segment. A variable segment may end in an action, as in
-``/brokers/3:drain``.
+`app.py` fills the router once and resolves every request with it. aiohttp's own dispatcher is not
+used: it accepts no double slashes, and words its own 404 and 405. This router walks a tree over the
+path's segments, so empty ones (trailing and double slashes) have no effect, and a look-up costs one
+dict access per segment. A variable segment may end in an action, as in ``/brokers/3:drain``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from aiohttp import web
 from http_api.contract.errors import RestCode, RestError, shown
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
-"""``async handler(request, *parameters)``: parameters are the path's variable segments, decoded."""
+"""Signature ``async handler(request, *parameters)``: the path's variable segments, decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What serves one method of one path."""
+    """The handler of one method of one path."""
 
     handler: Handler
     reply_type: str
-    """The type of its answers, and so of its errors."""
+    """Content-Type of its answers, and therefore of its errors."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Node:
     fixed: dict[str, _Node] = field(default_factory=dict)
     variable: _Node | None = None
     actions: dict[str, _Node] = field(default_factory=dict)
-    """What follows a variable segment that ends in ``:action``."""
+    """Node behind a variable segment that ends in ``:action``, by action."""
     routes: dict[str, Route] = field(default_factory=dict)
 
 
@@ -45,9 +45,10 @@ class Router:
         self._root = _Node()
 
     def add(self, method: str, path: str, handler: Handler, reply_type: str) -> None:
-        """Serve ``path``. GET serves HEAD too.
+        """Serve ``method`` of ``path``; GET serves HEAD too.
 
-        Variable segments are written ``{name}``, or ``{name}:action``.
+        Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the Content-Type
+        of the answers.
         """
         node = self._root
         for segment in path.split("/"):
@@ -66,7 +67,7 @@ class Router:
             node.routes["HEAD"] = node.routes[method]
 
     def resolve(self, method: str, raw_path: str) -> tuple[Route, list[str]]:
-        """The route for a path as it came over the wire, and its parameters.
+        """Return the route of a path as sent over the wire, and the path's parameters, decoded.
 
         Raises:
             RestError: 404 for an unknown path, 405 (with ``Allow``) for another method.
@@ -99,7 +100,7 @@ class Router:
 
 
 def _variable(node: _Node, segment: str) -> tuple[_Node | None, str]:
-    """What follows a segment that is not fixed, and the parameter in it."""
+    """Return the node behind a segment that is not fixed, and the parameter in the segment."""
     if node.actions:
         name, _, action = segment.rpartition(":")
         following = node.actions.get(action)

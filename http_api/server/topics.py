@@ -1,4 +1,8 @@
-"""Finding what a path names in the image, or saying with the right code that it is not there."""
+"""Look-ups of topics, partitions and brokers that a path names, with the 404 of each.
+
+Routes call these functions; they read the broker's metadata image. A topic or partition that the
+image lacks is first requested from the active controller.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,16 @@ if TYPE_CHECKING:
     )
 
 NOT_HOSTED = "This server does not host this topic-partition."
-"""Confluent's text for 40403; clients compare whole bodies."""
+"""Confluent's text for error code 40403; clients compare whole bodies."""
 
 
 PARTITIONS_PER_TURN = 2_000
-"""Looked at before others get the loop: about 2 ms."""
+"""Partitions visited before the loop runs other tasks: about 2 ms of work."""
 _ALIVE = frozenset({BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN})
 
 
 def live_brokers(image: MetadataImage) -> list[BrokerRegistration]:
-    """Brokers that serve requests, by id: neither fenced nor still starting."""
+    """Return the brokers that serve requests, by id: neither fenced nor still starting."""
     return [
         image.brokers[key] for key in sorted(image.brokers) if image.brokers[key].state in _ALIVE
     ]
@@ -42,7 +46,8 @@ def live_brokers(image: MetadataImage) -> list[BrokerRegistration]:
 async def each_partition(
     image: MetadataImage,
 ) -> AsyncIterator[tuple[TopicImage, int, PartitionRegistration]]:
-    """Every partition with its topic and number, by name; the loop gets its turn in between."""
+    """Yield every partition with its topic and number, by topic name; other tasks run in between.
+    """
     seen = 0
     for name in sorted(image.topic_ids):
         topic = image.topics[image.topic_ids[name]]
@@ -54,9 +59,9 @@ async def each_partition(
 
 
 async def find_topic(apis: BrokerApis, name: TopicName, partition: int = 0) -> TopicImage | None:
-    """The topic; a broker that does not know it asks the active controller before it says so.
+    """Return the topic, or None; a topic or partition the image lacks is requested from the controller.
 
-    Nor a partition of it: another broker may have answered already that the topic has grown.
+    The partition matters because another broker may already have answered that the topic has grown.
     """
     topic = apis.image.topic(name)
     if topic is None or partition >= topic.partitions_count:
@@ -68,7 +73,7 @@ async def find_topic(apis: BrokerApis, name: TopicName, partition: int = 0) -> T
 async def topic_or_404(
     apis: BrokerApis, name: TopicName, code: RestCode, message: str | None = None
 ) -> TopicImage:
-    """The topic, or 404 with the code this endpoint is known for."""
+    """Return the topic, or raise 404 with the code this endpoint is known for."""
     topic = await find_topic(apis, name)
     if topic is None:
         raise RestError(404, code, message or topic_not_found(name))
@@ -78,7 +83,7 @@ async def topic_or_404(
 async def find_partition(
     apis: BrokerApis, name: TopicName, partition: PartitionId
 ) -> PartitionRegistration:
-    """The partition, or 404: 40401 without the topic, 40402 without the partition of it."""
+    """Return the partition, or raise 404: 40401 without the topic, 40402 without the partition."""
     topic = await find_topic(apis, name, partition)
     if topic is None:
         raise RestError(404, RestCode.TOPIC_NOT_FOUND, topic_not_found(name))
@@ -86,7 +91,7 @@ async def find_partition(
 
 
 def partition_or_404(topic: TopicImage, partition: PartitionId) -> PartitionRegistration:
-    """The partition, or 404/40402."""
+    """Return the partition, or raise 404 with code 40402."""
     if not 0 <= partition < len(topic.partitions):
         raise RestError(
             404, RestCode.PARTITION_NOT_FOUND, partition_not_found(topic.name, partition)
@@ -95,17 +100,17 @@ def partition_or_404(topic: TopicImage, partition: PartitionId) -> PartitionRegi
 
 
 def topic_not_found(name: str) -> str:
-    """Why a topic's resource is not there."""
+    """Return the message for a missing topic."""
     return f"Topic {name} not found"
 
 
 def partition_not_found(name: str, partition: int) -> str:
-    """Why a partition's resource is not there."""
+    """Return the message for a missing partition."""
     return f"Partition {partition} of topic {name} not found"
 
 
 def how_to_create(context: ApiContext, name: str) -> str:
-    """What a produce to an unknown topic says: the exact curl that creates it."""
+    """Return the message for a produce to an unknown topic, with the exact curl that creates it."""
     body = orjson.dumps({"topic_name": name}).decode()
     url = f"{context.advertised_url}/v3/clusters/{context.apis.cluster_id}/topics"
     return (

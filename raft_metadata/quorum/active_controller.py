@@ -1,15 +1,16 @@
 """A controller of the quorum: it serves brokers, and decides while it is the active one.
 
-The shell around ``controller.Controller``. It owns the speculative image (the committed one and its
-own batches in flight), hands batches to the quorum, and returns no answer that is not committed.
-The peer server calls its command methods; the quorum calls its ``on_…`` methods; `run` ticks it.
+The shell around ``controller.Controller``. It owns the speculative image (the committed one and
+its own batches in flight), hands batches to the quorum, and returns no answer that is not
+committed. The peer server calls its command methods; the quorum calls its ``on_…`` methods; `run`
+ticks it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -33,7 +34,6 @@ from raft_metadata.controller.feature_control import NO_VOTER_LEVELS
 from raft_metadata.image.metadata_delta import MetadataDelta, MetadataPublisher
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
-from raft_metadata.quorum.broker_states import tell_states
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
 from raft_metadata.records.commands import (
@@ -57,12 +57,33 @@ from raft_metadata.records.commands import (
     TopicDeleted,
     UpgradeMetadata,
 )
-from raft_metadata.records.records import BrokerState
+from raft_metadata.records.records import (
+    BrokerRegistrationChangeRecord,
+    BrokerState,
+    MetadataRecord,
+)
 from raft_metadata.records.serde import encode_batch
 
-T = TypeVar("T")
-
 _log = logging.getLogger("raft_metadata.controller")
+
+
+def log_broker_state_changes(image: MetadataImage, records: Sequence[MetadataRecord]) -> None:
+    """Log each fencing or unfencing in `records`; `image` is the one that they change."""
+    for record in records:
+        if not isinstance(record, BrokerRegistrationChangeRecord):
+            continue
+        known = image.brokers.get(record.broker_id)
+        if known is None or known.state is record.state:
+            continue
+        lost = record.state is BrokerState.FENCED and known.state is BrokerState.UNFENCED
+        _log.log(
+            logging.WARNING if lost else logging.INFO,
+            "broker state broker=%d broker_epoch=%d from=%s to=%s",
+            record.broker_id, record.broker_epoch, known.state.value, record.state.value,
+        )  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 class Reign(Protocol):
@@ -123,7 +144,7 @@ class ActiveController(MetadataPublisher):
         self._doubted_term: int | None = None
         self._barrier: asyncio.Future[object] | None = None
         self._feed = MetadataFeed(state_machine, config)
-        self._patience_ends_ms: int | None = None
+        self._completion_deadline_ms: int | None = None
         """Earliest deadline of the commands that wait for partitions to be recorded; None if none
         waits."""
         self._wake = asyncio.Event()
@@ -155,7 +176,7 @@ class ActiveController(MetadataPublisher):
         """Tick until `stop`: judge sessions, and append the consequences of the image."""
         while not self._stopping:
             self._wake.clear()
-            if self._guarded(self._step):
+            if self._fatal_on_error(self._step):
                 await asyncio.sleep(0)  # a large batch takes 50 ms: let heartbeats be handled
                 continue
             try:
@@ -170,7 +191,7 @@ class ActiveController(MetadataPublisher):
         self._wake.set()
         self._feed.stop()
 
-    def _guarded(self, step: Callable[[], bool]) -> bool:
+    def _fatal_on_error(self, step: Callable[[], bool]) -> bool:
         try:
             return step()
         except Exception as error:  # noqa: BLE001 the image cannot be trusted after it
@@ -236,7 +257,7 @@ class ActiveController(MetadataPublisher):
             self._drop_speculation()
         self._wake.set()
 
-    def _reassure(self) -> None:
+    def _resume_after_doubt(self) -> None:
         """Resume in the same term after a doubt.
 
         The committed image is valid again once a barrier, appended after all earlier batches, is
@@ -265,8 +286,8 @@ class ActiveController(MetadataPublisher):
     def _step(self) -> bool:
         """Judge sessions, then append; return True after a bulk batch, when more may be due."""
         now_ms = self._clock.monotonic_ms()
-        if self._patience_ends_ms is not None and now_ms >= self._patience_ends_ms:
-            self._patience_ends_ms = None
+        if self._completion_deadline_ms is not None and now_ms >= self._completion_deadline_ms:
+            self._completion_deadline_ms = None
             self._feed.announce()
         registered = self._machine.image.brokers.values()
         self._core.sessions.expect(
@@ -274,25 +295,25 @@ class ActiveController(MetadataPublisher):
         )
         self._core.sessions.judge(now_ms)
         if self._speculation is None:
-            self._reassure()
+            self._resume_after_doubt()
             return False
-        return self._append_wishes(self._speculation)
+        return self._append_proposed(self._speculation)
 
-    def _append_wishes(self, speculation: Speculation) -> bool:
+    def _append_proposed(self, speculation: Speculation) -> bool:
         """Append fences first; bulk only while it leaves room for the next fence (rule M4)."""
         while speculation is self._speculation:
             bulk_allowed = speculation.bulk_in_flight() < self._config.bulk_in_flight_max
-            wish = self._core.next_proposed_batch(speculation.image, bulk_allowed=bulk_allowed)
-            if wish is None:
+            proposed = self._core.next_proposed_batch(speculation.image, bulk_allowed=bulk_allowed)
+            if proposed is None:
                 return False
             before = speculation.image
             try:
-                self._append(wish.records, wish.urgency)
-                tell_states(before, wish.records)
+                self._append(proposed.records, proposed.urgency)
+                log_broker_state_changes(before, proposed.records)
             except KafkaError as refusal:
-                _log.warning("append refused urgency=%s why=%s", wish.urgency.value, refusal)
+                _log.warning("append refused urgency=%s why=%s", proposed.urgency.value, refusal)
                 return False
-            if wish.urgency is Urgency.BULK:
+            if proposed.urgency is Urgency.BULK:
                 return True
         return False
 
@@ -324,7 +345,7 @@ class ActiveController(MetadataPublisher):
         answer = await self._command(lambda image: self._core.create_topic(image, command))
         if command.validate_only:
             return answer
-        topic = await self._completed(command.topic_id)
+        topic = await self._wait_for_partitions(command.topic_id)
         return replace(
             answer,
             replication_factor=len(topic.partitions[0].replicas),
@@ -347,7 +368,7 @@ class ActiveController(MetadataPublisher):
             levels = self._quorum.voter_feature_levels()
         answer = await self._command(lambda image: self._core.admin(image, command, levels))
         if isinstance(answer, PartitionsAdded) and not getattr(command, "validate_only", False):
-            await self._completed(answer.topic_id)
+            await self._wait_for_partitions(answer.topic_id)
             return replace(answer, next_offset=self._machine.image.next_offset)
         return answer
 
@@ -413,7 +434,7 @@ class ActiveController(MetadataPublisher):
         if not is_sure:
             raise self._not_controller()
 
-    async def _completed(self, topic_id: TopicId) -> TopicImage:
+    async def _wait_for_partitions(self, topic_id: TopicId) -> TopicImage:
         """Return the topic once all its partitions are recorded.
 
         With too few live brokers that may never happen (rule M8): after `completion_wait_max_ms`
@@ -430,8 +451,8 @@ class ActiveController(MetadataPublisher):
             if self._speculation is None or self._clock.monotonic_ms() >= deadline_ms:
                 message = f"{len(topic.partitions)} of {topic.partitions_count} partitions made"
                 raise KafkaError(ErrorCode.OUTCOME_UNKNOWN, message)
-            first = self._patience_ends_ms
-            self._patience_ends_ms = deadline_ms if first is None else min(first, deadline_ms)
+            first = self._completion_deadline_ms
+            self._completion_deadline_ms = deadline_ms if first is None else min(first, deadline_ms)
             await self._feed.changed()
 
     def _not_controller(self) -> KafkaError:
@@ -452,10 +473,10 @@ class ActiveController(MetadataPublisher):
             self._wake.set()
         # Voters in contact with a leader vote for no other for an election timeout; that is the
         # lease on which the broker relies.
-        proves = self._quorum.leader_contact_age_ms == 0 and not self._is_given_up(command)
+        proves = self._quorum.leader_contact_age_ms == 0 and not self._is_being_fenced(command)
         return replace(answer, majority_answers=proves, wall_ms=self._clock.wall_ms())
 
-    def _is_given_up(self, command: BrokerHeartbeat) -> bool:
+    def _is_being_fenced(self, command: BrokerHeartbeat) -> bool:
         """Return whether a batch in flight fences this broker, or ends its registration (rule G3).
 
         Its heartbeat came too late: the consequences of the fence may be in force a moment from

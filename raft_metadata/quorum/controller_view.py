@@ -16,8 +16,7 @@ from raft_metadata.controller.broker_sessions import BrokerSession, HeartbeatTra
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.state_hash import image_hash
-from raft_metadata.quorum.metadata_quorum import MetadataQuorum
-from raft_metadata.quorum.raft_state import RaftState
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum, RaftState
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.quorum_view import (
     ControllerState,
@@ -30,7 +29,7 @@ NOTE_INTERVAL_MS = 100
 """Interval between two notes of follower positions: the resolution of ``caught_up_age_ms``."""
 
 
-class CaughtUp:
+class CaughtUpTimes:
     """Times at which each follower last held the log as it was one note earlier (KIP-595's rule).
 
     Comparing with the *present* end would count no follower as caught up under steady load.
@@ -83,8 +82,8 @@ class ControllerView:
         self._machine = machine
         self._sessions = sessions
         self._clock = clock
-        self._voters_caught_up = CaughtUp()
-        self._observers_caught_up = CaughtUp()
+        self._voters_caught_up = CaughtUpTimes()
+        self._observers_caught_up = CaughtUpTimes()
         self._noted_ms = 0
         self._hashing = asyncio.Lock()
 
@@ -109,11 +108,13 @@ class ControllerView:
         image = self._machine.image
         offsets: dict[object, int] = {
             (broker.broker_id, broker.broker_epoch): session.metadata_offset
-            for broker, session in self._heard(image)
+            for broker, session in self._live_sessions(image)
         }
         self._observers_caught_up.note(offsets, image.next_offset, now_ms)
 
-    def _heard(self, image: MetadataImage) -> Iterator[tuple[BrokerRegistration, BrokerSession]]:
+    def _live_sessions(
+        self, image: MetadataImage
+    ) -> Iterator[tuple[BrokerRegistration, BrokerSession]]:
         for broker in image.brokers.values():
             session = self._sessions.session(broker.broker_id, broker.broker_epoch)
             if session is not None:
@@ -173,7 +174,7 @@ class ControllerView:
             )
 
     def _observers(self, image: MetadataImage, now_ms: int) -> Iterator[ObserverState]:
-        heard = {broker.broker_id: session for broker, session in self._heard(image)}
+        heard = {broker.broker_id: session for broker, session in self._live_sessions(image)}
         for broker_id, broker in sorted(image.brokers.items()):
             session = heard.get(broker_id)
             offset = None if session is None else session.metadata_offset

@@ -43,14 +43,14 @@ class PreVote:
     """
 
     voters: int
-    asked_term: int = 0
+    requested_term: int = 0
     granted: set[NodeId] = field(default_factory=set)
-    may_stand_in: int = 0
+    granted_term: int = 0
     """The term for which a majority granted its pre-vote; 0 if none, and after it is used."""
 
     def ask(self, current_term: int, last: Entry) -> Message:
         """Return a pre-vote request with this voter's current term, and restart the count."""
-        self.asked_term = current_term + 1
+        self.requested_term = current_term + 1
         self.granted = set()
         return {
             "type": "pre_vote",
@@ -61,22 +61,22 @@ class PreVote:
 
     def forget(self) -> None:
         """Discard all pre-votes, received or pending, because an append of a leader arrived."""
-        self.asked_term = self.may_stand_in = 0
+        self.requested_term = self.granted_term = 0
         self.granted = set()
 
     def count(self, current_term: int) -> bool:
         """Return whether a majority, this voter included, grants its pre-vote for the next term."""
         enough = 2 * (len(self.granted) + 1) > self.voters
-        if enough and self.asked_term == current_term + 1:
-            self.may_stand_in = self.asked_term
+        if enough and self.requested_term == current_term + 1:
+            self.granted_term = self.requested_term
             return True
         return False
 
     def spend(self, current_term: int) -> bool:
         """Return True, once per grant, if this voter may stand in the term after `current_term`."""
-        if self.may_stand_in != current_term + 1:
+        if self.granted_term != current_term + 1:
             return False
-        self.may_stand_in = 0
+        self.granted_term = 0
         return True
 
 

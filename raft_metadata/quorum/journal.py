@@ -1,23 +1,27 @@
 """The Raft log and the vote of one voter, durable before any message about them is sent.
 
-`voter_disk.py` opens the `DurableJournal`; the library changes it through `JournalAdapter`, and
+`open_voter_disk` opens the `DurableJournal`; the library changes it through `JournalAdapter`, and
 `RaftNode` adds entries and calls `flush`.
 
-Written bytes are never truncated in place: pages of the old tail, which prove a longer durable end,
-could reappear after new records. A truncation below what was written creates a new file.
+Entries are written and synced by the `Flusher`, a thread that waits for the disk so that the loop
+does not (rule M7): a slow disk must delay acknowledgements, never heartbeats, because late
+heartbeats cause elections. One hand-over is in flight at a time; entries added meanwhile wait for
+the next one. `durable_index` is the last durable entry, and messages about later entries wait for
+it (`transport.py`, `raft_node.py`). The vote changes rarely and is written on the loop.
 
-Entries are written and synced by the flusher, beside the loop, one hand-over at a time; entries
-added meanwhile wait for the next one. `durable_index` is the last durable entry, and messages about
-later entries wait for it (`transport.py`, `raft_node.py`). The vote changes rarely and is written
-on the loop.
+Written bytes are never truncated in place: pages of the old tail, which prove a longer durable
+end, could reappear after new records. A truncation below what was written creates a new file.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 
@@ -30,7 +34,6 @@ from raft_metadata.quorum.files import (
     replace_file,
     write_checked,
 )
-from raft_metadata.quorum.flusher import Flusher, InlineFlusher
 from raft_metadata.quorum.journal_format import (
     MARK_BYTES,
     Entry,
@@ -41,6 +44,91 @@ from raft_metadata.quorum.journal_format import (
     parse_journal,
     record_bytes,
 )
+
+Work = Callable[[], None]
+
+
+class Flusher(Protocol):
+    """A port that runs pieces of work one after another.
+
+    Owned by the journal and called on its loop.
+    """
+
+    def start(self, work: Work, done: Work) -> None:
+        """Run `work` elsewhere, then `done` on the loop. `work` handles its own errors."""
+        ...
+
+    def wait(self) -> None:
+        """Block until every `work` started has ended; their `done` may still be pending."""
+        ...
+
+    def close(self) -> None:
+        """Wait for started work and end the thread.
+
+        A `done` may still follow and must be harmless.
+        """
+        ...
+
+
+class InlineFlusher:
+    """A flusher without a thread, for opening a journal and for tests."""
+
+    def start(self, work: Work, done: Work) -> None:
+        """Run `work`, then `done`, before returning."""
+        work()
+        done()
+
+    def wait(self) -> None:
+        """Return at once: no work is ever pending."""
+
+    def close(self) -> None:
+        """Return at once: there is no thread to end."""
+
+
+class ThreadFlusher:
+    """A daemon thread, started with the first piece of work; ends with `close` or the process."""
+
+    def __init__(self, post: Callable[[Work], object]) -> None:
+        self._post = post
+        """Posts a callback to the loop: ``loop.call_soon_threadsafe``."""
+        self._queue: SimpleQueue[tuple[Work, Work] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, work: Work, done: Work) -> None:
+        """Queue `work` for the thread; `done` is posted to the loop after it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="raft-flusher", daemon=True)
+            self._thread.start()
+        self._queue.put((work, done))
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            work, done = job
+            try:
+                work()
+            finally:
+                # Posted even after an exception that `work` does not catch: the journal then sees
+                # unfinished work and ends the process; a dead thread would hang it (rule Q6).
+                self._post(done)
+
+    def wait(self) -> None:
+        """Block until the thread has finished all work queued so far."""
+        if self._thread is not None:
+            reached = threading.Event()
+            self._queue.put((reached.set, _nothing))
+            reached.wait()
+
+    def close(self) -> None:
+        """Finish the queued work, end the thread and join it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join()
+
+
+def _nothing() -> None:
+    pass
+
 
 JOURNAL_FILE = "journal"
 VOTE_FILE = "vote.json"
@@ -118,7 +206,7 @@ class DurableJournal:
         self._mark = b""
         self._handle: FileHandle | None = None
         self._length = 0
-        self._handed = 0
+        self._handed_over_count = 0
         """Number of leading `entries` that are written, or are in the flush in flight."""
         self._waiting_bytes = 0
         self._must_rewrite = False
@@ -131,7 +219,7 @@ class DurableJournal:
         """Number of truncations so far; a statement made about the log in an older generation may
         no longer hold."""
         self._in_flight: _Flush | None = None
-        self._before_clear: list[Entry] | None = None
+        self._cleared_entries: list[Entry] | None = None
         self.installed: int | None = None
         """Index of a snapshot just installed, until its acknowledgement is sent. The
         acknowledgement may claim entries up to here, not the unchecked ones kept after it."""
@@ -204,8 +292,8 @@ class DurableJournal:
         self.entries.append(entry)
         self._waiting_bytes += record_bytes(entry)
         self._added_since_timer = True
-        if self._before_clear is not None and len(self.entries) == 2:
-            self._keep_suffix(self._before_clear)
+        if self._cleared_entries is not None and len(self.entries) == 2:
+            self._keep_suffix(self._cleared_entries)
 
     def _keep_suffix(self, old: list[Entry]) -> None:
         """Keep old entries that continue an installed snapshot.
@@ -213,7 +301,7 @@ class DurableJournal:
         The library clears the journal and adds the snapshot's two entries. Raft requires that
         entries which agree with the snapshot are kept.
         """
-        self._before_clear = None
+        self._cleared_entries = None
         command, index, term = self.entries[-1]
         position = index - old[0][1] if old else -1
         if 0 <= position < len(old) and old[position] == (command, index, term):
@@ -222,7 +310,7 @@ class DurableJournal:
 
     def clear(self) -> None:
         """Remove all entries; the two head entries of a snapshot are added next."""
-        self._before_clear = self.entries
+        self._cleared_entries = self.entries
         self.entries = []
         self._replaced_from(0)
         self._must_rewrite = True
@@ -239,14 +327,14 @@ class DurableJournal:
             self._faults.fatal(f"truncating committed entry {index}, commit {self.commit_index}")
         del self.entries[position:]
         self._replaced_from(index)
-        if position < self._handed:
+        if position < self._handed_over_count:
             self._must_rewrite = True
 
     def _replaced_from(self, index: int) -> None:
         # A flush in flight began before this truncation and proves nothing any more (rule Q3).
         self.generation += 1
         self._durable_index = min(self._durable_index, max(0, index - 1))
-        self._waiting_bytes = sum(map(record_bytes, self.entries[self._handed :]))
+        self._waiting_bytes = sum(map(record_bytes, self.entries[self._handed_over_count :]))
 
     def delete_to(self, position: int) -> None:
         """Remove a prefix that a durable snapshot holds."""
@@ -281,17 +369,17 @@ class DurableJournal:
         if self._in_flight is not None or not self._is_dirty:
             return
         flush = self._in_flight = self._next_flush()
-        self._flusher.start(flush.work, lambda: self._flushed(flush))
+        self._flusher.start(flush.work, lambda: self._on_flushed(flush))
 
     @property
     def _is_dirty(self) -> bool:
-        return self._must_rewrite or self._must_prove or self._handed < len(self.entries)
+        return self._must_rewrite or self._must_prove or self._handed_over_count < len(self.entries)
 
     def _next_flush(self) -> _Flush:
         index = self.entries[-1][1] if self.entries else 0
-        proves = self._must_rewrite or self._handed == len(self.entries)
+        proves = self._must_rewrite or self._handed_over_count == len(self.entries)
         write = self._new_file() if self._must_rewrite else self._group()
-        self._handed, self._waiting_bytes = len(self.entries), 0
+        self._handed_over_count, self._waiting_bytes = len(self.entries), 0
         self._must_rewrite = self._must_prove = False
         return _Flush(write, self.generation, index, self._length, proves=proves)
 
@@ -301,7 +389,7 @@ class DurableJournal:
             msg = f"closed file={self._path}"
             raise StorageError(msg)
         mark, durable_end = self._mark, self._durable_end
-        new = self.entries[self._handed :]
+        new = self.entries[self._handed_over_count :]
         data = b"".join([encode_record(mark, entry, durable_end) for entry in new])
         data = data or encode_proof(mark, durable_end)
         self._length += len(data)
@@ -324,18 +412,18 @@ class DurableJournal:
 
         return write
 
-    def _flushed(self, flush: _Flush) -> None:
+    def _on_flushed(self, flush: _Flush) -> None:
         if flush is not self._in_flight:
             return  # `sync` has handled it already, or the journal is closed
         self._in_flight = None
         if flush.handle is None:
             # rule Q2: a failed write is never retried, and none of it is trusted.
             self._faults.fatal(f"journal write failed file={self._path}", flush.error)
-        self._adopt(flush, flush.handle)
+        self._apply_flush(flush, flush.handle)
         self.on_durable()
         self.flush()
 
-    def _adopt(self, flush: _Flush, handle: FileHandle) -> None:
+    def _apply_flush(self, flush: _Flush, handle: FileHandle) -> None:
         if self._handle is not None and self._handle is not handle:
             self._handle.close()
         self._handle = handle
@@ -352,7 +440,7 @@ class DurableJournal:
         self.flush()
         while (flush := self._in_flight) is not None:
             self._flusher.wait()
-            self._flushed(flush)
+            self._on_flushed(flush)
 
     def _rewrite_now(self) -> None:
         """Write all entries into a new file at start; errors are raised to the opener."""
@@ -362,7 +450,7 @@ class DurableJournal:
         if flush.handle is None:
             assert flush.error is not None, "it was run"
             raise flush.error
-        self._adopt(flush, flush.handle)
+        self._apply_flush(flush, flush.handle)
 
     def prove_tail(self) -> None:
         """Prove the last group of records after an idle second; called every second.
@@ -407,7 +495,3 @@ class DurableJournal:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
-
-
-def _nothing() -> None:
-    pass

@@ -1,8 +1,9 @@
 """The interface of the quorum: a replicated log of payloads, applied in order on every voter.
 
 The controller's node creates a `MetadataQuorum`, starts it, submits payloads and reads its state.
-It opens the disk (`voter_disk.py`), the links (`peer_links.py`) and the `RaftNode`, and ticks them.
-Nothing of pysyncobj is visible to its callers. Everything runs on the loop that called `start`.
+It opens the disk (`data_dir.py`), the links (`peer_links.py`) and the `RaftNode`, and ticks them.
+`RaftState` is the state of its voter as plain facts, for `controller_view.py`. Nothing of
+pysyncobj is visible to its callers. Everything runs on the loop that called `start`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,101 @@ from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.common.tls import load_contexts
 from raft_metadata.quorum.config import QuorumConfig
+from raft_metadata.quorum.data_dir import VoterDisk, open_voter_disk
 from raft_metadata.quorum.files import DiskFiles, Files
-from raft_metadata.quorum.flusher import ThreadFlusher
-from raft_metadata.quorum.introductions import Introductions
-from raft_metadata.quorum.peer_links import LinkOwner, PeerLinks
+from raft_metadata.quorum.journal import ThreadFlusher
+from raft_metadata.quorum.peer_links import LinkOwner, PeerAuthenticator, PeerLinks
 from raft_metadata.quorum.pysyncobj_internals import library_now, verify_library
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
-from raft_metadata.quorum.raft_state import RaftState, raft_state
-from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
+from raft_metadata.quorum.voter_node import VoterNode, voter_of
+from raft_metadata.records.quorum_view import VoterState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftState:
+    """Raft state of one voter at one moment; fields as in `records.quorum_view.ControllerState`."""
+
+    node_id: NodeId
+    directory_id: DirectoryId
+    role: str
+    term: int
+    vote: NodeId | None
+    fence: str
+    first_index: int
+    snapshot_index: int
+    commit_index: int
+    applied_index: int
+    last_index: int
+    durable_index: int
+    voters: tuple[VoterState, ...]
+
+
+def raft_state(node: RaftNode, config: QuorumConfig) -> RaftState:
+    """Return the present Raft state of `node` and its knowledge of the other voters."""
+    others = sorted(node.otherNodes, key=lambda voter: voter.node_id)
+    voters = [_other_voter_state(node, other) for other in others]
+    voters.append(_own_voter_state(node, config))
+    journal, term = node.journal, int(node.raftCurrentTerm)
+    return RaftState(
+        node_id=config.node_id,
+        directory_id=DirectoryId(node.home.meta.directory_id),
+        role=node.role,
+        term=term,
+        vote=voter_of(journal.vote.voted_for if journal.vote.term == term else None),
+        fence=node.home.meta.fence,
+        first_index=journal.entries[0][1],
+        snapshot_index=node.snapshots.index,
+        commit_index=int(node.raftCommitIndex),
+        applied_index=node.applied_index,
+        last_index=journal.last[1],
+        durable_index=journal.durable_index,
+        voters=tuple(sorted(voters, key=lambda voter: voter.voter_id)),
+    )
+
+
+def _own_voter_state(node: RaftNode, config: QuorumConfig) -> VoterState:
+    leads = node.role == "leader"
+    return VoterState(
+        voter_id=config.node_id,
+        directory_id=DirectoryId(node.home.meta.directory_id),
+        is_connected=True,
+        match_index=node.journal.durable_index if leads else None,
+        lag=node.journal.last[1] - node.journal.durable_index if leads else None,
+        contact_age_ms=0,
+        feature_level_max=config.feature_level_max,
+    )
+
+
+def _other_voter_state(node: RaftNode, other: VoterNode) -> VoterState:
+    voter = NodeId(other.node_id)
+    match = node.match_index(other) if node.role == "leader" else None
+    return VoterState(
+        voter_id=voter,
+        directory_id=DirectoryId(node.home.meta.voters[voter]),
+        is_connected=bool(node.isNodeConnected(other)),
+        match_index=match,
+        lag=None if match is None else max(0, node.journal.last[1] - match),
+        contact_age_ms=_contact_age_ms(node, other),
+        feature_level_max=node.feature_levels.get(voter),
+    )
+
+
+def _contact_age_ms(node: RaftNode, other: VoterNode) -> int | None:
+    """Return milliseconds since the last contact with `other`, or None.
+
+    A leader counts from a follower's last answer, a follower from its leader's last append;
+    followers have no contact with each other.
+    """
+    if node.role == "leader":
+        when = node.last_answer(other)
+    else:
+        leader = node.leader
+        when = node.contact.when if leader is not None and leader == other else None
+    return None if when is None else max(0, round((node.now() - when) * 1000))
+
 
 TICKS_PER_HEARTBEAT = 4
-NEVER_HEARD_MS = 2**31 - 1
+NO_LEADER_CONTACT_MS = 2**31 - 1
 """`leader_contact_age_ms` before the first contact with any leader."""
 HAND_OVER_TIMEOUT_S = 0.5
 """Longest time that a stopping leader waits for another voter to take over."""
@@ -128,7 +213,7 @@ class MetadataQuorum:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_asked = False
         self._errors = 0
-        self._hands_over = False
+        self._is_handing_over = False
 
     # -- life
 
@@ -147,10 +232,12 @@ class MetadataQuorum:
             self._machine,
             self._faults,
             self._files,
-            flusher=ThreadFlusher(lambda news: loop.call_soon_threadsafe(self._hear_disk, news)),
+            flusher=ThreadFlusher(
+                lambda news: loop.call_soon_threadsafe(self._handle_flushed, news)
+            ),
         )
         owner = LinkOwner(self._request_tick, self._event_failed)
-        links = self._links = PeerLinks(self._config, Introductions(disk.home), tls, owner)
+        links = self._links = PeerLinks(self._config, PeerAuthenticator(disk.home), tls, owner)
         try:
             node = RaftNode(self._parts(disk, links))
             await links.open(node.transport)
@@ -206,7 +293,7 @@ class MetadataQuorum:
         node = self._node
         if node is None:
             return False
-        self._hands_over = True
+        self._is_handing_over = True
         leads = node.role == "leader" and bool(node.otherNodes)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -215,7 +302,7 @@ class MetadataQuorum:
             waited_s = loop.time() - began
             if waited_s >= HAND_OVER_TIMEOUT_S:
                 break
-            if node.give_way() or waited_s >= COMMIT_TIMEOUT_S:
+            if node.prepare_hand_over() or waited_s >= COMMIT_TIMEOUT_S:
                 node.transferLeadership()
             await asyncio.sleep(self._tick_s)
         return leads
@@ -250,7 +337,7 @@ class MetadataQuorum:
             # The event was handled in part, and the state is unknown.
             self._faults.fatal("raft event failed", error)
 
-    def _hear_disk(self, news: Callable[[], None]) -> None:
+    def _handle_flushed(self, news: Callable[[], None]) -> None:
         # asyncio would only log an exception, and all that waits for the disk would wait for ever.
         try:
             news()
@@ -344,18 +431,18 @@ class MetadataQuorum:
         milliseconds since it sent the messages that a majority answered; on a follower,
         milliseconds since the last append of a leader.
 
-        Before the first contact NEVER_HEARD_MS. Never 0 during a hand-over, because the next need
+        Before the first contact NO_LEADER_CONTACT_MS. Never 0 during a hand-over, because the next need
         not wait.
         """
         if self._node is None:
-            return NEVER_HEARD_MS
+            return NO_LEADER_CONTACT_MS
         silence_ms = self._node.leader_silence_s() * 1000
         surely_ms = self._config.election_timeout_ms // 2
-        if self._hands_over:
-            return max(1, int(min(silence_ms, NEVER_HEARD_MS)))
+        if self._is_handing_over:
+            return max(1, int(min(silence_ms, NO_LEADER_CONTACT_MS)))
         if self.is_leader and silence_ms <= surely_ms:
             return 0
-        return int(min(silence_ms, NEVER_HEARD_MS))
+        return int(min(silence_ms, NO_LEADER_CONTACT_MS))
 
     def _snapshot_index(self) -> int:
         header = None if self._disk is None else self._disk.snapshots.header

@@ -1,7 +1,10 @@
 """Connections between voters: one per pair, mutually authenticated, made again when lost.
 
-The voter with the greater id dials. Both ends send a hello first. Until its hello is accepted a
-peer is a *stranger*: it may send one frame of 1 KiB and has two seconds, handshake included.
+The voter with the greater id dials. Both ends send a hello first, which must prove cluster, node
+and directory (rule Q4). Until its hello is accepted a peer is a *stranger*: it may send one frame
+of 1 KiB and has two seconds, handshake included. A frame is ``length u32 little-endian |
+MessagePack``; length 0 is a keep-alive; the length is checked before the body is read.
+
 `FilteredTransport` uses `PeerLinks` through the port `Links` of `transport.py`; a simulation has
 another implementation of that port.
 """
@@ -11,28 +14,300 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
+
+import msgspec
+from typing_extensions import override
 
 from raft_metadata.common.ids import NodeId
-from raft_metadata.common.tls import TlsContexts
+from raft_metadata.common.tls import TlsContexts, dns_names
 from raft_metadata.quorum.config import QuorumConfig
-from raft_metadata.quorum.introductions import (
-    Introductions,
-    RefusedPeerError,
-    certificate_name,
-)
-from raft_metadata.quorum.peer_connection import KEEPALIVE_S, PeerConnection
+from raft_metadata.quorum.data_dir import DataDir
 from raft_metadata.quorum.transport import LinkEvents
-from raft_metadata.quorum.wire import Message
+from raft_metadata.quorum.wire import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    Codec,
+    MalformedMessageError,
+    Message,
+    checked_hello,
+    hello,
+)
+
+
+class RefusedPeerError(Exception):
+    """Reason for refusing a peer. It is logged here and never sent to the peer."""
+
+
+def certificate_name(node: NodeId) -> str:
+    """Return the DNS name that a voter's certificate must carry."""
+    return f"controller-{node}"
+
+
+class PeerAuthenticator:
+    """The hello of this voter and the check of its peers' hellos. Owned by the loop."""
+
+    def __init__(self, home: DataDir) -> None:
+        self._home = home
+
+    def hello(self) -> Message:
+        """Return the first message that this voter sends on a connection."""
+        meta = self._home.meta
+        return hello(meta.node_id, meta.cluster_id, meta.directory_id)
+
+    def accept(
+        self, said: object, *, dialled: NodeId | None, names: frozenset[str] | None
+    ) -> NodeId:
+        """Return the node id that a peer has proved to own; raise RefusedPeerError otherwise.
+
+        `said` is the decoded first message of the peer. `dialled` is the voter that this side
+        dialled, None on an accepted connection. `names` are the DNS names of the peer's verified
+        certificate, None on a plain connection.
+        """
+        try:
+            number, cluster_id, directory_id = checked_hello(said)
+        except MalformedMessageError as error:
+            raise RefusedPeerError(str(error)) from error
+        node = NodeId(number)
+        if not self._home.knows(node, cluster_id, directory_id):
+            text = f"unknown voter {node} cluster={cluster_id!r} directory={directory_id!r}"
+            raise RefusedPeerError(text)
+        if dialled is None and node <= self._home.meta.node_id:
+            # One connection per pair: the greater id dials.
+            text = f"voter {node} does not dial us, we dial it"
+            raise RefusedPeerError(text)
+        if dialled is not None and node != dialled:
+            text = f"dialled voter {dialled}, voter {node} answers"
+            raise RefusedPeerError(text)
+        if names is not None and certificate_name(node) not in names:
+            # A good certificate of another node must not take this voter's place.
+            text = f"says it is voter {node}, its certificate is for {sorted(names)}"
+            raise RefusedPeerError(text)
+        return node
+
+
+KEEPALIVE_S = 0.5
+"""Seconds without a sent frame after which a keep-alive is sent."""
+MAX_UNSENT_BYTES = 16 * 1024 * 1024
+"""Unsent bytes to one voter that close its connection. Appends and parts of a snapshot stop far
+below it (`MAX_APPENDS_AHEAD_BYTES`), so a peer that reaches it does not read."""
+READ_BYTES = 256 * 1024
+"""Size of the read buffer of an identified voter; a larger frame gets a buffer of its own size."""
+
+_HEAD = struct.Struct("<I")
+_ALIVE = _HEAD.pack(0)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ConnectionOwner(Protocol):
+    """The port of `peer_links.PeerLinks` towards its connections."""
+
+    def hello(self) -> Message:
+        """Return the first message that this voter sends on a connection."""
+        ...
+
+    def guarded(self, handle: Callable[[], None]) -> None:
+        """Run the handler of an event and deal with its exceptions."""
+        ...
+
+    def on_frame(self, connection: PeerConnection, message: object) -> None:
+        """Handle a decoded frame, also one from a peer that is not identified yet."""
+        ...
+
+    def on_closed(self, connection: PeerConnection, why: str) -> None:
+        """Handle the end of a connection. Called once, when `close` or the peer ended it."""
+        ...
+
+    def on_drained(self) -> None:
+        """Handle a send buffer that has drained."""
+        ...
+
+
+class PeerConnection(asyncio.BufferedProtocol):
+    """A connection, dialled or accepted. Owned by `PeerLinks`; lives as long as its socket."""
+
+    def __init__(self, links: ConnectionOwner, dialled: NodeId | None) -> None:
+        self._links = links
+        self.dialled = dialled
+        self._loop = asyncio.get_running_loop()
+        self.identified: asyncio.Future[None] = self._loop.create_future()
+        """Done once the peer's hello is accepted, or the connection has ended with `node` None."""
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.node: NodeId | None = None
+        self._transport: asyncio.Transport | None = None
+        self._closed = False
+        self._max_frame_bytes = MAX_HELLO_BYTES
+        self._buffer = bytearray(_HEAD.size + MAX_HELLO_BYTES)
+        self._filled = 0
+        self._received_at = self._sent_at = self._drained_at = 0.0
+        self._sent_bytes = self._drained_bytes = 0
+
+    def certificate_names(self) -> frozenset[str]:
+        """Return the DNS names of the peer's verified certificate.
+
+        Empty before the connection is made.
+        """
+        made = self._transport
+        return frozenset() if made is None else dns_names(made.get_extra_info("peercert"))
+
+    def identify_as(self, node: NodeId) -> None:
+        """Bind the connection to voter `node` and allow frames of full size."""
+        self.node = node
+        self._max_frame_bytes = MAX_FRAME_BYTES
+        if not self.identified.done():
+            self.identified.set_result(None)
+
+    # -- asyncio's side
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self._closed:
+            self._transport.abort()
+            return
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:
+            # Messages are small and frequent; none may wait for the peer's TCP acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._received_at = self._sent_at = self._drained_at = self._loop.time()
+        if self.dialled is not None:
+            self.send(self._links.hello())
+
+    @override
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        self._received_at = self._loop.time()
+        self._links.guarded(self._read_frames)
+
+    @override
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._closed:
+            why = repr(error) if error else "closed by the peer"
+            self._links.guarded(partial(self.close, why))
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    @override
+    def resume_writing(self) -> None:
+        self._links.on_drained()
+
+    # -- frames
+
+    def _read_frames(self) -> None:
+        buffer, end, offset, needed = self._buffer, self._filled, 0, 0
+        view = memoryview(buffer)
+        while end - offset >= _HEAD.size and not self._closed:
+            (length,) = _HEAD.unpack_from(buffer, offset)
+            if length > self._max_frame_bytes:
+                self.close(f"a frame of {length} bytes, limit {self._max_frame_bytes}")
+                return
+            start = offset + _HEAD.size
+            if end - start < length:
+                needed = _HEAD.size + length
+                break
+            offset = start + length
+            if length or self.node is None:
+                self._on_frame(view[start:offset])
+        self._keep(view[offset:end], needed)
+
+    def _on_frame(self, frame: memoryview) -> None:
+        try:
+            message = Codec.loads(frame)
+        except MalformedMessageError as error:
+            self.close(f"a frame of {len(frame)} bytes that is no message: {error}")
+            return
+        self._links.on_frame(self, message)
+
+    def _keep(self, rest: memoryview, needed: int) -> None:
+        """Move the unread rest of the buffer to its front.
+
+        `needed` is the size in bytes of the next whole frame, 0 if unknown.
+        """
+        usual = _HEAD.size + MAX_HELLO_BYTES if self.node is None else READ_BYTES
+        size = max(usual, needed)
+        if size != len(self._buffer):
+            # The loop may still hold a view of the old buffer, which therefore cannot be resized.
+            fresh = bytearray(size)
+            fresh[: len(rest)] = rest
+            self._buffer = fresh
+        else:
+            self._buffer[: len(rest)] = bytes(rest)
+        self._filled = len(rest)
+
+    # -- the links' side
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes that the socket has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def send(self, message: Message) -> bool:
+        """Queue a message and return whether the connection is still open."""
+        frame = bytearray(_HEAD.size)
+        _encoder.encode_into(message, frame, _HEAD.size)
+        _HEAD.pack_into(frame, 0, len(frame) - _HEAD.size)
+        return self._write(frame)
+
+    def _write(self, frame: bytes | bytearray) -> bool:
+        if self._closed or self._transport is None:
+            return False
+        self._transport.write(frame)
+        self._sent_at = self._loop.time()
+        self._sent_bytes += len(frame)
+        if self.unsent_bytes > MAX_UNSENT_BYTES:
+            self.close(f"does not read: {self.unsent_bytes} bytes unsent, limit {MAX_UNSENT_BYTES}")
+        return not self._closed
+
+    def judge(self, now: float, silence_s: float, *, stalled: bool) -> str:
+        """Send a keep-alive if due; return the reason to close the connection, or "".
+
+        `stalled`: this process was stalled, so the peer's silence proves nothing (rule M7).
+        """
+        if now - self._sent_at >= KEEPALIVE_S:
+            self._write(_ALIVE)
+        drained = self._sent_bytes - self.unsent_bytes
+        if stalled or drained != self._drained_bytes or not self.unsent_bytes:
+            self._drained_bytes, self._drained_at = drained, now
+        if stalled:
+            self._received_at = now
+        if now - self._received_at > silence_s:
+            return f"silent for {now - self._received_at:.1f} s"
+        if now - self._drained_at > silence_s:
+            return f"has read nothing for {now - self._drained_at:.1f} s"
+        return ""
+
+    def finish(self) -> None:
+        """Close the connection once everything queued is sent."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def close(self, why: str) -> None:
+        """Close the connection at once; the first call notifies the owner."""
+        first, self._closed = not self._closed, True
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self.lost.done():
+            self.lost.set_result(None)
+        if not self.identified.done():
+            self.identified.set_result(None)
+        if first:
+            self._links.on_closed(self, why)
+
 
 MAX_STRANGERS = 32
 """Most accepted connections without an accepted hello; five voters that reconnect at once need
 four. One more closes the oldest: a voter sends its hello within milliseconds, so idle strangers
 cannot lock it out."""
-INTRODUCTION_TIMEOUT_S = 2.0
+HELLO_TIMEOUT_S = 2.0
 """Time limit for TCP, handshake and hello together, on either end."""
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
@@ -68,12 +343,12 @@ class PeerLinks:
     def __init__(
         self,
         config: QuorumConfig,
-        introductions: Introductions,
+        introductions: PeerAuthenticator,
         tls: TlsContexts | None,
         owner: LinkOwner,
     ) -> None:
         self._config = config
-        self._introductions = introductions
+        self._authenticator = introductions
         self._tls = tls
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -86,7 +361,7 @@ class PeerLinks:
         self._watch_timer: asyncio.TimerHandle | None = None
         self._watched_at = self._loop.time()
         self._silence_s = config.link_silence_s
-        self._told: dict[str, tuple[str, float]] = {}
+        self._logged_refusals: dict[str, tuple[str, float]] = {}
 
     # -- life
 
@@ -101,7 +376,7 @@ class PeerLinks:
         for node in self._config.others:
             if node < self._config.node_id:
                 self._run(self._keep_dialling(node))
-        self._watch()
+        self._check_connections()
 
     async def _listen(self) -> socket.socket:
         host, port = self._config.address_to_bind
@@ -120,11 +395,11 @@ class PeerLinks:
             raise
         return listener
 
-    def _run(self, story: Coroutine[Any, Any, None]) -> None:
-        self._tasks.add(self._task(story))
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(self._task(coroutine))
 
-    def _task(self, story: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(story)
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
         task.add_done_callback(self._on_task_done)
         return task
 
@@ -196,14 +471,14 @@ class PeerLinks:
                 self._tasks.add(oldest)  # until it has ended
                 del self._strangers[oldest]
                 oldest.cancel()
-            self._strangers[self._task(self._welcome(accepted))] = None
+            self._strangers[self._task(self._accept_peer(accepted))] = None
             # The next connection may be there already; accepting it would not yield to the loop.
             await asyncio.sleep(0)
 
-    async def _welcome(self, accepted: socket.socket) -> None:
+    async def _accept_peer(self, accepted: socket.socket) -> None:
         connection = self._new_connection(None)
         try:
-            async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
                 if self._tls is None:
                     await self._loop.connect_accepted_socket(lambda: connection, accepted)
                 else:
@@ -211,13 +486,13 @@ class PeerLinks:
                         lambda: connection,
                         accepted,
                         ssl=self._tls.server,
-                        ssl_handshake_timeout=2 * INTRODUCTION_TIMEOUT_S,
+                        ssl_handshake_timeout=2 * HELLO_TIMEOUT_S,
                     )
-                await connection.introduced
+                await connection.identified
         except TimeoutError:
-            self._refused("a stranger", f"not introduced in {INTRODUCTION_TIMEOUT_S:.0f} s")
+            self._log_refusal("a stranger", f"not introduced in {HELLO_TIMEOUT_S:.0f} s")
         except OSError as error:  # ssl.SSLError is one
-            self._refused("a stranger", repr(error))
+            self._log_refusal("a stranger", repr(error))
         finally:
             if connection.node is None:
                 connection.close("")
@@ -230,13 +505,13 @@ class PeerLinks:
         while True:
             connection = self._new_connection(node)
             try:
-                async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
                     await self._dial(connection, node)
-                    await connection.introduced
+                    await connection.identified
             except TimeoutError:
-                self._refused(f"voter {node}", f"no hello in {INTRODUCTION_TIMEOUT_S:.0f} s")
+                self._log_refusal(f"voter {node}", f"no hello in {HELLO_TIMEOUT_S:.0f} s")
             except (OSError, UnicodeError) as error:  # TLS, and names that are none, too
-                self._refused(f"voter {node}", repr(error))
+                self._log_refusal(f"voter {node}", repr(error))
             finally:
                 if connection.node is None:
                     connection.close("")
@@ -259,22 +534,22 @@ class PeerLinks:
                 port,
                 ssl=self._tls.client,
                 server_hostname=certificate_name(node),
-                ssl_handshake_timeout=2 * INTRODUCTION_TIMEOUT_S,
+                ssl_handshake_timeout=2 * HELLO_TIMEOUT_S,
             )
 
-    def _refused(self, who: str, why: str) -> None:
+    def _log_refusal(self, who: str, why: str) -> None:
         """Log a refused connection, at most once a minute for the same peer and reason."""
         now = self._loop.time()
-        last_why, when = self._told.get(who, ("", float("-inf")))
+        last_why, when = self._logged_refusals.get(who, ("", float("-inf")))
         if now - when >= (SAME_REFUSAL_LOGGED_EVERY_S if why == last_why else 1):
-            self._told[who] = (why, now)  # one entry a voter, one for all strangers
+            self._logged_refusals[who] = (why, now)  # one entry a voter, one for all strangers
             _log.warning("no connection with=%s reason=%s", who, why)
 
     # -- called by connections (`peer_connection.ConnectionOwner`)
 
     def hello(self) -> Message:
         """Return the first message that this voter sends on a connection."""
-        return self._introductions.hello()
+        return self._authenticator.hello()
 
     def guarded(self, handle: Callable[[], None]) -> None:
         """Run an event's handler and pass its exception to the owner.
@@ -294,7 +569,7 @@ class PeerLinks:
                 self._events.on_message(connection.node, message)
             return
         try:
-            node = self._introductions.accept(
+            node = self._authenticator.accept(
                 message,
                 dialled=connection.dialled,
                 names=None if self._tls is None else connection.certificate_names(),
@@ -309,8 +584,8 @@ class PeerLinks:
             # The peer reconnected before the end of its old connection was noticed.
             old.close("replaced by a new one")
         self._live[node] = connection
-        connection.introduce(node)
-        self._told.pop(f"voter {node}", None)
+        connection.identify_as(node)
+        self._logged_refusals.pop(f"voter {node}", None)
         _log.info("voter connected voter=%d", node)
         if self._events is not None:
             self._events.on_connected(node)
@@ -320,7 +595,7 @@ class PeerLinks:
         node = connection.node
         if node is None and why:
             who = "a stranger" if connection.dialled is None else f"voter {connection.dialled}"
-            self._refused(who, why)
+            self._log_refusal(who, why)
         if node is None or self._live.get(node) is not connection:
             return
         del self._live[node]
@@ -332,7 +607,7 @@ class PeerLinks:
         """Let the owner send messages that waited for the buffer to drain."""
         self._owner.after_event()
 
-    def _watch(self) -> None:
+    def _check_connections(self) -> None:
         """Check every live connection, twice a second.
 
         Send keep-alives; close connections whose peer is silent or does not read.
@@ -342,10 +617,10 @@ class PeerLinks:
         stalled = now - self._watched_at > 2 * KEEPALIVE_S
         self._watched_at = now
         for connection in list(self._live.values()):
-            self.guarded(partial(self._judge, connection, now, stalled=stalled))
-        self._watch_timer = self._loop.call_later(KEEPALIVE_S, self._watch)
+            self.guarded(partial(self._check_connection, connection, now, stalled=stalled))
+        self._watch_timer = self._loop.call_later(KEEPALIVE_S, self._check_connections)
 
-    def _judge(self, connection: PeerConnection, now: float, *, stalled: bool) -> None:
+    def _check_connection(self, connection: PeerConnection, now: float, *, stalled: bool) -> None:
         why = connection.judge(now, self._silence_s, stalled=stalled)
         if why:
             connection.close(why)

@@ -128,11 +128,11 @@ class RaftNode(PinnedSyncObj):
         self._waiting: dict[int, _Queued] = {}
         self._commit_moved = False
         self._active = False
-        self._gives_way = False
+        self._is_handing_over = False
         self._forced_snapshot_at = 0
         self._next_ping = 0.0
         self.contact = LeaderContact()
-        self._heard_by: dict[NodeId, float] = {}
+        self._answered_append_sent_at: dict[NodeId, float] = {}
         """Send time of the newest append that each other voter has answered."""
         self.feature_levels: dict[NodeId, int] = {}
         """Highest ``metadata.version`` of each connected voter, as sent in its pings."""
@@ -181,7 +181,7 @@ class RaftNode(PinnedSyncObj):
 
     def leading_in(self, term: int) -> bool:
         """Return whether this voter leads, in exactly this term, and accepts entries."""
-        return bool(self._isLeader()) and term == self.raftCurrentTerm and not self._gives_way
+        return bool(self._isLeader()) and term == self.raftCurrentTerm and not self._is_handing_over
 
     @override
     def append_queued(self) -> None:
@@ -237,13 +237,13 @@ class RaftNode(PinnedSyncObj):
         if self._isLeader() or self.home.fenced:
             self.parts.request_tick()
 
-    def give_way(self) -> bool:
+    def prepare_hand_over(self) -> bool:
         """Stop appending so that another voter can lead; return whether no submission is pending.
 
         From the first call on nothing more is appended (Raft thesis, 3.10). Appended entries are
         committed first, while there is time: otherwise their submitters would get OUTCOME_UNKNOWN.
         """
-        self._gives_way = True
+        self._is_handing_over = True
         self._deactivate()
         return not self._waiting
 
@@ -304,7 +304,7 @@ class RaftNode(PinnedSyncObj):
 
     # -- elections
 
-    def on_leader_heard(self, term: int, commit_index: int) -> None:
+    def on_leader_append(self, term: int, commit_index: int) -> None:
         """Record an append of a leader of at least this term."""
         self.contact.when = self.now()
         self.contact.term, self.contact.commit_index = term, commit_index
@@ -315,8 +315,8 @@ class RaftNode(PinnedSyncObj):
 
         The send time counts for the leader's lease, however late the answer is read (rule G3).
         """
-        before = self._heard_by.get(node.node_id, NEVER)
-        self._heard_by[node.node_id] = max(before, min(sent_at, self.now()))
+        before = self._answered_append_sent_at.get(node.node_id, NEVER)
+        self._answered_append_sent_at[node.node_id] = max(before, min(sent_at, self.now()))
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803 the library's names
         self._tick_disk()
@@ -398,7 +398,7 @@ class RaftNode(PinnedSyncObj):
         """Count a pre-vote, or adopt the sender's higher term."""
         if answer["term"] > self.raftCurrentTerm:
             self.transport.adopt(node, answer["term"])
-        elif answer["granted"] and answer["term"] + 1 == self._pre_vote.asked_term:
+        elif answer["granted"] and answer["term"] + 1 == self._pre_vote.requested_term:
             self._pre_vote.granted.add(NodeId(node.node_id))
             self._count_pre_votes()
 
@@ -489,7 +489,7 @@ class RaftNode(PinnedSyncObj):
         """
         if not self._isLeader():
             return self.now() - self.contact.when
-        heard = (self._heard_by.get(node.node_id, NEVER) for node in self.otherNodes)
+        heard = (self._answered_append_sent_at.get(node.node_id, NEVER) for node in self.otherNodes)
         needed = len(self.parts.config.voters) // 2
         return self.now() - sorted(heard, reverse=True)[needed - 1] if needed else 0.0
 

@@ -91,7 +91,7 @@ class FilteredRaft(Protocol):
 
     def on_link_lost(self, node: VoterNode) -> None: ...
 
-    def on_leader_heard(self, term: int, commit_index: int) -> None: ...
+    def on_leader_append(self, term: int, commit_index: int) -> None: ...
 
     def on_answered(self, node: VoterNode, sent_at: float) -> None: ...
 
@@ -107,7 +107,7 @@ class FilteredRaft(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldMessage:
     """A message about entries that are not on disk yet."""
 
     node: VoterNode
@@ -131,11 +131,11 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         self._home = syncobj.home
         self._links = syncobj.links
         self._voters = {node.node_id: node for node in others}
-        self._held: deque[_Held] = deque(maxlen=MAX_HELD)
+        self._held: deque[_HeldMessage] = deque(maxlen=MAX_HELD)
         self._answered_at: dict[NodeId, float] = {}
-        self._heard_of: dict[NodeId, object] = {}
+        self._newest_append_sent_at: dict[NodeId, object] = {}
         """Send time, by the sender's clock, of the newest append received from each voter."""
-        self._takes_over_in = 0
+        self._take_over_term = 0
         """The term in which this voter stands for election at a leader's request; 0 for none."""
         self._vote_term = 0
         self._voters_counted: set[int] = set()
@@ -180,10 +180,10 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         if kind == "append_entries":
             message["sent_at"] = self._raft.now()
         if kind == "request_vote":
-            message["takes_over"] = message["term"] == self._takes_over_in
+            message["takes_over"] = message["term"] == self._take_over_term
         if kind == "next_node_idx":
             self._complete_answer(message)
-        if self._rests_on(message) > self._journal.durable_index:
+        if self._required_durable_index(message) > self._journal.durable_index:
             self._hold(node, message)
             return True
         sent = self._send_now(node, message)
@@ -208,7 +208,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
 
     # -- messages that wait for the disk (defect 2, rule M7)
 
-    def _rests_on(self, message: Message) -> int:
+    def _required_durable_index(self, message: Message) -> int:
         """Return the Raft index that must be on disk before a message may be sent; 0 for none."""
         kind = message["type"]
         if kind == "next_node_idx" and message["success"]:
@@ -219,8 +219,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
 
     def _hold(self, node: VoterNode, message: Message) -> None:
         journal, now = self._journal, self._raft.now()
-        needed, term = self._rests_on(message), self._raft.raftCurrentTerm
-        self._held.append(_Held(node, message, needed, journal.generation, term))
+        needed, term = self._required_durable_index(message), self._raft.raftCurrentTerm
+        self._held.append(_HeldMessage(node, message, needed, journal.generation, term))
         journal.flush()
         answers = message["type"] == "next_node_idx"
         if answers and now - self._answered_at.get(node.node_id, 0.0) >= ALIVE_EVERY_S:
@@ -236,8 +236,8 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         journal, term = self._journal, self._raft.raftCurrentTerm
         if not self._held:
             return
-        ready: dict[tuple[NodeId, str], _Held] = {}
-        waiting: deque[_Held] = deque(maxlen=MAX_HELD)
+        ready: dict[tuple[NodeId, str], _HeldMessage] = {}
+        waiting: deque[_HeldMessage] = deque(maxlen=MAX_HELD)
         for held in self._held:
             if held.generation != journal.generation or held.term != term:
                 continue  # its entries were replaced (rule Q3), or its term is over
@@ -254,7 +254,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
     def _send_now(self, node: VoterNode, message: Message) -> bool:
         if message["type"] == "next_node_idx":
             self._answered_at[node.node_id] = self._raft.now()
-            message["sent_at"] = self._heard_of.get(node.node_id)
+            message["sent_at"] = self._newest_append_sent_at.get(node.node_id)
         message["stamp"] = self._home.stamp(node.node_id)
         return self._links.send(node.node_id, message)
 
@@ -301,20 +301,20 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         if not self._home.accepts(node, stamp):
             return
         if not self._home.fenced or self._fence_lets_through(voter, message):
-            self._hear(voter, message)
+            self._handle_message(voter, message)
 
-    def _hear(self, node: VoterNode, message: Message) -> None:
+    def _handle_message(self, node: VoterNode, message: Message) -> None:
         match message["type"]:
             case "append_entries":
-                self._hear_append(node, message)
+                self._handle_append(node, message)
             case "next_node_idx":
-                self._hear_answer(node, message)
+                self._handle_append_answer(node, message)
             case "response_vote":
-                self._hear_vote(node, message)
+                self._handle_vote(node, message)
             case "timeout_now":
-                self._hear_take_over(node, message)
+                self._handle_take_over(node, message)
             case "request_vote":
-                self._hear_request(node, message)
+                self._handle_vote_request(node, message)
             case "term_query":
                 self.send(node, {"type": "term_answer", "term": self._raft.raftCurrentTerm})
             case "pre_vote":
@@ -326,14 +326,14 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             case _:  # an answer to a request that is no longer pending
                 pass
 
-    def _hear_take_over(self, node: VoterNode, message: Message) -> None:
+    def _handle_take_over(self, node: VoterNode, message: Message) -> None:
         term = self._raft.raftCurrentTerm
         if message["term"] == term:
             self.deliver(node, message)
             if self._raft.transfer_in_progress:
-                self._takes_over_in = term + 1
+                self._take_over_term = term + 1
 
-    def _hear_request(self, node: VoterNode, message: Message) -> None:
+    def _handle_vote_request(self, node: VoterNode, message: Message) -> None:
         raft = self._raft
         has_a_leader = raft.now() - raft.contact.when <= raft.conf.raftMinTimeout
         if has_a_leader and message.get("takes_over") is not True:
@@ -358,16 +358,16 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             message["last_log_term"] = message["last_log_index"] = -1
         return True
 
-    def _hear_append(self, node: VoterNode, message: Message) -> None:
+    def _handle_append(self, node: VoterNode, message: Message) -> None:
         raft = self._raft
         if message["term"] < raft.raftCurrentTerm:
             # The library stays silent, and an old leader would never learn of it (defect 9).
             self._answer(node, 1)
             return
-        raft.on_leader_heard(message["term"], message["commit_index"])
-        self._heard_of[node.node_id] = message.get("sent_at")
+        raft.on_leader_append(message["term"], message["commit_index"])
+        self._newest_append_sent_at[node.node_id] = message.get("sent_at")
         if "prevLogIdx" in message:
-            if not self._already_have(node, message):
+            if not self._strip_known_entries(node, message):
                 self.deliver(node, message)
             return
         # A part of a snapshot proves nothing about this log, but the library commits all of it up
@@ -385,7 +385,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         if part is not None and part[2]:
             raft.on_snapshot_part_ended()
 
-    def _already_have(self, node: VoterNode, message: Message) -> bool:
+    def _strip_known_entries(self, node: VoterNode, message: Message) -> bool:
         """Remove entries from `message` that this log already holds (defect 7).
 
         The library truncates everything after the previous entry, conflict or not. Returns True if
@@ -418,7 +418,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
             message["prevLogIdx"], message["prevLogTerm"] = last, entries[same - 1][2]
         return False
 
-    def _hear_answer(self, node: VoterNode, message: Message) -> None:
+    def _handle_append_answer(self, node: VoterNode, message: Message) -> None:
         term = self._raft.raftCurrentTerm
         if message["term"] > term:
             self.adopt(node, message["term"])
@@ -428,7 +428,7 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
                 self._raft.on_answered(node, sent_at)
             self.deliver(node, message)
 
-    def _hear_vote(self, node: VoterNode, message: Message) -> None:
+    def _handle_vote(self, node: VoterNode, message: Message) -> None:
         """Pass a vote on once per voter and term (defect 10)."""
         if message["term"] != self._raft.raftCurrentTerm:
             return  # a vote of an old term must not restart the count either

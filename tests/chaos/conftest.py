@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.net.toxiproxy_server import find_server
+from chaos.net.toxiproxy import find_server
 
 
 @pytest.fixture(scope="session")

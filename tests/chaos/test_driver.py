@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from chaos.cluster import runs
-from chaos.net import toxiproxy_server
+from chaos.net import toxiproxy
 from chaos.net.links import (
     Faults,
     Flow,
@@ -27,8 +27,7 @@ from chaos.net.links import (
     refused,
 )
 from chaos.net.network import Network
-from chaos.net.toxiproxy_api import ANSWERS, NetworkError, Toxic, ToxiproxyApi
-from chaos.net.toxiproxy_server import ToxiproxyServer
+from chaos.net.toxiproxy import ANSWERS, NetworkError, Toxic, ToxiproxyApi, ToxiproxyServer
 from tests.architecture.tree import ROOT
 from tests.chaos.conftest import EchoServer
 
@@ -38,7 +37,7 @@ ANSWER_S = 1.0
 """Ten times what a machine that runs other tests takes; silence costs it whole."""
 OWNER = """
 import pathlib, signal, sys
-from chaos.net.toxiproxy_server import ToxiproxyServer
+from chaos.net.toxiproxy import ToxiproxyServer
 server = ToxiproxyServer(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
 server.start()
 print(server.pid, flush=True)
@@ -114,8 +113,8 @@ async def test_a_proxy_never_sits_on_a_port_that_a_node_will_listen_on(
     binary: Path, echo: EchoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes are formatted first and started last: nobody listens on their ports meanwhile."""
-    monkeypatch.setattr(toxiproxy_server, "_EPHEMERAL_RANGE", tmp_path / "none")
-    monkeypatch.setattr(toxiproxy_server, "_PORTS_FROM", 31_000)
+    monkeypatch.setattr(toxiproxy, "_EPHEMERAL_RANGE", tmp_path / "none")
+    monkeypatch.setattr(toxiproxy, "_PORTS_FROM", 31_000)
     open_to_all = {32_111, 32_222, 32_333}
     network = Network(binary, tmp_path / "toxiproxy.log")
     network.start(set(range(31_000, 32_768)) - open_to_all)

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.cluster import processes_of
 from chaos.scenarios.catalogue import SCENARIOS
-from chaos.scenarios.stage import Scenario
+from chaos.scenarios.scenario import Scenario
 from tests.architecture.tree import ROOT
 
 SHORT_S = "4"

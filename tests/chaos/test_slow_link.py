@@ -12,8 +12,8 @@ import aiohttp
 
 from benchmarks.processes import memory_mb
 from chaos.net.links import Link, Plane
-from chaos.net.toxiproxy_api import ANSWERS, Toxic
-from chaos.proxied import ProxiedCluster
+from chaos.net.toxiproxy import ANSWERS, Toxic
+from chaos.proxied_cluster import ProxiedCluster
 
 log = logging.getLogger("tests.chaos")
 KB_PER_S = 400

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chaos.checkers.rule import check_same_history, common_index
+from chaos.checkers.metadata import check_same_history, common_index
 from tests.support.live_cluster import Answer, LiveCluster, running
 
 OPTIONS = ("--port", "0")

@@ -15,15 +15,15 @@ import pytest
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.common.tls import TlsContexts
-from raft_metadata.quorum import peer_connection, peer_links
+from raft_metadata.quorum import peer_links
 from raft_metadata.quorum.data_dir import DataDir, Identity
 from raft_metadata.quorum.files import DiskFiles
-from raft_metadata.quorum.introductions import Introductions
-from raft_metadata.quorum.peer_connection import PeerConnection
 from raft_metadata.quorum.peer_links import (
-    INTRODUCTION_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
     MAX_STRANGERS,
     LinkOwner,
+    PeerAuthenticator,
+    PeerConnection,
     PeerLinks,
 )
 from raft_metadata.quorum.wire import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Codec, hello
@@ -62,7 +62,7 @@ class End:
         self.home = DataDir(DiskFiles(), settings.raft_dir, identity, RaisingFaults())
         self.errors: list[Exception] = []
         owner = LinkOwner(lambda: None, self.errors.append)
-        self.links = PeerLinks(settings, Introductions(self.home), tls, owner)
+        self.links = PeerLinks(settings, PeerAuthenticator(self.home), tls, owner)
         host, _, port = addresses[node].rpartition(":")
         self.address = host, int(port)
 
@@ -118,7 +118,7 @@ def framed(message: object) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-async def introduced(end: End, node: int = 103) -> tuple[asyncio.StreamReader, Any]:
+async def identified(end: End, node: int = 103) -> tuple[asyncio.StreamReader, Any]:
     """A connection of ours that passes for a voter."""
     reader, writer = await asyncio.open_connection(*end.address)
     writer.write(framed(hello(node, CLUSTER, f"disk-{node}")))
@@ -196,7 +196,7 @@ async def test_defect_18_a_stranger_never_has_more_than_one_small_buffer(
 
 async def test_defect_18_a_voters_frame_over_the_limit_ends_the_connection(trio: Trio) -> None:
     end = await trio.start(101)
-    reader, writer = await introduced(end)
+    reader, writer = await identified(end)
     writer.write(struct.pack("<I", MAX_FRAME_BYTES + 1))
     await closed(reader, 1)
     writer.close()
@@ -206,7 +206,7 @@ async def test_defect_18_a_voters_frame_over_the_limit_ends_the_connection(trio:
 async def test_a_frame_that_is_no_message_ends_the_connection(trio: Trio) -> None:
     end = await trio.start(101)
     for garbage in (b"\xc1", b"\x80\x04N."):
-        reader, writer = await introduced(end)
+        reader, writer = await identified(end)
         writer.write(struct.pack("<I", len(garbage)) + garbage)
         await closed(reader, 1)
         writer.close()
@@ -229,7 +229,7 @@ async def test_defect_18_silent_strangers_are_sent_away_in_time(trio: Trio) -> N
     connections = [await asyncio.open_connection(*end.address) for _ in range(MAX_STRANGERS)]
     connections[0][1].write(b"\x10")  # one that dawdles
     await asyncio.gather(*(closed(reader, 5) for reader, _ in connections))
-    assert INTRODUCTION_TIMEOUT_S - 0.2 < loop.time() - start < INTRODUCTION_TIMEOUT_S + 1
+    assert HELLO_TIMEOUT_S - 0.2 < loop.time() - start < HELLO_TIMEOUT_S + 1
     assert end.links._strangers == {}
     for _, writer in connections:
         writer.close()
@@ -238,7 +238,7 @@ async def test_defect_18_silent_strangers_are_sent_away_in_time(trio: Trio) -> N
 async def test_defect_18_strangers_are_limited_and_lock_no_voter_out(trio: Trio) -> None:
     end = await trio.start(101)
     connections = [await asyncio.open_connection(*end.address) for _ in range(3 * MAX_STRANGERS)]
-    _, writer = await introduced(end)
+    _, writer = await identified(end)
     assert end.connected == {103}
     assert len(end.links._strangers) <= MAX_STRANGERS
     writer.close()
@@ -275,7 +275,7 @@ async def test_defect_18_a_flood_of_strangers_leaves_the_loop_its_turns(
 
 async def test_defect_15_what_the_socket_did_not_take_is_sent_when_it_can(trio: Trio) -> None:
     end = await trio.start(101)
-    reader, writer = await introduced(end)
+    reader, writer = await identified(end)
     assert end.links.send(NodeId(103), {"type": "x", "data": b"." * 8_000_000})
     assert end.links.backlog_bytes(NodeId(103)) > 0
     (length,) = struct.unpack("<I", await reader.readexactly(4))
@@ -287,9 +287,9 @@ async def test_defect_15_what_the_socket_did_not_take_is_sent_when_it_can(trio: 
 async def test_a_voter_that_does_not_read_is_dropped_at_a_limit(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_connection, "MAX_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(peer_links, "MAX_UNSENT_BYTES", 1 << 20)
     end = await trio.start(101)
-    reader, writer = await introduced(end)
+    reader, writer = await identified(end)
     reader._transport.pause_reading()  # type: ignore[attr-defined]
     sent = 0
     while end.links.send(NodeId(103), {"type": "x", "data": b"." * 100_000}):
@@ -305,7 +305,7 @@ async def test_a_voter_that_reads_nothing_for_too_long_is_dropped(
     monkeypatch.setattr(peer_links, "KEEPALIVE_S", 0.05)
     end = await trio.start(101)
     end.links._silence_s = 0.3
-    reader, writer = await introduced(end)
+    reader, writer = await identified(end)
     reader._transport.pause_reading()  # type: ignore[attr-defined]
     assert end.links.send(NodeId(103), {"type": "x", "data": b"." * 8_000_000})
     async with asyncio.timeout(5):
@@ -320,7 +320,7 @@ async def test_defect_20_an_idle_connection_stays_and_a_dead_one_is_let_go(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_links, "KEEPALIVE_S", 0.05)
-    monkeypatch.setattr(peer_connection, "KEEPALIVE_S", 0.05)
+    monkeypatch.setattr(peer_links, "KEEPALIVE_S", 0.05)
     one = await trio.start(101)
     async with TcpRelay(trio.addresses[101]) as relay:
         two = await trio.start(102, dial={101: relay.address})
@@ -343,7 +343,7 @@ async def test_rule_m7_a_stall_of_our_own_costs_nobody_its_connection(
     monkeypatch.setattr(peer_links, "KEEPALIVE_S", 0.05)
     end = await trio.start(101)
     end.links._silence_s = 0.3
-    _, writer = await introduced(end)
+    _, writer = await identified(end)
     stalled_until = asyncio.get_running_loop().time() + 0.6
     while asyncio.get_running_loop().time() < stalled_until:
         pass  # as SIGSTOP would
@@ -358,7 +358,7 @@ async def test_a_fault_while_a_connection_is_judged_is_told_and_the_watch_goes_o
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = await trio.start(101)
-    _, writer = await introduced(end)
+    _, writer = await identified(end)
     judged: list[float] = []
 
     def judge(_self: PeerConnection, now: float, _silence_s: float, *, stalled: bool) -> str:
@@ -375,8 +375,8 @@ async def test_a_fault_while_a_connection_is_judged_is_told_and_the_watch_goes_o
 
 async def test_one_connection_per_pair_the_newest(trio: Trio) -> None:
     end = await trio.start(101)
-    first, first_writer = await introduced(end)
-    second, second_writer = await introduced(end)
+    first, first_writer = await identified(end)
+    second, second_writer = await identified(end)
     await closed(first, 1)
     assert end.told == ["+103", "-103", "+103"]
     end.links.send(NodeId(103), {"type": "x"})
@@ -388,7 +388,7 @@ async def test_one_connection_per_pair_the_newest(trio: Trio) -> None:
 async def test_a_dialled_voter_that_never_answers_is_dialled_again(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_links, "INTRODUCTION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(peer_links, "HELLO_TIMEOUT_S", 0.2)
     dials = []
 
     async def hole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -428,7 +428,7 @@ async def test_defect_19_a_failed_accept_does_not_end_the_listener(
 
     monkeypatch.setattr(loop, "sock_accept", no_descriptors)
     end = await trio.start(101)
-    _, writer = await introduced(end)
+    _, writer = await identified(end)
     assert len(failed) == 3
     writer.close()
 

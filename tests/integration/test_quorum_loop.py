@@ -22,7 +22,7 @@ from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
 from raft_metadata.quorum.files import DiskFiles, FileHandle, Files
-from raft_metadata.quorum.metadata_quorum import NEVER_HEARD_MS, Leadership, MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import NO_LEADER_CONTACT_MS, Leadership, MetadataQuorum
 from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import PayloadList, config, format_all, free_addresses
 from tests.support.tcp_relay import TcpRelay
@@ -243,7 +243,7 @@ async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
     first = Voter(config(1, tmp_path, addresses))
     await first.quorum.start()
     assert first.quorum.leader_id is None
-    assert first.quorum.leader_contact_age_ms == NEVER_HEARD_MS
+    assert first.quorum.leader_contact_age_ms == NO_LEADER_CONTACT_MS
     assert not first.quorum.is_leader
     with pytest.raises(KafkaError) as refused:
         await first.quorum.submit(b"x", first.quorum.term)

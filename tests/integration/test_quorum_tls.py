@@ -18,7 +18,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NodeId
 from raft_metadata.common.tls import TlsFiles, load_contexts
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
-from raft_metadata.quorum.peer_links import INTRODUCTION_TIMEOUT_S
+from raft_metadata.quorum.peer_links import HELLO_TIMEOUT_S
 from raft_metadata.quorum.wire import Codec, hello
 from tests.support.certificates import Authority
 from tests.support.power_loss_disk import RaisingFaults
@@ -217,7 +217,7 @@ async def test_a_handshake_that_never_ends_is_ended(cluster: Cluster) -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
     assert await answer(cluster.address(101), None, b"\x16\x03\x01\x02\x00\x01") == b""
-    assert INTRODUCTION_TIMEOUT_S - 0.5 < loop.time() - start < INTRODUCTION_TIMEOUT_S + 1
+    assert HELLO_TIMEOUT_S - 0.5 < loop.time() - start < HELLO_TIMEOUT_S + 1
 
 
 async def test_the_connection_is_encrypted_and_resumes_nothing(cluster: Cluster) -> None:

@@ -31,7 +31,7 @@ from chaos.cluster import (
     runs,
 )
 from chaos.deadline import within
-from chaos.load import Endpoint
+from chaos.workloads import Endpoint
 
 WAIT_S = 20.0
 POLL_S = 0.03

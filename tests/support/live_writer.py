@@ -1,6 +1,6 @@
 """A load on a live cluster that never sends a value twice, and the judgement of what became of it.
 
-One lane per partition, one request in flight per lane. Unlike `chaos.load`, a failed attempt is not
+One lane per partition, one request in flight per lane. Unlike `chaos.workloads`, a failed attempt is not
 repeated: the lane goes on with new values. So whatever stands in the log twice, the cluster itself
 put there twice.
 """
@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
-from chaos.checkers.gaps import Gap, longest_produce_gap
-from chaos.checkers.records import check_offsets, check_order, check_present
-from chaos.checkers.repeats import check_repeats
+from chaos.checkers.faults import Gap, longest_produce_gap
+from chaos.checkers.records import check_offsets, check_order, check_present, check_repeats
 from chaos.deadline import within
 from chaos.history import Acknowledgement, History, Position, Reading, Record, Unacknowledged
 from chaos.http import NDJSON, Failed, Http
-from chaos.load import Endpoint
+from chaos.workloads import Endpoint
 from raft_metadata.common.clock import SystemClock
 from tests.support.live_cluster import LiveCluster
 

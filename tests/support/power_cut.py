@@ -3,7 +3,7 @@
 Two ways, the same to a test. `LoopPower` (root): each node's folder is an ext4 of its own in a
 file, and a cut is the ioctl that ends a file system where it stands, nothing flushed; the kernel
 itself decides what was on the disk. `TapePower` (anybody with a C compiler): the page-granular
-stand-in of `chaos.disks.tape`. `power_for` takes the first that works here, and says which.
+stand-in of `chaos.disks.power`. `power_for` takes the first that works here, and says which.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 from random import Random
 
 from chaos.cluster import runs
+from chaos.disks.power import cut_power
 from chaos.disks.shim import Shim
-from chaos.disks.tape import cut_power
 from tests.support.live_cluster import LiveCluster
 
 GOING_DOWN = 0x8004587D

@@ -14,7 +14,7 @@ MUTANTS = (
         "            data = files.read(self._path)\n"
         "            self._handle = files.open(self._path)\n"
         "            self._length = self._durable_end = len(data)\n"
-        "            self._mark, self._handed = data[8:16], len(self.entries)\n"
+        "            self._mark, self._handed_over_count = data[8:16], len(self.entries)\n"
         "            self._durable_index = self.entries[-1][1]\n"
         "            return",
         ("journal",),
@@ -80,11 +80,11 @@ MUTANTS = (
     Mutant(
         "q5 truncates in place",
         "journal.py",
-        "        if position < self._handed:\n            self._must_rewrite = True\n",
-        "        if position < self._handed:\n"
+        "        if position < self._handed_over_count:\n            self._must_rewrite = True\n",
+        "        if position < self._handed_over_count:\n"
         "            start = file_bytes(self.entries)\n"
         '            self._handle.content.cache[start:] = b""\n'
-        "            self._length, self._handed = start, position\n"
+        "            self._length, self._handed_over_count = start, position\n"
         "            self._durable_end = min(self._durable_end, start)\n",
         ("journal",),
     ),
@@ -140,10 +140,10 @@ MUTANTS = (
     Mutant(
         "m7 the loop waits for the disk",
         "journal.py",
-        "        self._flusher.start(flush.work, lambda: self._flushed(flush))",
+        "        self._flusher.start(flush.work, lambda: self._on_flushed(flush))",
         "        self._flusher.start(flush.work, lambda: None)\n"
         "        self._flusher.wait()\n"
-        "        self._flushed(flush)",
+        "        self._on_flushed(flush)",
         ("flusher",),
     ),
     Mutant(

@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "g3 a successor waits",
         "transport.py",
-        "                self._takes_over_in = term + 1",
+        "                self._take_over_term = term + 1",
         "                pass",
         ("elections",),
     ),
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "defect 7 truncates",
         "transport.py",
-        "            if not self._already_have(node, message):",
+        "            if not self._strip_known_entries(node, message):",
         "            if True:",
         ("reigns",),
     ),
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "defect 18 strangers stay",
         "peer_links.py",
-        "async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):\n                if self._tls",
+        "async with asyncio.timeout(HELLO_TIMEOUT_S):\n                if self._tls",
         "async with asyncio.timeout(1000):\n                if self._tls",
         ("links",),
     ),
@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "silent voters stay",
         "peer_connection.py",
-        "if now - self._heard_at > silence_s:",
+        "if now - self._received_at > silence_s:",
         "if False:",
         ("links",),
     ),

@@ -20,9 +20,14 @@ import pytest
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
-from raft_metadata.quorum.data_dir import Identity, format_raft_dir, format_rejoining_raft_dir
+from raft_metadata.quorum.data_dir import (
+    Identity,
+    VoterDisk,
+    format_raft_dir,
+    format_rejoining_raft_dir,
+    open_voter_disk,
+)
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
-from raft_metadata.quorum.voter_disk import VoterDisk, open_voter_disk
 from raft_metadata.quorum.wire import Codec
 from tests.support.power_loss_disk import Killed, PowerLossDisk, RaisingFaults
 

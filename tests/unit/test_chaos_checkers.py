@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from chaos.checkers.gaps import (
+from chaos.checkers.faults import (
     check_load,
     check_metadata_gap,
     check_produce_gap,
@@ -16,9 +16,9 @@ from chaos.checkers.records import (
     check_order,
     check_partitioner,
     check_present,
+    check_repeats,
     readers_for,
 )
-from chaos.checkers.repeats import check_repeats
 from chaos.history import (
     Acknowledgement,
     Fault,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from chaos.checkers.faults import (
@@ -13,19 +15,25 @@ from chaos.checkers.faults import (
     check_logs,
 )
 from chaos.checkers.groups import check_commits_stay, check_nothing_skipped, check_read_on
-from chaos.checkers.reads import check_replicas, check_seen_stays, check_unknown_ran
-from chaos.checkers.repeats import check_repeats
-from chaos.checkers.rule import (
+from chaos.checkers.metadata import (
     check_churn,
     check_controllers_agree,
-    check_one_ruler,
+    check_one_leader_and_controller,
     check_same_history,
     check_stepped_down,
     check_topics,
     common_index,
 )
+from chaos.checkers.records import (
+    check_repeats,
+    check_replicas,
+    check_seen_stays,
+    check_unknown_ran,
+)
 from chaos.history import (
+    LINE_KEYS,
     Acknowledgement,
+    ControllerTerm,
     Effect,
     Fault,
     GroupCommit,
@@ -39,7 +47,6 @@ from chaos.history import (
     Position,
     Reading,
     Record,
-    Reign,
     Unacknowledged,
     to_line,
 )
@@ -200,26 +207,30 @@ def leads(leader: int | None, epoch: int, by: int = 1) -> Leadership:
     return Leadership(partition=0, leader=leader, epoch=epoch, isr=(1, 2), told_by=by, seen_ms=0)
 
 
-def reign(controller: int, term: int, at: int = 0) -> Reign:
-    return Reign(controller=controller, term=term, seen_ms=at)
+def reign(controller: int, term: int, at: int = 0) -> ControllerTerm:
+    return ControllerTerm(controller=controller, term=term, seen_ms=at)
 
 
 def test_one_ruler_innocent_though_two_brokers_tell_of_different_epochs() -> None:
     told = (leads(1, 0), leads(2, 1, by=2), leads(None, 1), reign(101, 1), reign(102, 2))
-    assert check_one_ruler(history(*told)).passed
+    assert check_one_leader_and_controller(history(*told)).passed
 
 
 def test_one_ruler_guilty_of_two_leaders_in_an_epoch() -> None:
-    assert not check_one_ruler(history(leads(1, 1), leads(2, 1, by=2), reign(101, 1))).passed
+    assert not check_one_leader_and_controller(
+        history(leads(1, 1), leads(2, 1, by=2), reign(101, 1))
+    ).passed
 
 
 def test_one_ruler_guilty_of_two_controllers_in_a_term() -> None:
-    assert not check_one_ruler(history(leads(1, 1), reign(101, 1), reign(102, 1))).passed
+    assert not check_one_leader_and_controller(
+        history(leads(1, 1), reign(101, 1), reign(102, 1))
+    ).passed
 
 
 def test_one_ruler_guilty_of_having_seen_nothing() -> None:
-    assert not check_one_ruler(history(leads(1, 1))).passed
-    assert not check_one_ruler(history(reign(101, 1))).passed
+    assert not check_one_leader_and_controller(history(leads(1, 1))).passed
+    assert not check_one_leader_and_controller(history(reign(101, 1))).passed
 
 
 def test_churn_innocent_and_guilty() -> None:
@@ -466,3 +477,14 @@ def test_every_event_has_a_line_in_the_history_file() -> None:
     assert all(line.endswith(b"}\n") and line.count(b"\n") == 1 for line in lines)
     assert b'"effects":[{"what":"term","before":1,"after":2}]' in lines[0]
     assert b'"lines":[[0,"\\"k\\"","{\\"n\\":0}"]]' in lines[-1]
+
+
+def test_the_guide_names_the_keys_of_the_history_file() -> None:
+    """Users read the file by these keys, whatever the classes are called."""
+    lines = [to_line(event, RECORDS) for event in (leads(1, 0), reign(101, 1), saw(0, LINES[0]))]
+    keys = [line.split(b'"')[1].decode() for line in lines]
+    assert keys == ["leadership", "reign", "observation"]
+    guide = Path("docs/guides/chaos.md").read_text(encoding="utf-8")
+    named = ("unacknowledged", "fault", "metadatawrite", "leadership", "reign", "observation")
+    assert set(named) <= set(LINE_KEYS.values())
+    assert [key for key in named if f"`{key}`" not in guide] == []

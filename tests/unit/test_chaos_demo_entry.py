@@ -13,8 +13,8 @@ import pytest
 
 from chaos.checkers.verdict import Verdict
 from chaos.demo import entry, story
-from chaos.demo.stage import Leg
-from chaos.flights import DATA_SET
+from chaos.demo.context import Leg
+from chaos.demo.flights import DATA_SET
 
 
 @pytest.fixture

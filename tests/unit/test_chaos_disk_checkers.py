@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.checkers.disks import check_ended_with, check_told
+from chaos.checkers.faults import check_ended_with, check_refused_with
 from chaos.history import History, Unacknowledged
 
 FULL = "503 KAFKA_STORAGE_ERROR: log t-0: [Errno 28] No space left on device"
@@ -19,7 +19,7 @@ def refused(reason: str, *, unknown: bool = False) -> Unacknowledged:
 
 def test_a_fault_that_writers_are_told_of_and_that_wrote_nothing_passes() -> None:
     history = History([], unacknowledged=[refused(FULL), refused("503 something else")])
-    assert check_told(history, "No space left").passed
+    assert check_refused_with(history, "No space left").passed
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_fault_that_writers_are_told_of_and_that_wrote_nothing_passes() -> Non
 def test_a_fault_nobody_was_told_of_or_that_left_it_open_is_red(
     told: list[Unacknowledged],
 ) -> None:
-    assert not check_told(History([], unacknowledged=told), "No space left").passed
+    assert not check_refused_with(History([], unacknowledged=told), "No space left").passed
 
 
 def test_a_node_that_ends_as_documented_passes() -> None:

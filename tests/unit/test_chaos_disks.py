@@ -14,8 +14,8 @@ from typing import cast
 import pytest
 
 from chaos.disks import shim as shim_module
+from chaos.disks.power import PowerLoss, cut_power, read_tape, unsynced
 from chaos.disks.shim import Fault, Shim, ShimError, broken, build, clock_ahead, full, lying, slow
-from chaos.disks.tape import Cut, cut_power, read_tape, unsynced
 
 NODE = "broker-1"
 BODY = """
@@ -63,7 +63,7 @@ class Bench:
         )
         return [ast.literal_eval(line) for line in done.stdout.splitlines()]
 
-    def cut(self, keep: float = 0.0, seed: int = 1) -> Cut:
+    def cut(self, keep: float = 0.0, seed: int = 1) -> PowerLoss:
         tape = self.shim.control / f"{NODE}.tape"
         return cut_power(self.folder, tape, random.Random(seed), keep)
 
@@ -87,7 +87,7 @@ make("unnamed", b"its content is synced, its name is not")
     assert str(bench.cut()) == "2 of 2 unsynced pages, 1 names"
     assert bench.content("log") == b"a" * 5000
     assert bench.content("unnamed") is None
-    assert bench.cut() == Cut(0, 0, 0), "what a cut left is what the disk holds"
+    assert bench.cut() == PowerLoss(0, 0, 0), "what a cut left is what the disk holds"
 
 
 def test_pages_are_lost_in_any_order_and_leave_zeros_where_later_ones_stayed(bench: Bench) -> None:

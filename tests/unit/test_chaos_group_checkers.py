@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.checkers.group_reads import (
-    Delivery,
-    check_all_delivered,
-    check_one_owner,
-    check_taken_over,
-)
+from chaos.checkers.groups import Delivery, check_all_delivered, check_one_owner, check_taken_over
 from chaos.demo.group_member import ROW, deliveries, digest
 from chaos.history import Line, Reading
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from chaos.checkers.verdict import Verdict
 from chaos.cluster import LocalCluster, parse_cluster_file, processes_of
 from chaos.demo import main
-from chaos.flights import DATA_SET, DataError, find_data, read_flights, records_of
+from chaos.demo.flights import DATA_SET, DataError, find_data, read_flights, records_of
 from chaos.history import (
     Acknowledgement,
     Fault,
@@ -36,8 +36,8 @@ from chaos.http import (
     lines_of_ndjson,
     produce_body,
 )
-from chaos.load import Endpoint, Load, LoadError
-from chaos.screen import Screen
+from chaos.run import Screen
+from chaos.workloads import Endpoint, Load, LoadError
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from chaos.net.links import (
     refused,
     swallowed_since,
 )
-from chaos.net.toxiproxy_api import NetworkError
-from chaos.net.toxiproxy_server import BUILT, VERSION, find_server, free_port, version_of
+from chaos.net.toxiproxy import BUILT, VERSION, NetworkError, find_server, free_port, version_of
 from chaos.net.wiring import real_targets, rewired
 from tests.architecture.tree import python_files, text
 
@@ -193,4 +192,4 @@ def test_one_module_only_knows_the_untyped_library() -> None:
         for path in python_files("chaos", "tests")
         if IMPORT.search(text(path)) is not None
     ]
-    assert knowing == ["chaos/net/toxiproxy_api.py"]
+    assert knowing == ["chaos/net/toxiproxy.py"]

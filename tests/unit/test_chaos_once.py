@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.checkers.once import check_once
+from chaos.checkers.records import check_once
 from chaos.history import Acknowledgement, History, Line, Position, Reading, Record, Unacknowledged
 
 VALUES = [Record(b'"k"', b"%d" % number) for number in range(4)]

@@ -114,7 +114,7 @@ def test_rule_q7_consent_ends_with_the_next_word_of_a_leader() -> None:
         if not early:
             asker.hear(b, {**answer, "stamp": sim.stamp(b, c)})
         sim.pass_time(0.3)
-        assert asker.raft._pre_vote.may_stand_in == 0
+        assert asker.raft._pre_vote.granted_term == 0
         assert (sim.leaders, leader.term) == ([a], term)
 
 
@@ -261,7 +261,7 @@ def test_defect_10_a_vote_sent_twice_counts_once() -> None:
     sim.start(a)
     voter = sim.up[a]
     voter.raft.transport.on_connected(b)
-    voter.raft._pre_vote.may_stand_in = voter.term + 1
+    voter.raft._pre_vote.granted_term = voter.term + 1
     voter.raft.election_deadline = 0
     sim.step()
     assert voter.raft.role == "candidate"

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from raft_metadata.common.ids import NodeId
-from raft_metadata.quorum.flusher import ThreadFlusher
-from raft_metadata.quorum.journal import DurableJournal
+from raft_metadata.quorum.journal import DurableJournal, ThreadFlusher
 from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults, indexes
 from tests.support.quorum_sim import CLOCK, STEP_S, Sim, quorum_world
 
@@ -165,7 +164,7 @@ def test_defect_2_a_vote_leaves_after_the_entries_it_speaks_of(kind: str) -> Non
     sim.said.clear()
     if kind == "request_vote":
         sim.kill(a)
-        voter.raft._pre_vote.may_stand_in = voter.term + 1
+        voter.raft._pre_vote.granted_term = voter.term + 1
         voter.raft.election_deadline = 0
     else:
         last = journal.last

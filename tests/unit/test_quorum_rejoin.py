@@ -19,7 +19,7 @@ from raft_metadata.quorum.data_dir import (
     read_raft_meta,
 )
 from raft_metadata.quorum.files import DiskFiles
-from raft_metadata.quorum.introductions import Introductions, RefusedPeerError
+from raft_metadata.quorum.peer_links import PeerAuthenticator, RefusedPeerError
 from raft_metadata.quorum.wire import hello
 from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import CLUSTER, Sim, quorum_world
@@ -197,7 +197,7 @@ def test_rule_q4_a_foreign_hello_takes_nobodys_place(said: Any, taken: bool) -> 
     sim = Sim()
     b = sim.ids[1]
     sim.start(b)
-    introductions = Introductions(sim.up[b].disk.home)
+    introductions = PeerAuthenticator(sim.up[b].disk.home)
     if taken:
         assert introductions.accept(said, dialled=None, names=None) == 3
     else:
@@ -209,7 +209,7 @@ def test_rule_q4_only_the_voter_that_was_dialled_may_answer() -> None:
     sim = Sim()
     b = sim.ids[1]
     sim.start(b)
-    introductions = Introductions(sim.up[b].disk.home)
+    introductions = PeerAuthenticator(sim.up[b].disk.home)
     said = hello(1, CLUSTER, "disk-1")
     assert introductions.accept(said, dialled=NodeId(1), names=None) == 1
     with pytest.raises(RefusedPeerError, match="dialled voter 3, voter 1 answers"):
@@ -221,7 +221,7 @@ def test_rule_q4_a_certificate_of_another_node_takes_nobodys_place(dialled: Node
     sim = Sim()
     b = sim.ids[1]
     sim.start(b)
-    introductions = Introductions(sim.up[b].disk.home)
+    introductions = PeerAuthenticator(sim.up[b].disk.home)
     said = hello(3, CLUSTER, "disk-3")
     right = frozenset({"controller-3", "somewhere.example"})
     assert introductions.accept(said, dialled=dialled, names=right) == 3

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import ClusterId, NodeId
+from raft_metadata.quorum.data_dir import open_voter_disk
 from raft_metadata.quorum.library_adapters import SnapshotAdapter
 from raft_metadata.quorum.pysyncobj_internals import NOT_SERIALIZING
 from raft_metadata.quorum.snapshots import (
@@ -22,7 +23,6 @@ from raft_metadata.quorum.snapshots import (
     frame,
     unframe,
 )
-from raft_metadata.quorum.voter_disk import open_voter_disk
 from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import Machine, Sim
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.net.toxiproxy_server import BUILT, VERSION, version_of
+from chaos.net.toxiproxy import BUILT, VERSION, version_of
 from tests.architecture.tree import ROOT
 
 MODULE = "github.com/Shopify/toxiproxy/v2"

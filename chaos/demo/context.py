@@ -1,14 +1,28 @@
-"""State shared by the legs of the demo, and the requests that several of them send."""
+"""State shared by the legs of the demo, their requests, and reading everything back.
+
+`story.py` builds the context; legs play on it one after the other. `read_and_judge` reads the
+topic through brokers that it was not written through, and checks the records.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from chaos.checkers.records import (
+    check_offsets,
+    check_order,
+    check_partitioner,
+    check_present,
+    check_repeats,
+    readers_for,
+)
+from chaos.history import Reading
 from chaos.http import CallError
-from chaos.load import Endpoint
+from chaos.workloads import Endpoint
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -16,11 +30,11 @@ if TYPE_CHECKING:
 
     from chaos.checkers.verdict import Verdict
     from chaos.cluster import ClusterFile, LocalCluster, Node
-    from chaos.history import History, Reading
+    from chaos.history import History
     from chaos.http import Http
-    from chaos.run_directory import Run
-    from chaos.screen import Screen
+    from chaos.run import Run, Screen
     from raft_metadata.common.clock import Clock
+
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -39,7 +53,7 @@ class Options:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
+class DemoContext:
     """The demo's shared state. Owned by the story; legs play on it one after the other.
 
     Attributes:
@@ -89,7 +103,7 @@ class Leg:
     """
 
     name: str
-    play: Callable[[Stage], Awaitable[None]]
+    play: Callable[[DemoContext], Awaitable[None]]
     needs_spark: bool = False
 
 
@@ -122,3 +136,41 @@ async def active_controller(http: Http, now: ClusterFile) -> tuple[Node | None, 
             if status["is_active"] and status["term"] > highest:
                 active, highest = node, status["term"]
     return active, highest
+
+
+READ_MAX_BYTES = 4 << 20
+
+
+async def read_and_judge(stage: DemoContext, accept: str, prefix: str) -> None:
+    """Read the topic, set `stage.held` to the result, and check it."""
+    now, history = stage.now(), stage.history
+    brokers = [node.id for node in now.brokers]
+    readings = [
+        await _read(stage, now.node(broker), accept) for broker in readers_for(history, brokers)
+    ]
+    stage.held = readings[0]
+    for one in (
+        check_present(history, readings),
+        check_offsets(readings),
+        check_order(history),
+        check_partitioner(history, PARTITIONS),
+        check_repeats(history, readings[0]),
+    ):
+        stage.judge(replace(one, name=prefix + one.name))
+
+
+async def _read(stage: DemoContext, broker: Node, accept: str) -> Reading:
+    await stage.http.wait_ready(broker.url, FELT_DEADLINE_S)
+    began = time.monotonic()
+    partitions = {
+        partition: await stage.http.read_partition(
+            broker.url, TOPIC, partition, accept=accept, max_bytes=READ_MAX_BYTES
+        )
+        for partition in range(PARTITIONS)
+    }
+    count = sum(len(lines) for lines in partitions.values())
+    stage.screen.say(
+        f"read {count:,} records through broker {broker.id} in "
+        f"{time.monotonic() - began:.1f} s ({accept})"
+    )
+    return Reading(broker.id, partitions)

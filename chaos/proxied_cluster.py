@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from chaos.cluster import ClusterError, LocalCluster, quorumlog_command
 from chaos.disks.shim import Shim
 from chaos.net.network import Network
-from chaos.net.toxiproxy_server import find_server
-from chaos.net.tripwire import Tripwire
-from chaos.net.wiring import listening_ports, real_targets, wire
+from chaos.net.toxiproxy import find_server
+from chaos.net.wiring import Tripwire, listening_ports, real_targets, wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
+
 
 FORMAT_DEADLINE_S = 15.0
 
@@ -42,7 +42,7 @@ class ProxiedCluster:
         self._directory = directory
         self._owned = AsyncExitStack()
 
-    def lay_disks(self, *, power: bool) -> None:
+    def add_disk_faults(self, *, power: bool) -> None:
         """Put the fault library under the nodes' disks, before the start.
 
         `power` records for power loss.

@@ -1,18 +1,25 @@
-"""The brokers' event journals, hash chains and disk verification, read by documented means.
+"""Readers of the brokers' files and hash chains, by documented means only.
 
-The runner passes the results to the pure checks in `checkers/events.py`.
+The runner passes event journals, hash chains and disk verification to the checks in
+`checkers/events.py`, and compares the records on disks with those that brokers serve. For records
+only two facts are used: the place of segments (interfaces §2), and that each record is one line
+``{"offset":N,…,"value":V}`` (§3). The binary headers between the lines are skipped unread, so no
+mistake is shared with the code that wrote them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
 
 from chaos.checkers.events import Chain, Event, Journals, event_of
 from chaos.cluster import quorumlog_command
+from chaos.history import Line
 from chaos.http import CallError
 
 if TYPE_CHECKING:
@@ -21,6 +28,35 @@ if TYPE_CHECKING:
 
     from chaos.cluster import Node
     from chaos.http import Http
+
+
+_STORED_LINE = re.compile(rb'\{"offset":\d+,[^\n]*\}\n')
+
+
+class _Stored(msgspec.Struct, gc=False):
+    offset: int
+    value: msgspec.Raw
+    key: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Stored).decode
+
+
+def lines_on_disk(data_dir: Path, broker: int, topic: str, partition: int) -> list[Line] | None:
+    """Return all records of a replica in the order of its files; None if the broker has no replica.
+
+    A line that is still being written is incomplete and left out; a later call returns it.
+    """
+    folder = data_dir / f"broker-{broker}" / "log" / f"{topic}-{partition}"
+    if not folder.is_dir():
+        return None
+    lines = []
+    for segment in sorted(folder.glob("*.log")):
+        for found in _STORED_LINE.finditer(segment.read_bytes()):
+            stored = _decode(found[0])
+            lines.append(Line(stored.offset, bytes(stored.key), bytes(stored.value)))
+    return lines
+
 
 EVENT_FILES = ("events.1.ndjson", "events.ndjson")
 """Names of the journal files in a broker's folder, oldest first."""

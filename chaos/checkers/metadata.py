@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from chaos.history import Fault, History
 
 
-def check_one_ruler(history: History) -> Verdict:
+def check_one_leader_and_controller(history: History) -> Verdict:
     """Check that no epoch of a partition had two leaders, and no term two active controllers."""
     leaders: dict[tuple[int, int], set[int]] = {}
     for told in history.leaderships:
         if told.leader is not None:
             leaders.setdefault((told.partition, told.epoch), set()).add(told.leader)
     active: dict[int, set[int]] = {}
-    for reign in history.reigns:
+    for reign in history.controller_terms:
         active.setdefault(reign.term, set()).add(reign.controller)
     faults = [
         f"partition {partition} epoch {epoch}: leaders {sorted(several)}"
@@ -50,9 +50,11 @@ def check_churn(history: History, fault: Fault, terms_max: int) -> Verdict:
     follows (guarantees §2.4: three depositions within 2 s, for as long as the fault lasted).
     """
     until = float("inf") if fault.healed_ms is None else fault.healed_ms
-    terms = {reign.term for reign in history.reigns if fault.at_ms <= reign.seen_ms < until}
+    terms = {
+        reign.term for reign in history.controller_terms if fault.at_ms <= reign.seen_ms < until
+    }
     faults = [] if len(terms) <= terms_max else [f"terms {sorted(terms)}"]
-    if not history.reigns:
+    if not history.controller_terms:
         faults.append("no reign was seen at all")
     return verdict(
         f"few elections: {fault.name}",

