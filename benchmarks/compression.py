@@ -24,7 +24,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.log_manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.record.batch import RecordFormat
-from broker.record.compression import fits_one_frame, framed, framed_once, pack
+from broker.record.compression import fits_one_frame, framed, framed_as_single, pack
 from broker.record.lines import decode_records
 from broker.record.render import array_pieces
 from raft_metadata.common.ids import PartitionId, TopicId, TopicName
@@ -125,7 +125,7 @@ def measure(folder: Path, batch: int) -> None:
 
         def once(offset: int, log: PartitionLog = log, end: int = end) -> int:
             kept = fits_one_frame(log.read_packed(offset, FETCH_BYTES, end))
-            framed_once(kept)
+            framed_as_single(kept)
             return kept[-1].next_offset
 
         whole = lines_in(log)

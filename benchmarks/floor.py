@@ -63,7 +63,7 @@ _decode = msgspec.json.Decoder(Request).decode
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class Flusher:
+class LogFlusher:
     """Group commit: one thread, one fdatasync at a time; who asks meanwhile shares the next."""
 
     def __init__(self, fd: int, done: Callable[[int], None]) -> None:
@@ -108,7 +108,7 @@ class Log:
     def __init__(self, path: Path, *, fsync: bool, followers: int) -> None:
         self.fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o644)
         self.position = self.end = self.durable_end = self.high_watermark = 0
-        self._flusher = Flusher(self.fd, self._set_durable) if fsync else None
+        self._flusher = LogFlusher(self.fd, self._set_durable) if fsync else None
         self._needed = followers
         self._follower_ends: dict[int, int] = {}
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()

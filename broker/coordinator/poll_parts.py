@@ -10,7 +10,7 @@ from broker.coordinator.requests import SCHEMA_FORMATS
 from broker.coordinator.state import Position
 from broker.record.batch import BatchSlice, RecordFormat
 from broker.record.render import render_v2, skip_lines
-from broker.record.values import UnreadableRecordError
+from broker.record.values import RecordNotJsonError
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicPartition
 
@@ -67,7 +67,7 @@ def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> b
         shown = piece
         try:
             body = _rendered(part.partition, piece, door)
-        except UnreadableRecordError as error:
+        except RecordNotJsonError as error:
             part.next = error.offset
             shown = _before(piece, error.offset)
             if not shown.count:
@@ -106,7 +106,7 @@ def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:
     return skip_lines(lines, piece.header, offset)
 
 
-def _unreadable(partition: TopicPartition, error: UnreadableRecordError) -> KafkaError:
+def _unreadable(partition: TopicPartition, error: RecordNotJsonError) -> KafkaError:
     text = (
         f"{error.message} of partition {partition.partition} of topic {partition.topic}; "
         "read it with a consumer instance of format binary"

@@ -1,10 +1,11 @@
 """The log cleaner: selects the logs to compact, and runs `broker.log.compaction` on them.
 
-`LogCleaner.run` is a task of the broker. It cleans one log at a time, the dirtiest first. Reading,
-deciding and writing happen on a thread of its own, with descriptors of its own, at a bounded rate.
-Changes of a log (the swap of segments, how far it is clean) are made on the event loop, and only if
-the log is unchanged: a truncation, a log start that moved past it, or a deletion meanwhile makes
-the result void.
+`LogCleaner.run` is a task of the broker. It cleans one log at a time, the dirtiest first. A
+`Cleaning` runs a `KeyScan` and then one `Rewrite` per group of segments on the cleaner's thread,
+with descriptors of its own, at a bounded rate. Only closed files are read there, and no written
+file is part of a log before the event loop has taken it (`broker.log.swap`). Changes of a log (the
+swap of segments, how far it is clean) are made on the event loop, and only if the log is unchanged:
+a truncation, a log start that moved past it, or a deletion meanwhile makes the result void.
 """
 
 from __future__ import annotations
@@ -20,25 +21,276 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.compaction import (
     PIECE_BYTES,
+    CleaningPlan,
     CleanState,
     CompactionConfig,
-    Plan,
-    Retention,
+    KeyMap,
+    RecordRetention,
     Rewriter,
+    SeenProducers,
     SegmentFacts,
     closed_below,
+    fits_behind,
+    keyed_records,
+    pieces,
     plan,
 )
-from broker.log.disk import PASSING
-from broker.log.rewriting import ClosedFile, KeyScan, Pace, Rewrite, Stopped
+from broker.log.disk import TRANSIENT_ERRNOS
 from broker.log.segment import CLOSED, Segment
-from broker.log.swap import StateChange, Swap
+from broker.log.swap import CLEANED_SUFFIX, StateChange, Swap, headers, whole_batches
+from broker.record.batch import HEADER_SIZE, BatchError, parse_header
+from broker.record.compression import lines_of
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from broker.log.log_segments import LogSegments
+    from broker.log.disk import Disk
     from broker.log.partition_log import PartitionLog
+    from broker.log.segments import LogSegments
+    from broker.record.batch import BatchHeader
     from raft_metadata.common.clock import Clock
+
+
+WRITE_BYTES = 262_144
+SYNC_BYTES = 4_194_304
+"""Bytes written between two syncs: one long sync at the end would delay the flusher's syncs."""
+
+Pace = Callable[[int], None]
+"""A function called after so many bytes of work; waits to keep the rate, or raises `CleaningStopped`."""
+
+
+class CleaningStopped(Exception):  # noqa: N818 nothing went wrong
+    """The end of a pass without an error: the broker ends, or the log has changed.
+
+    Its work is void.
+    """
+
+
+class ClosedFile(NamedTuple):
+    """The fields of a closed segment that another thread may use."""
+
+    path: str
+    base_offset: int
+    next_offset: int
+    size: int
+
+
+class KeyScan:
+    """The newest offset of each key in the dirty part of a log, and the producers in all of it.
+
+    Runs off the event loop. ``end`` is the offset it reached: where the map was full, or the part
+    that may be cleaned ends.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: list[ClosedFile],
+        planned: CleaningPlan,
+        memory_bytes: int,
+        pace: Pace,
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._planned = planned
+        self._pace = pace
+        self.keys = KeyMap(memory_bytes)
+        self.producers = SeenProducers()
+        self.end = planned.start
+        self.bytes_read = 0
+
+    def run(self) -> None:
+        """Read all files up to ``end``.
+
+        Raises:
+            CorruptionError: a batch is damaged; names file and position.
+            OSError: a file can't be read.
+            CleaningStopped: from ``pace``.
+        """
+        start, end = self._planned.start, self._planned.end
+        for file in self._files:
+            if self.keys.is_full or file.base_offset >= end:
+                return
+            with _opened(self._disk, file.path + ".log") as fd:
+                if file.next_offset <= start:
+                    for header in headers(self._disk, fd, file.size, file.path + ".log"):
+                        self.producers.see(header)
+                    self._pace(0)
+                else:
+                    self._read(file, fd, start)
+
+    def _read(self, file: ClosedFile, fd: int, start: int) -> None:
+        for header, raw in whole_batches(self._disk, fd, file.size, file.path + ".log"):
+            if self.keys.is_full:
+                return
+            self.producers.see(header)
+            if header.next_offset > start:
+                with _unpacking(header, file):
+                    lines = bytes(lines_of(header, raw[HEADER_SIZE:]))
+                for piece in pieces(lines):
+                    self.keys.add(keyed_records(piece, header.key_format))
+                    self._pace(len(piece))
+            if header.next_offset > start:
+                self.end = header.next_offset
+            self.bytes_read += len(raw)
+
+
+class Rewrite:
+    """The rewrite of neighbouring segments into one file, synced under its first name.
+
+    Runs off the event loop. It takes as many of ``files`` as fit into one segment (``taken``).
+    ``new`` is None if nothing would change. The file is written from the first change on only;
+    batches before it are copied as they are.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: list[ClosedFile],
+        rewriter: Rewriter,
+        segment_bytes: int,
+        pace: Pace,
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._rewriter = rewriter
+        self._segment_bytes = segment_bytes
+        self._pace = pace
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._unsynced = 0
+        self._size = 0
+        """Bytes in the new file; while there is none, unchanged bytes to be copied to it."""
+        directory = files[0].path.rpartition("/")[0]
+        self._new = Segment(directory, files[0].base_offset)
+        self.path = files[0].path + CLEANED_SUFFIX
+        self.new: Segment | None = None
+        self.fd = CLOSED
+        self.index = b""
+        self.taken = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.records_dropped = 0
+
+    def run(self) -> None:
+        """Read the files and write the new one.
+
+        Raises:
+            CorruptionError: a batch is damaged; names file and position.
+            OSError: the disk failed, or is full.
+            CleaningStopped: from ``pace``. The new file is removed.
+        """
+        try:
+            self._run()
+        except BaseException:
+            self.discard()
+            raise
+
+    def _run(self) -> None:
+        for file in self._files:
+            if not self._fits(file):
+                break
+            with _opened(self._disk, file.path + ".log") as fd:
+                for header, raw in whole_batches(self._disk, fd, file.size, file.path + ".log"):
+                    with _unpacking(header, file):
+                        self._put(header, raw, fd)
+                self.taken += 1
+                if self.fd == CLOSED and self._has_more_room():
+                    self._begin_file(fd)
+        self._take(self._rewriter.end())
+        if self.fd == CLOSED:
+            return
+        self._write_out()
+        self._disk.sync_file(self.fd)
+        self._new.next_offset = self._files[self.taken - 1].next_offset
+        self.index = self._new.index_bytes(self._disk, self.fd)
+        self.new = self._new
+
+    def _fits(self, file: ClosedFile) -> bool:
+        return not self.taken or fits_behind(
+            self._new.size, self._new.base_offset, file.size, file.next_offset, self._segment_bytes
+        )
+
+    def _has_more_room(self) -> bool:
+        return self.taken < len(self._files) and self._fits(self._files[self.taken])
+
+    def _put(self, header: BatchHeader, raw: bytes, fd: int) -> None:
+        self.bytes_read += len(raw)
+        self.records_dropped += header.count
+        written = self._rewriter.put(header, raw, self._pace)
+        if self._rewriter.changed and self.fd == CLOSED:
+            self._begin_file(fd)
+        self._take(written)
+        self._pace(len(raw))
+
+    def _begin_file(self, fd: int) -> None:
+        """Create the new file at the first change, and copy the unchanged batches before it."""
+        self.fd = self._disk.open(self.path, create=True)
+        self._disk.truncate(self.fd, 0)
+        at = 0
+        while at < self._size:
+            piece = self._disk.read(fd, min(WRITE_BYTES, self._size - at), at)
+            self._disk.write(self.fd, piece, at)
+            at += len(piece)
+            self.bytes_written += len(piece)
+            self._note_written(len(piece))
+
+    def _take(self, raw: bytes) -> None:
+        if not raw:
+            return
+        header = parse_header(raw)
+        self._new.note_header(header)
+        self.records_dropped -= header.count
+        if self.fd == CLOSED:
+            self._size += len(raw)
+            return
+        self._pending.append(raw)
+        self._pending_bytes += len(raw)
+        if self._pending_bytes >= WRITE_BYTES:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        data = b"".join(self._pending)
+        self._disk.write(self.fd, data, self._size)
+        self._size += len(data)
+        self.bytes_written += len(data)
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._note_written(len(data))
+
+    def _note_written(self, size: int) -> None:
+        self._unsynced += size
+        if self._unsynced >= SYNC_BYTES:
+            self._disk.sync_data(self.fd)
+            self._unsynced = 0
+        self._pace(size)
+
+    def discard(self) -> None:
+        """Close and remove the new file, unless the log has taken it."""
+        fd, self.fd = self.fd, CLOSED
+        if fd != CLOSED:
+            with contextlib.suppress(OSError):
+                self._disk.close(fd)
+                self._disk.unlink(self.path)
+
+
+@contextlib.contextmanager
+def _unpacking(header: BatchHeader, file: ClosedFile) -> Iterator[None]:
+    """Report a frame that can't be unpacked as damage, like a wrong crc."""
+    try:
+        yield
+    except BatchError as error:
+        msg = f"{error} file={file.path}.log offset={header.base_offset}"
+        raise CorruptionError(msg) from None
+
+
+@contextlib.contextmanager
+def _opened(disk: Disk, path: str) -> Iterator[int]:
+    fd = disk.open(path)
+    try:
+        yield fd
+    finally:
+        disk.close(fd)
+
 
 PASS_BYTES_MAX = 1 << 30
 """Dirty bytes of one log that one pass cleans, in whole segments, before the next log."""
@@ -120,7 +372,7 @@ def clean_state(log: PartitionLog) -> CleanState:
 
 def plan_for(
     log: PartitionLog, config: CompactionConfig, high_watermark: int, now_ms: int
-) -> Plan | None:
+) -> CleaningPlan | None:
     """Return what there is to clean of a log now, however little, or None."""
     return plan(segment_facts(log), clean_state(log), high_watermark, now_ms, config)
 
@@ -166,7 +418,7 @@ class Cleaning:
         If a function raises, the pass is over: close the generator.
 
         Raises:
-            Stopped: the log changed; segments swapped so far stay.
+            CleaningStopped: the log changed; segments swapped so far stay.
             CorruptionError: a batch is damaged.
             OSError: the disk is full, or failed.
         """
@@ -191,7 +443,7 @@ class Cleaning:
         if self._dropping_to > state.dropped_to:
             state = state.dropping(self._dropping_to)
             yield from self._change(state)  # durable before the first tombstone is dropped
-        retention = Retention(scan.keys, self._dropping_to)
+        retention = RecordRetention(scan.keys, self._dropping_to)
         needed = scan.producers.needed()
         at, behind = 0, closed_below(segments, scan.end)
         while at < behind:
@@ -235,26 +487,26 @@ class Cleaning:
         self._check_unchanged([])
 
     def _check_unchanged(self, old: list[Segment]) -> None:
-        """Raise `Stopped` unless the log still holds what was read from it (as in rule Q3).
+        """Raise `CleaningStopped` unless the log still holds what was read from it (as in rule Q3).
 
         Also if a replica was assigned meanwhile that may lack a tombstone to be dropped (rule R7).
         """
         stored = self._stored
         if self.is_void:
-            raise Stopped
+            raise CleaningStopped
         if self._facts().replicated_to < self._dropping_to:
-            raise Stopped
+            raise CleaningStopped
         if old:
             present = stored.segments
             at = next((n for n, segment in enumerate(present) if segment is old[0]), -1)
             there = present[at : at + len(old)] if at >= 0 else []
             if len(there) != len(old) or any(a is not b for a, b in zip(there, old, strict=True)):
-                raise Stopped
+                raise CleaningStopped
             if stored.pending is not None:
-                raise Stopped
+                raise CleaningStopped
 
 
-def _pass_end(segments: list[SegmentFacts], planned: Plan) -> int:
+def _pass_end(segments: list[SegmentFacts], planned: CleaningPlan) -> int:
     """Return the end of a pass of at most `PASS_BYTES_MAX` of dirty segments, at least one."""
     taken = 0
     for segment in segments:
@@ -285,7 +537,7 @@ class _Rate:
         ahead_ms = self._free_ms - now_ms
         # A wait of 0 releases the interpreter lock: the event loop may be waiting for it.
         if self.stop.wait(ahead_ms / 1000 if ahead_ms > BURST_MS else 0):
-            raise Stopped
+            raise CleaningStopped
 
 
 class LogCleaner:
@@ -321,7 +573,7 @@ class LogCleaner:
         self._rate = _Rate(limits.io_max_bytes_per_second, clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self.totals = CleaningStats()
-        self.uncleanable: dict[str, tuple[PartitionLog, int, str]] = {}
+        self.skipped_logs: dict[str, tuple[PartitionLog, int, str]] = {}
         """Logs that are skipped, by name: (log, its generation, reason)."""
 
     async def run(self) -> None:
@@ -361,12 +613,12 @@ class LogCleaner:
         return [log for _, log in found]
 
     def _is_left_alone(self, log: PartitionLog) -> bool:
-        known = self.uncleanable.get(log.name)
+        known = self.skipped_logs.get(log.name)
         if known is None:
             return False
         if known[0] is log and known[1] == log.generation:
             return True
-        del self.uncleanable[log.name]
+        del self.skipped_logs[log.name]
         return False
 
     async def clean(self, log: PartitionLog) -> CleaningStats:
@@ -382,24 +634,24 @@ class LogCleaner:
         try:
             with contextlib.closing(cleaning.steps()) as steps:
                 await self._drive(steps)
-        except Stopped:
+        except CleaningStopped:
             _log.info("cleaning void log=%s", log.name)
         except CorruptionError as error:
             if cleaning.is_void:  # the records read were truncated meanwhile
                 _log.info("cleaning void log=%s", log.name)
             else:
                 _log.error("log can't be compacted log=%s error=%s", log.name, error)
-                self.uncleanable[log.name] = (log, log.generation, str(error))
+                self.skipped_logs[log.name] = (log, log.generation, str(error))
         except FileNotFoundError as error:
             _log.info("cleaning void log=%s gone=%s", log.name, error.filename)
         except OSError as error:
-            if error.errno in PASSING:
+            if error.errno in TRANSIENT_ERRNOS:
                 _log.warning("not compacted now log=%s error=%s", log.name, error)
             else:
                 stored.broken(error)
         except Exception as error:  # noqa: BLE001 a bug here would end broker after broker, for ever
             _log.exception("log can't be compacted log=%s", log.name)
-            self.uncleanable[log.name] = (log, log.generation, str(error))
+            self.skipped_logs[log.name] = (log, log.generation, str(error))
         stats = cleaning.stats
         self.totals.add(stats)
         if stats.cleanings:

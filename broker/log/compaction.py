@@ -99,12 +99,12 @@ KeyedRecord = tuple[int, bytes | None, bool]
 if HAS_MSGSPEC:
     import msgspec
 
-    class _Line(msgspec.Struct, gc=False):
+    class _KeyedLine(msgspec.Struct, gc=False):
         offset: int
         key: msgspec.Raw
         value: msgspec.Raw
 
-    _decode_lines = msgspec.json.Decoder(_Line).decode_lines
+    _decode_lines = msgspec.json.Decoder(_KeyedLine).decode_lines
 
     def keyed_records(lines: bytes, key_format: RecordFormat) -> list[KeyedRecord]:
         """Return offset, key and whether the value is null, of each stored line."""
@@ -213,7 +213,7 @@ class CompactionConfig:
     segment_bytes: int = 1_073_741_824
 
 
-class Worth(NamedTuple):
+class CleaningPriority(NamedTuple):
     """The urgency of cleaning a log; greater is more urgent."""
 
     overdue: bool
@@ -222,12 +222,12 @@ class Worth(NamedTuple):
     """The share of the cleanable bytes that were never cleaned."""
 
 
-class Plan(NamedTuple):
+class CleaningPlan(NamedTuple):
     """The part of a log to clean: from ``start``, where it is dirty, to ``end``."""
 
     start: int
     end: int
-    worth: Worth
+    worth: CleaningPriority
 
 
 def plan(
@@ -236,7 +236,7 @@ def plan(
     high_watermark: int,
     now_ms: int,
     config: CompactionConfig,
-) -> Plan | None:
+) -> CleaningPlan | None:
     """Return what can be cleaned of a log now; None if nothing is dirty.
 
     Only closed segments, only below the high watermark (rule R7), none with a record younger than
@@ -259,7 +259,7 @@ def plan(
     if not dirty:
         return None
     overdue = oldest_ms >= 0 and now_ms - oldest_ms > config.max_lag_ms
-    return Plan(start, end, Worth(overdue, dirty / (dirty + clean)))
+    return CleaningPlan(start, end, CleaningPriority(overdue, dirty / (dirty + clean)))
 
 
 def closed_below(segments: Sequence[SegmentFacts], end: int) -> int:
@@ -277,7 +277,7 @@ def fits_behind(
     return size + next_size <= segment_bytes and next_offset - base_offset <= DELTA_MAX
 
 
-class Producers:
+class SeenProducers:
     """The newest batches of each producer seen so far, from which its state would be made."""
 
     __slots__ = ("_batches",)
@@ -300,7 +300,7 @@ class Producers:
 # ---- the rewrite
 
 
-class Kept(NamedTuple):
+class KeptRecords(NamedTuple):
     """The records of a batch that stay, as plain lines. ``lines`` None: all of them."""
 
     lines: bytes | None
@@ -308,20 +308,20 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class RecordRetention:
     """The choice of records that stay. Tombstones below ``drop_below`` are dropped (rule R7)."""
 
     keys: KeyMap
     drop_below: int
 
-    def of(self, header: BatchHeader, stored: bytes, pace: Callable[[int], None]) -> Kept:
+    def of(self, header: BatchHeader, stored: bytes, pace: Callable[[int], None]) -> KeptRecords:
         """Return what stays of a stored batch; ``pace`` is called between pieces, with 0.
 
         Raises:
             BatchError: its lines can't be unpacked.
         """
         if header.is_control or header.is_transactional:
-            return Kept(None, header.count)
+            return KeptRecords(None, header.count)
         newest, drop_below = self.keys.newest, self.drop_below
         parts: list[bytes] = []
         count = 0
@@ -342,11 +342,11 @@ class Retention:
                 parts += [line + b"\n" for line, keep in zip(lines, kept, strict=False) if keep]
             count += stays
         if count == header.count:
-            return Kept(None, count)
-        return Kept(b"".join(parts), count)
+            return KeptRecords(None, count)
+        return KeptRecords(b"".join(parts), count)
 
 
-class _Held(NamedTuple):
+class _HeldBatch(NamedTuple):
     """The last batch, not yet returned: it may be extended over removed batches behind it."""
 
     header: BatchHeader
@@ -359,15 +359,15 @@ class _Held(NamedTuple):
 class Rewriter:
     """A rewrite of consecutive batches; the result is contiguous from the first base offset on."""
 
-    def __init__(self, retention: Retention, needed: frozenset[int], seen_to: int) -> None:
-        """Start a rewrite. ``needed``: `Producers.needed` of all batches below ``seen_to``.
+    def __init__(self, retention: RecordRetention, needed: frozenset[int], seen_to: int) -> None:
+        """Start a rewrite. ``needed``: `SeenProducers.needed` of all batches below ``seen_to``.
 
         Later ones stay.
         """
         self._retention = retention
         self._needed = needed
         self._seen_to = seen_to
-        self._held: _Held | None = None
+        self._held: _HeldBatch | None = None
         self.changed = False
         """True if the output differs from the input so far."""
 
@@ -378,41 +378,43 @@ class Rewriter:
         now.
 
         Raises:
-            BatchError: as `Retention.of`.
+            BatchError: as `RecordRetention.of`.
         """
         kept = self._retention.of(header, raw[HEADER_SIZE:], pace)
         held = self._held
         if kept.lines is None and header.count:
-            self._held = _Held(header, raw, b"")
-            return _written(held)
+            self._held = _HeldBatch(header, raw, b"")
+            return _batch_bytes(held)
         if kept.records:
             self.changed = True
             smaller, payload = stored_as(header, kept.lines or b"", kept.records)
-            self._held = _Held(smaller, None, payload)
-            return _written(held)
+            self._held = _HeldBatch(smaller, None, payload)
+            return _batch_bytes(held)
         base = header.base_offset
         if header.producer_id != NO_PRODUCER_ID and (base in self._needed or base >= self._seen_to):
             self.changed |= bool(header.count)
-            self._held = _Held(stored_as(header, b"", 0)[0], None if header.count else raw, b"")
-            return _written(held)
+            self._held = _HeldBatch(
+                stored_as(header, b"", 0)[0], None if header.count else raw, b""
+            )
+            return _batch_bytes(held)
         if held is not None and _can_grow(held.header, header):
             self.changed = True
             self._held = _extended(held, header)
             return b""
         if not header.count and header.producer_id == NO_PRODUCER_ID:
-            self._held = _Held(header, raw, b"")
-            return _written(held)
+            self._held = _HeldBatch(header, raw, b"")
+            return _batch_bytes(held)
         self.changed = True
-        self._held = _Held(_placeholder(header), None, b"")
-        return _written(held)
+        self._held = _HeldBatch(_placeholder(header), None, b"")
+        return _batch_bytes(held)
 
     def end(self) -> bytes:
         """Return the bytes still held, after the last batch."""
         held, self._held = self._held, None
-        return _written(held)
+        return _batch_bytes(held)
 
 
-def _written(held: _Held | None) -> bytes:
+def _batch_bytes(held: _HeldBatch | None) -> bytes:
     if held is None:
         return b""
     return rebuilt(held.header, held.payload) if held.raw is None else held.raw
@@ -441,7 +443,7 @@ def _can_grow(held: BatchHeader, gone: BatchHeader) -> bool:
     )
 
 
-def _extended(held: _Held, gone: BatchHeader) -> _Held:
+def _extended(held: _HeldBatch, gone: BatchHeader) -> _HeldBatch:
     """Extend the held batch over the offsets of the removed one behind it.
 
     An empty batch takes the newest append time of those it covers; one with records keeps its time,
@@ -453,7 +455,7 @@ def _extended(held: _Held, gone: BatchHeader) -> _Held:
     if not header.count:
         newest = max(header.append_timestamp, gone.append_timestamp)
         header = header._replace(append_timestamp=newest)
-    return _Held(header, None, payload)
+    return _HeldBatch(header, None, payload)
 
 
 def without_front(raw: bytes, header: BatchHeader, offset: int) -> bytes:

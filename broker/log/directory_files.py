@@ -1,9 +1,15 @@
-"""The small files of a whole log directory: clean-shutdown, high-watermark, damaged.
+"""Files of a log directory that belong to no open log: small state files, and the quarantine.
 
-The `LogManager` reads them at start and writes them while it runs and at the end; the offline
-salvage reads and marks them too. Each is replaced whole (`checkpoints`). The consequences of a
-damaged one differ: no clean shutdown, high watermarks that start at 0, and, for ``damaged`` itself,
-a refusal to start.
+    <log directory>/clean-shutdown, high-watermark, damaged
+    <log directory>/.deleted/<topic id>:<partition>            deleted, or damaged
+    <log directory>/.deleted/<topic id>:<partition>:removed    the replica moved to another broker
+    <log directory>/.deleted/<topic id>:<partition>:2          damaged once more
+
+The `LogManager` reads the small files at start and writes them while it runs and at the end; the
+offline salvage reads and marks them too. Each is replaced whole (`checkpoints`). The consequences
+of a damaged one differ: no clean shutdown, high watermarks that start at 0, and, for ``damaged``
+itself, a refusal to start. The directory of a deleted or damaged log is moved to the quarantine at
+once, and unlinked later or never.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 
     from broker.log.disk import Disk
     from broker.log.partition_log import PartitionLog
+
 
 CLEAN_SHUTDOWN_FILE = "clean-shutdown"
 HIGH_WATERMARK_FILE = "high-watermark"
@@ -48,8 +55,8 @@ class DirectoryFiles:
 
     # clean-shutdown
 
-    def write_clean_shutdown(self, said: CleanShutdown) -> None:
-        content = {"broker_epoch": said.broker_epoch, "logs": said.logs}
+    def write_clean_shutdown(self, record: CleanShutdown) -> None:
+        content = {"broker_epoch": record.broker_epoch, "logs": record.logs}
         write_atomically(self._disk, self._root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(content))
 
     def take_clean_shutdown(self) -> CleanShutdown | None:
@@ -128,3 +135,56 @@ def encode_high_watermarks(logs: Iterable[tuple[TopicIdPartition, PartitionLog]]
 def text_of(key: TopicIdPartition) -> str:
     """Return the name of a replica's log in these files and in quarantine."""
     return f"{key.topic_id}:{key.partition}"
+
+
+FOLDER = ".deleted"
+DAMAGED_COPIES_MAX = 3
+"""Damaged copies kept of one replica. Each may hold records that no other replica has. A disk that
+damages a fourth copy must be replaced, and would otherwise fill up with copies."""
+_NAME_BYTES_MAX = 255
+
+
+class Quarantine:
+    """The quarantine folder, owned by the `LogManager`. A move is durable only after `sync`."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._root = root
+        self._folder = f"{root}/{FOLDER}"
+
+    def names(self) -> list[str]:
+        """Return the names of the quarantined directories."""
+        return self._disk.names(self._folder) if self._disk.exists(self._folder) else []
+
+    def purge(self, names: Iterable[str]) -> None:
+        """Unlink these directories."""
+        for name in names:
+            self._disk.remove_tree(f"{self._folder}/{name}")
+
+    def has_yet_to_move(self, name: str) -> bool:
+        """Return True if a log's directory is still in its original place."""
+        return self._disk.exists(f"{self._root}/{name}")
+
+    def move(self, name: str, quarantined: str) -> bool:
+        """Move a log's directory to quarantine under a new name; return False if there was none."""
+        if not self.has_yet_to_move(name):
+            return False
+        quarantined = quarantined[:_NAME_BYTES_MAX]
+        self._disk.make_directory(self._folder)
+        if self._disk.exists(f"{self._folder}/{quarantined}"):
+            self._disk.remove_tree(f"{self._folder}/{quarantined}")
+        self._disk.rename(f"{self._root}/{name}", f"{self._folder}/{quarantined}")
+        return True
+
+    def sync(self) -> None:
+        """Make all moves so far durable."""
+        if self._disk.exists(self._folder):
+            self._disk.sync_directory(self._folder)
+        self._disk.sync_directory(self._root)
+
+    def place_for_damaged(self, key: TopicIdPartition) -> str | None:
+        """Return a name that overwrites no kept copy; None if `DAMAGED_COPIES_MAX` copies exist."""
+        kept = set(self.names())
+        text = text_of(key)
+        places = [text, *(f"{text}:{number}" for number in range(2, DAMAGED_COPIES_MAX + 1))]
+        return next((place for place in places if place not in kept), None)

@@ -29,7 +29,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, which is not a broken one: the same call may succeed later."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Error numbers of too many open files, in the process or the machine; not a fault of the disk."""
-PASSING = (*DISK_FULL, *OUT_OF_DESCRIPTORS)
+TRANSIENT_ERRNOS = (*DISK_FULL, *OUT_OF_DESCRIPTORS)
 """Error numbers of calls that may succeed later, without a restart (rule R2, invariant L26)."""
 
 

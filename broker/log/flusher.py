@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.checkpoints import write_atomically
-from broker.log.disk import OUT_OF_DESCRIPTORS, PASSING
+from broker.log.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from raft_metadata.common.errors import StorageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class FlushToken:
     """True if the disk was too full for the checkpoints: a later flush writes them."""
 
 
-class Flusher:
+class LogFlusher:
     """Owner of the flusher thread.
 
     Every method is called on the loop (or, without one, one thread).
@@ -259,7 +259,7 @@ class Flusher:
             for name, data in token.checkpoints:
                 write_atomically(self._disk, token.log.directory, name, data)
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TRANSIENT_ERRNOS:
                 raise
             _log.warning("checkpoints wait log=%s error=%s", token.log.name, error)
             token.checkpoints_failed = True

@@ -71,7 +71,7 @@ class ChainValue:
     """32 hexadecimal digits; all zero where no batch begins in between."""
 
 
-class HashChain:
+class LogHashChain:
     """The kept sums of one log. Used by one thread at a time; no file stays open.
 
     Invariant: sum number k is over all batches from the first one known up to, not including,
@@ -105,9 +105,9 @@ class HashChain:
             CorruptionError: bytes that are no batch; names file and position.
             OSError: a file can't be read, or was removed.
         """
-        self._follow(tuple(places))
+        self._forget_replaced(tuple(places))
         total = self._sum_below(end) if places else 0
-        first = min(max(_begin(places), self._holes_to), end) if places else end
+        first = min(max(_first_start(places), self._holes_to), end) if places else end
         begin = first if start is None else start
         if begin < first:
             msg = f"a chain can start at offset {first} or behind it, not at {begin}"
@@ -117,7 +117,7 @@ class HashChain:
         total = (total - self._sum_below(begin)) % _MODULUS
         return ChainValue(first=first, start=begin, end=end, value=_text(total))
 
-    def _follow(self, places: tuple[SegmentPlace, ...]) -> None:
+    def _forget_replaced(self, places: tuple[SegmentPlace, ...]) -> None:
         """Forget sums whose files were removed; all of them if a file was rewritten."""
         now = {place.base_offset: place for place in places}
         old, self._places = self._places, places
@@ -149,18 +149,18 @@ class HashChain:
             total = self._sums[nearest]
         elif self._sums:
             # The offset lies before the first kept sum: walk from the log's start to that sum.
-            total = (self._sums[0] - self._walked(first, self._offsets[0])) % _MODULUS
+            total = (self._sums[0] - self._sum_from_start(first, self._offsets[0])) % _MODULUS
         with closing(_batches(self._places, base, position)) as batches:
             for at in batches:
                 if at.offset >= offset:
                     break
                 if not self._offsets or at.offset >= self._offsets[-1] + self._interval:
-                    self._keep(at, total)
+                    self._keep_sum(at, total)
                 total = (total + at.link) % _MODULUS
                 self._holes_to = max(self._holes_to, at.holes_to)
         return total
 
-    def _walked(self, first: SegmentPlace, end: int) -> int:
+    def _sum_from_start(self, first: SegmentPlace, end: int) -> int:
         total = 0
         with closing(_batches(self._places, first.base_offset, 0)) as batches:
             for at in batches:
@@ -169,7 +169,7 @@ class HashChain:
                 total += at.link
         return total
 
-    def _keep(self, at: _Batch, total: int) -> None:
+    def _keep_sum(self, at: _ChainLink, total: int) -> None:
         self._offsets.append(at.offset)
         self._bases.append(at.base)
         self._positions.append(at.position)
@@ -180,7 +180,7 @@ class HashChain:
             self._interval *= 2
 
 
-class _Batch(NamedTuple):
+class _ChainLink(NamedTuple):
     base: int
     """Base offset of its segment."""
     position: int
@@ -191,7 +191,7 @@ class _Batch(NamedTuple):
     following: int
 
 
-def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Generator[_Batch]:
+def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Generator[_ChainLink]:
     """Yield each batch from this position of this segment on; only headers are examined."""
     for place in places:
         if place.base_offset < base:
@@ -203,7 +203,7 @@ def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Genera
         position = 0
 
 
-def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_Batch]:
+def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_ChainLink]:
     chunk, start = b"", position
     while position < place.size:
         at = position - start
@@ -221,11 +221,11 @@ def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_Batch
         link = int.from_bytes(hashed.digest(), "little")
         (count,) = _COUNT.unpack_from(chunk, at + _COUNT_AT)
         holes_to = 0 if count == following - offset else following
-        yield _Batch(place.base_offset, position, offset, link, holes_to, following)
+        yield _ChainLink(place.base_offset, position, offset, link, holes_to, following)
         position += size
 
 
-def _begin(places: Sequence[SegmentPlace]) -> int:
+def _first_start(places: Sequence[SegmentPlace]) -> int:
     """Return 0, or the offset behind the first batch, which may lack its front."""
     base = places[0].base_offset
     if base:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from broker.log.checkpoints import decode_checkpoint
 from broker.log.directory_files import CLEAN_SHUTDOWN_FILE
 from broker.log.hash_chain import SegmentPlace, places_in
-from broker.log.index_file import decode_index
+from broker.log.index import decode_index
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
 from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
@@ -66,7 +66,7 @@ class FoundBatch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Report:
+class InspectionReport:
     """The findings in one partition's folder."""
 
     folder: str
@@ -113,12 +113,12 @@ def batches_in(place: SegmentPlace, position: int = 0) -> Iterator[FoundBatch]:
             position += header.size
 
 
-def check_folder(folder: Path, clean_end: int | None = None) -> Report:
+def check_folder(folder: Path, clean_end: int | None = None) -> InspectionReport:
     """Check everything in a partition's folder.
 
     ``clean_end``: the log end in the broker's ``clean-shutdown``, if that exists.
     """
-    report = Report(str(folder))
+    report = InspectionReport(str(folder))
     places = places_in(folder)
     report.segments, report.size = len(places), sum(place.size for place in places)
     check = _Check(report, places, clean_end or 0)
@@ -132,13 +132,13 @@ def check_folder(folder: Path, clean_end: int | None = None) -> Report:
     return report
 
 
-def check_segment(path: Path, clean_end: int | None = None) -> Report:
+def check_segment(path: Path, clean_end: int | None = None) -> InspectionReport:
     """Check one segment file; later ones in its folder only for what they prove durable (rule Q5).
 
     Its fit to earlier segments and to checkpoints is checked by `check_folder`. ``clean_end`` as
     there.
     """
-    report = Report(str(path), segments=1, size=path.stat().st_size)
+    report = InspectionReport(str(path), segments=1, size=path.stat().st_size)
     place = SegmentPlace(str(path), int(path.stem), report.size)
     following = [each for each in places_in(path.parent) if each.base_offset > place.base_offset]
     check = _Check(report, [place, *following], clean_end or 0)
@@ -150,7 +150,7 @@ def check_segment(path: Path, clean_end: int | None = None) -> Report:
 class _Check:
     """The state of the check of one folder, or of one file."""
 
-    def __init__(self, report: Report, places: list[SegmentPlace], proven: int) -> None:
+    def __init__(self, report: InspectionReport, places: list[SegmentPlace], proven: int) -> None:
         self.report = report
         self.places = places
         self.proven = proven
@@ -161,7 +161,7 @@ class _Check:
         self.written: LeaderEpochCache | None = None
         """The epochs in the checkpoint file; None if unreadable."""
 
-    def say(
+    def add_finding(
         self, level: str, file: str, text: str, position: int | None = None, at: int | None = None
     ) -> None:
         self.report.findings.append(Finding(level, file, position, at, text))
@@ -177,7 +177,7 @@ class _Check:
         except FileNotFoundError:
             return None
         except (CorruptionError, ValueError) as error:
-            self.say(NOTE, path, f"{error}; a start makes it anew from the log")
+            self.add_finding(NOTE, path, f"{error}; a start makes it anew from the log")
             return None
 
     def take_point(self) -> None:
@@ -192,7 +192,9 @@ class _Check:
         self.proven = max(self.proven, self.recovery_point)
         while len(self.places) > 1 and self.places[1].base_offset <= self.log_start:
             gone = self.places.pop(0)
-            self.say(NOTE, gone.path, "all of it is below the log start: a start removes it")
+            self.add_finding(
+                NOTE, gone.path, "all of it is below the log start: a start removes it"
+            )
         self.report.start = self.report.end = self.log_start
 
     def segments(self) -> None:
@@ -200,25 +202,25 @@ class _Check:
         first = self.places[0] if self.places else None
         if first is not None and first.base_offset > self.log_start:
             text = f"the log starts at {self.log_start}, its first segment at {first.base_offset}"
-            if not self._bad(first.path, 0, text, 0, 0):
+            if not self._report_bad_batch(first.path, 0, text, 0, 0):
                 return
         for number, place in enumerate(self.places):
             if number and place.base_offset != self.report.end:
                 text = f"the segment begins at {place.base_offset}, expected {self.report.end}"
-                if not self._bad(place.path, 0, text, number, 0):
+                if not self._report_bad_batch(place.path, 0, text, number, 0):
                     return
             self.report.end = place.base_offset
             if not self._segment(number, place):
                 return
         if self.report.end < self.log_start:
             text = f"it ends below the log start {self.log_start}: a start removes all of it"
-            self.say(TORN, self.places[-1].path, text, at=self.report.end)
+            self.add_finding(TORN, self.places[-1].path, text, at=self.report.end)
             self.report.end = self.log_start
             self.report.good.clear()
         if self.report.end < self.proven and not self.report.is_damaged:
             where = self.places[-1].path if self.places else self.report.folder
             text = f"the log ends too early: it was durable up to {self.proven}"
-            self.say(DAMAGE, where, text, at=self.report.end)
+            self.add_finding(DAMAGE, where, text, at=self.report.end)
 
     def first_segment(self) -> None:
         """Walk only the first file, which ends at the base offset of the next one."""
@@ -226,7 +228,7 @@ class _Check:
         expected = self.places[1].base_offset if len(self.places) > 1 else self.proven
         if self._segment(0, place) and self.report.end < expected and not self.report.is_damaged:
             text = f"the segment ends at {self.report.end}, expected {expected}"
-            self._bad(place.path, place.size, text, 0, place.size)
+            self._report_bad_batch(place.path, place.size, text, 0, place.size)
 
     def _segment(self, number: int, place: SegmentPlace) -> bool:
         """Walk one segment; return False if the log ends inside of it, torn."""
@@ -234,17 +236,17 @@ class _Check:
         while position < place.size:
             why = "no batch starts here"
             for found in batches_in(place, position):
-                why = found.problem or self._misfit(found)
+                why = found.problem or self._find_misfit(found)
                 if why:
                     break
                 indexed_as = indexed.pop(found.position, found.header.base_offset)
                 if indexed_as != found.header.base_offset:
-                    self._misindexed(place, found.position, indexed_as)
+                    self._report_misindexed(place, found.position, indexed_as)
                 self._take(found)
                 position = found.position + found.header.size
             if position >= place.size:
                 break
-            if not self._bad(place.path, position, why, number, position):
+            if not self._report_bad_batch(place.path, position, why, number, position):
                 self.report.good.append(place._replace(size=position))
                 return False
             damaged = True
@@ -255,10 +257,10 @@ class _Check:
             self.report.end = header.base_offset
         self.report.good.append(place)
         for at, offset in list(indexed.items())[: 0 if damaged else 1]:
-            self._misindexed(place, at, offset)
+            self._report_misindexed(place, at, offset)
         return True
 
-    def _misfit(self, found: FoundBatch) -> str:
+    def _find_misfit(self, found: FoundBatch) -> str:
         header = found.header
         if header.base_offset != self.report.end:
             return f"base offset {header.base_offset}, expected {self.report.end}"
@@ -278,7 +280,9 @@ class _Check:
         self.report.records += header.count
         self.report.end = header.next_offset
 
-    def _bad(self, path: str, position: int, why: str, number: int, start: int) -> bool:
+    def _report_bad_batch(
+        self, path: str, position: int, why: str, number: int, start: int
+    ) -> bool:
         """Add a finding about a bad batch (rule Q5); return True if it is damage.
 
         Then more of the log follows behind it; a torn batch is the end of the log.
@@ -290,10 +294,10 @@ class _Check:
                 if header.base_offset >= end:
                     proof = max(proof, header.durable_end)
         if proof > max(end, self.log_start):
-            self.say(DAMAGE, path, f"{why}; it was durable up to {proof}", position, end)
+            self.add_finding(DAMAGE, path, f"{why}; it was durable up to {proof}", position, end)
             return True
         left = sum(place.size for place in self.places[number:]) - position
-        self.say(TORN, path, f"{why}: a start cuts the last {left} bytes", position, end)
+        self.add_finding(TORN, path, f"{why}: a start cuts the last {left} bytes", position, end)
         return False
 
     def _index(self, place: SegmentPlace) -> dict[int, int]:
@@ -304,18 +308,18 @@ class _Check:
         except FileNotFoundError:
             return {}
         except (CorruptionError, ValueError) as error:
-            self.say(NOTE, path, f"{error}; it is made anew from the segment")
+            self.add_finding(NOTE, path, f"{error}; it is made anew from the segment")
             return {}
         if head.log_size != place.size or head.base_offset != place.base_offset:
             text = f"of a segment of {head.log_size} bytes, now {place.size}: it is made anew"
-            self.say(NOTE, path, text)
+            self.add_finding(NOTE, path, text)
             return {}
         return {position: place.base_offset + relative for relative, position in index.entries}
 
-    def _misindexed(self, place: SegmentPlace, position: int, offset: int) -> None:
+    def _report_misindexed(self, place: SegmentPlace, position: int, offset: int) -> None:
         """Add a finding about a wrong index entry: readers would look in the wrong place."""
         path = place.path.removesuffix(".log") + ".index"
-        self.say(DAMAGE, path, f"it says that offset {offset} is there", position, offset)
+        self.add_finding(DAMAGE, path, f"it says that offset {offset} is there", position, offset)
 
 
 def _good_batches(place: SegmentPlace, position: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -357,29 +361,33 @@ def clean_ends(root: Path) -> dict[str, int]:
     """Return log name → log end from the clean shutdown of a log directory; empty without one."""
     path = str(root / CLEAN_SHUTDOWN_FILE)
     try:
-        said = decode_checkpoint(Path(path).read_bytes(), path)
+        content = decode_checkpoint(Path(path).read_bytes(), path)
     except (FileNotFoundError, CorruptionError, ValueError):
         return {}
-    return {name: row[0] for name, row in said["logs"].items()} if isinstance(said, dict) else {}
+    return (
+        {name: row[0] for name, row in content["logs"].items()} if isinstance(content, dict) else {}
+    )
 
 
 def _check_partition_file(check: _Check, folder: Path) -> None:
-    said = check.checkpoint(PARTITION_FILE)
+    content = check.checkpoint(PARTITION_FILE)
     path = str(folder / PARTITION_FILE)
-    if said is None:
+    if content is None:
         level = DAMAGE if check.proven or check.report.segments else NOTE
-        check.say(level, path, "whose partition this is can't be read")
-    elif isinstance(said, dict) and f"{said['topic']}-{said['partition']}" != folder.name:
-        name = f"{said['topic']}-{said['partition']}"
+        check.add_finding(level, path, "whose partition this is can't be read")
+    elif isinstance(content, dict) and f"{content['topic']}-{content['partition']}" != folder.name:
+        name = f"{content['topic']}-{content['partition']}"
         level = NOTE if ":" in folder.name else DAMAGE  # quarantined folders have other names
-        check.say(level, path, f"it says {name}")
+        check.add_finding(level, path, f"it says {name}")
 
 
 def _check_replacement(check: _Check, folder: Path) -> bool:
     """Return False while a compacted segment replaces others: a start finishes that first."""
     swaps = sorted(folder.glob("*.log.swap"))
     for path in swaps:
-        check.say(NOTE, str(path), "segments are being replaced by it; what they hold is not read")
+        check.add_finding(
+            NOTE, str(path), "segments are being replaced by it; what they hold is not read"
+        )
     return not swaps
 
 
@@ -397,7 +405,7 @@ def _check_epochs(check: _Check) -> None:
         if known.get(epoch) != start:
             path = f"{check.report.folder}/{LEADER_EPOCH_FILE}"
             text = f"epoch {epoch} begins at {start} in the log, the file says {known.get(epoch)}"
-            check.say(DAMAGE, path, text, at=start)
+            check.add_finding(DAMAGE, path, text, at=start)
             return
 
 
@@ -408,4 +416,4 @@ def _check_snapshots(check: _Check, folder: Path) -> None:
             continue
         if check.checkpoint(path.name) is not None and int(match[1]) > check.report.end:
             text = f"of producers up to {int(match[1])}, the log ends at {check.report.end}"
-            check.say(NOTE, str(path), text)
+            check.add_finding(NOTE, str(path), text)

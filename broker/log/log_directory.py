@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from broker.log.compaction import CompactionConfig
     from broker.log.disk import Disk
-    from broker.log.flusher import Flushable, Flusher
+    from broker.log.flusher import Flushable, LogFlusher
     from broker.log.retention import RetentionConfig
     from broker.log.segment import OpenFiles
 
@@ -70,17 +70,17 @@ class LogDirectory:
 
     root: str
     files: OpenFiles
-    flusher: Flusher
+    flusher: LogFlusher
     on_failed: Callable[[str | None, BaseException], None]
     """Called with the name of a log that is damaged, or None if the whole disk is in doubt."""
     dirty: set[Flushable]
     """Logs with unsynced appends and no requested sync: the background flush takes them."""
     on_log_start: Callable[[Flushable], None]
     """Called when a log's start has moved and is durable."""
-    put_away: Callable[[str], None]
-    """Renames a file that is unlinked later: `SegmentRemovals.put_away`."""
+    unlink_later: Callable[[str], None]
+    """Renames a file that is unlinked later: `SegmentRemovals.unlink_later`."""
     producers: ProducerLimits = ProducerLimits()
-    in_turns: Callable[[Callable[[], bool]], None] | None = None
+    call_each_turn: Callable[[Callable[[], bool]], None] | None = None
     """Calls a function once per turn of the event loop until it returns True; None: no loop yet."""
 
 

@@ -1,4 +1,4 @@
-"""All partition logs of one broker, in one log directory: open, create, delete, checkpoint, close.
+"""All partition logs of one broker, in one log directory: open, create, delete, damage, close.
 
     <data_dir>/log/lock                   locked while a process uses the directory (rule Q4)
     <data_dir>/log/clean-shutdown         last thing written on close, deleted at start
@@ -8,8 +8,18 @@
     <data_dir>/log/<topic>-<partition>/   partition.json, <base offset>.log|.index,
                                           leader-epoch, recovery-point
 
-The broker calls `open` before it registers, then `start`, runs `run` as a task, and calls `close`
-last. Replication gets logs by `get_or_create` and deletes them by `delete`.
+The broker calls `LogManager.open` before it registers, then `start`, runs `run` as a task, and
+calls `close` last. Replication gets logs by `get_or_create` and deletes them by `delete`.
+
+A log whose bytes are damaged is offline: it takes no more bytes, and is reported at every
+registration until the controller has recorded it (rules Q5, R6). Then its directory is quarantined
+whole, for its operator, and the replica begins anew, empty (`reset_damaged`); or, if no replica has
+more, the log is used as it is (`use_damaged`).
+
+Segments below a log's start, or behind a truncation, are renamed at once and unlinked later, off
+the event loop (`SegmentRemovals`): unlinking a file of 1 GB takes 0.27 s. Segments below the start
+wait for Kafka's ``file.delete.delay.ms``, so that a reader with an open file can finish. A start
+unlinks every renamed file before it reads a log.
 """
 
 from __future__ import annotations
@@ -17,21 +27,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
 from broker.log.checkpoints import decode_checkpoint
-from broker.log.damaged_logs import DamagedLogs
-from broker.log.directory_files import CleanShutdown, encode_high_watermarks, text_of
-from broker.log.disk import PASSING, Disk, ReadCounts, descriptors_for_segments
-from broker.log.flusher import Flushable, Flusher
-from broker.log.log_directory import PARTITION_FILE, LogConfig, LogDirectory
+from broker.log.directory_files import (
+    CleanShutdown,
+    DirectoryFiles,
+    Quarantine,
+    encode_high_watermarks,
+    text_of,
+)
+from broker.log.disk import TRANSIENT_ERRNOS, Disk, ReadCounts, descriptors_for_segments
+from broker.log.flusher import Flushable, LogFlusher
+from broker.log.log_directory import PARTITION_FILE, InDoubtError, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import ProducerLimits
-from broker.log.recovery import recover_log
+from broker.log.recovery import REMOVED_SUFFIX, recover_log
+from broker.log.scan import holds_proof
 from broker.log.segment import OpenFiles
-from broker.log.sound_batches import holds_proof
 from raft_metadata.common.errors import (
     CorruptionError,
     ErrorCode,
@@ -47,15 +64,290 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+
+SEGMENTS_RENAMED_PER_STEP = 64
+"""Segments renamed in one step: two renames each, about 3 ms of the event loop."""
+FILES_UNLINKED_PER_STEP = 256
+"""Files unlinked in one step, off the event loop."""
+TRUNCATED_FILES_PER_STEP = 4
+"""Share of it for truncated segments: 1 to 2 s of a busy disk if each holds 1 GB."""
+_log = logging.getLogger("broker.log")
+
+
+class SegmentRemovals:
+    """Segment files that wait to be unlinked; owned by the `LogManager`, on its event loop.
+
+    The background flush task calls `run_some` after every interval.
+    """
+
+    def __init__(self, disk: Disk, delay_ms: int) -> None:
+        self._disk = disk
+        self._delay_ms = delay_ms
+        self._now_ms = 0
+        self._waiting: dict[PartitionLog, None] = {}
+        self._renamed: deque[tuple[int, str]] = deque()
+        """(time in ms from which it may be unlinked, path), the earliest first."""
+        self._truncated_files: deque[str] = deque()
+        self._names_given = 0
+
+    def unlink_later(self, path: str) -> None:
+        """Remove a file as `Disk.unlink` does, but do the expensive part later, off the event loop.
+
+        The file is renamed. That is as durable as an unlink once the directory is synced: no start
+        takes the new name for a segment. No new name is given twice during one run, so a file
+        created later is never unlinked instead.
+
+        Raises:
+            OSError: as `Disk.unlink`.
+        """
+        if not self._disk.exists(path):
+            return
+        self._names_given += 1
+        renamed = f"{path}.{self._names_given}{REMOVED_SUFFIX}"
+        try:
+            self._disk.rename(path, renamed)
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRNOS:
+                raise
+            self._disk.unlink(path)  # an unlink needs no room for a longer name
+        else:
+            self._truncated_files.append(renamed)
+
+    def note(self, log: PartitionLog) -> None:
+        """Check this log for segments below its start, which has moved or was just read."""
+        if log.stored is not None and log.stored.holds_below(log.log_start_offset):
+            self._waiting[log] = None
+
+    def forget(self, log: PartitionLog) -> None:
+        """Forget this log: it is deleted, with its directory."""
+        self._waiting.pop(log, None)
+
+    def rename_some(self) -> None:
+        """Rename the next segments that lie below their log's start."""
+        left = SEGMENTS_RENAMED_PER_STEP
+        for log in list(self._waiting):
+            stored = log.stored
+            if stored is None or log.failed is not None:
+                del self._waiting[log]
+                continue
+            if log.durable_end < log.log_start_offset:
+                continue  # the log starts over: until that is durable, a crash restores the old log
+            try:
+                paths = stored.remove_below(log.log_start_offset, left)
+            except OSError as error:
+                _log.warning("segments stay for now log=%s error=%s", log.name, error)
+                paths = []
+            self._renamed.extend((self._now_ms + self._delay_ms, path) for path in paths)
+            left -= max(len(paths) // 2, 1)
+            if not stored.holds_below(log.log_start_offset):
+                del self._waiting[log]
+            if left <= 0:
+                return
+
+    async def run_some(self, elapsed_ms: int) -> None:
+        """Run one step of removals; ``elapsed_ms`` have passed since the last one."""
+        self._now_ms += elapsed_ms
+        self.rename_some()
+        due = self._due()
+        if due:
+            await asyncio.to_thread(self._unlink, due)
+
+    def _due(self) -> list[str]:
+        due = [
+            self._truncated_files.popleft()
+            for _ in range(min(len(self._truncated_files), TRUNCATED_FILES_PER_STEP))
+        ]
+        while (
+            self._renamed
+            and self._renamed[0][0] <= self._now_ms
+            and len(due) < FILES_UNLINKED_PER_STEP
+        ):
+            due.append(self._renamed.popleft()[1])
+        return due
+
+    def _unlink(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            try:
+                self._disk.unlink(path)
+            except OSError as error:
+                _log.warning("file stays until the next start path=%s error=%s", path, error)
+
+
+class DamagedLogs(ABC):
+    """Offline, damaged and quarantined logs of a `LogManager`, its only heir; on the event loop."""
+
+    def __init__(self, disk: Disk, root: str, remove_delay_ms: int) -> None:
+        self.offline: dict[TopicIdPartition, StorageError] = {}
+        """Offline partitions: not served from this disk, not in ISR or ELR (rules Q5, R6)."""
+        self.damaged: dict[TopicIdPartition, PartitionLog] = {}
+        """Offline logs that were open when their damage was found; a subset of ``offline``."""
+        self.in_use: set[TopicIdPartition] = set()
+        """Logs that are damaged and used as they are (`use_damaged`); not in ``offline``."""
+        self.too_many_copies: set[TopicIdPartition] = set()
+        """Offline logs not quarantined at the last try: `DAMAGED_COPIES_MAX` copies exist."""
+        self.lost: list[tuple[str, BaseException]] = []
+        """(log name, error) of damage found in open logs and not yet taken by `take_found_damage`."""
+        self.unclean: dict[TopicIdPartition, str] = {}
+        """Partitions to report at every registration until `forget_unclean`; durable (rule R6)."""
+        self.failed: BaseException | None = None
+        self.removals = SegmentRemovals(disk, remove_delay_ms)
+        self._logs: dict[TopicIdPartition, PartitionLog] = {}
+        self._keys: dict[str, TopicIdPartition] = {}
+        self._directory_files = DirectoryFiles(disk, root)
+        self._quarantine = Quarantine(disk, root)
+        self._is_noted = True
+        """True if the file ``damaged`` on the disk equals ``unclean``."""
+
+    @abstractmethod
+    def _fail_all(self, error: BaseException) -> None:
+        """Take all logs of this directory offline (rule Q2)."""
+
+    # found
+
+    def _refuse(self, name: str, key: TopicIdPartition, error: CorruptionError) -> None:
+        _log.error("partition offline log=%s error=%s", name, error)
+        self._keys[name] = key
+        self.offline[key] = error
+        self.unclean[key] = str(error)
+        self._is_noted = False
+        self.note_damage()
+
+    def note_damage(self) -> None:
+        """Write ``unclean`` to the disk, if it has changed.
+
+        Raises:
+            OSError: the disk failed, or is full; then it must be called again.
+        """
+        if not self._is_noted:
+            self._directory_files.write_damaged(self.unclean)
+            self._is_noted = True
+
+    def _on_log_failed(self, name: str | None, error: BaseException) -> None:
+        """Take one log offline whose durable bytes are damaged; all (None) if the disk failed."""
+        if name is None:
+            self._fail_all(error)
+            return
+        key = self._keys[name]
+        log = self._logs.get(key)
+        if log is None:
+            return
+        if key in self.in_use and not isinstance(error, InDoubtError):
+            log.failed = self.failed  # only this read is refused; the rest of the log is served
+            return
+        self.lost.append((name, error))
+        self.give_up(key, error)
+
+    def identity(self, name: str) -> TopicIdPartition | None:
+        """Return the key of the log of this name; None if it was deleted since."""
+        return self._keys.get(name)
+
+    def give_up(self, key: TopicIdPartition, error: BaseException) -> None:
+        """Take this open log offline as damaged: it takes no more bytes and is reported."""
+        log = self._logs.pop(key)
+        log.failed = log.failed or error
+        self.damaged[key] = log
+        self.in_use.discard(key)
+        damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
+        try:
+            self._refuse(log.name, key, damage)
+        except OSError as full:
+            if full.errno not in TRANSIENT_ERRNOS:
+                self._fail_all(full)
+
+    def take_found_damage(self) -> list[tuple[str, BaseException]]:
+        """Return the damage found in open logs since the last call."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    # resolved
+
+    def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> bool:
+        """Quarantine a damaged log, so that an empty one can be filled from a peer.
+
+        To be called only once the controller has recorded the damage: the mark in ``unclean`` is
+        removed too. A crash in between leaves the mark without a directory, which is reported
+        again. Returns False if as many damaged copies of this replica as are kept exist already.
+
+        Raises:
+            OSError: not possible now; the next call does the rest.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        if key not in self.offline:
+            return True
+        name = self._name_of(key)
+        if self._quarantine.has_yet_to_move(name):
+            place = self._quarantine.place_for_damaged(key)
+            if place is None:
+                self.too_many_copies.add(key)
+                return False
+            self._close_damaged(key)
+            self._quarantine.move(name, place)
+        self._quarantine.sync()
+        self.forget_unclean(topic_id, partition)
+        self.note_damage()
+        del self.offline[key], self._keys[name]
+        self.too_many_copies.discard(key)
+        return True
+
+    def use_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Serve this damaged open log as it is, as no replica has more: it takes bytes again.
+
+        The mark in ``unclean`` is removed: a start may open the log as it is, and finds unreadable
+        batches again.
+
+        Raises:
+            OSError: the mark could not be removed; must be called again.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        log = self.damaged[key]
+        self.forget_unclean(topic_id, partition)
+        self.note_damage()
+        del self.damaged[key], self.offline[key]
+        log.failed = self.failed
+        self._logs[key] = log
+        self.in_use.add(key)
+        self.removals.note(log)
+        log.request_flush()
+
+    def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Stop reporting this partition: the broker's image shows it recorded (rule R6)."""
+        key = TopicIdPartition(topic_id, partition)
+        if self.unclean.pop(key, None) is not None:
+            self._is_noted = False
+            self.note_damage()
+
+    def _close_damaged(self, key: TopicIdPartition) -> None:
+        log = self.damaged.pop(key, None)
+        if log is not None:
+            log.close()
+            self.removals.forget(log)
+
+    # quarantine
+
+    def purge(self, names: Iterable[str]) -> None:
+        """Unlink these quarantined directories: their grace period is over."""
+        self._quarantine.purge(names)
+
+    def quarantined(self) -> list[str]:
+        """Return the names that `purge` may take: ``<topic id>:<partition><mark>`` of each log."""
+        return self._quarantine.names()
+
+    def _quarantine_directory(self, name: str, quarantined: str) -> bool:
+        """Move the directory to quarantine, not yet durably; return False if there was none."""
+        self._keys.pop(name, None)
+        return self._quarantine.move(name, quarantined)
+
+    def _name_of(self, key: TopicIdPartition) -> str:
+        return next(name for name, other in self._keys.items() if other == key)
 
 
 LOCK_FILE = "lock"
 HIGH_WATERMARK_INTERVAL_MS = 5_000
 """Kafka's replica.high.watermark.checkpoint.interval.ms."""
 _DIRECTORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}-\d+")
-_log = logging.getLogger("broker.log")
 
 
 class LogManager(DamagedLogs):
@@ -93,7 +385,7 @@ class LogManager(DamagedLogs):
         self.clean_broker_epoch: BrokerEpoch | None = None
         """The broker epoch before this start, if that broker was shut down cleanly."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unidentified: dict[str, CorruptionError] = {}
+        self._unidentified_logs: dict[str, CorruptionError] = {}
         self.on_log_start: Callable[[PartitionLog], None] = lambda _: None
         """Called when a log's start has moved and is durable."""
 
@@ -116,7 +408,7 @@ class LogManager(DamagedLogs):
             disk.close(self._lock)
             self._lock = -1
             raise
-        flusher = Flusher(disk, self.root, self._fail_all)
+        flusher = LogFlusher(disk, self.root, self._fail_all)
         self._shared = LogDirectory(
             self.root,
             self._files,
@@ -124,14 +416,14 @@ class LogManager(DamagedLogs):
             self._on_log_failed,
             set(),
             self._on_log_start,
-            self.removals.put_away,
+            self.removals.unlink_later,
             self._producers,
         )
-        self.unclean = self._small.read_damaged()
-        said = self._small.take_clean_shutdown()
-        self.clean_broker_epoch = None if said is None else said.broker_epoch
-        clean = None if said is None else said.logs
-        watermarks = self._small.read_high_watermarks()
+        self.unclean = self._directory_files.read_damaged()
+        last_shutdown = self._directory_files.take_clean_shutdown()
+        self.clean_broker_epoch = None if last_shutdown is None else last_shutdown.broker_epoch
+        clean = None if last_shutdown is None else last_shutdown.logs
+        watermarks = self._directory_files.read_high_watermarks()
         for name in disk.names(self.root):
             if _DIRECTORY_NAME.fullmatch(name):
                 was_clean = None if clean is None else clean.pop(name, None)
@@ -156,7 +448,7 @@ class LogManager(DamagedLogs):
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run syncs on the flusher's thread from now on."""
         self._loop = loop
-        self._opened().in_turns = self._in_turns
+        self._opened().call_each_turn = self._call_each_turn
         self._opened().flusher.start(loop)
 
     async def run(self) -> None:
@@ -174,9 +466,9 @@ class LogManager(DamagedLogs):
                 elapsed = 0
                 data = encode_high_watermarks(self._logs.items())
                 try:
-                    await asyncio.to_thread(self._small.write_high_watermarks, data)
+                    await asyncio.to_thread(self._directory_files.write_high_watermarks, data)
                 except OSError as error:
-                    if error.errno not in PASSING:
+                    if error.errno not in TRANSIENT_ERRNOS:
                         raise
                     # A high watermark that is too low costs nothing: the next leader raises it.
                     _log.warning("high watermarks not written error=%s", error)
@@ -198,12 +490,12 @@ class LogManager(DamagedLogs):
         if self._loop is not None:
             self._loop.call_soon(self._flush_if_open)
 
-    def _in_turns(self, step: Callable[[], bool]) -> None:
+    def _call_each_turn(self, step: Callable[[], bool]) -> None:
         """Call ``step`` once per turn of the event loop until it returns True or the logs close."""
 
         def turn() -> None:
             if self._shared is not None and not step():
-                self._in_turns(step)
+                self._call_each_turn(step)
 
         assert self._loop is not None, "nothing takes turns before the loop runs"
         self._loop.call_soon(turn)
@@ -297,7 +589,7 @@ class LogManager(DamagedLogs):
         Must be called for every assigned partition before registering, so that a directory whose
         ``partition.json`` is lost is reported in time (rule R6).
         """
-        error = self._unidentified.pop(f"{topic}-{partition}", None)
+        error = self._unidentified_logs.pop(f"{topic}-{partition}", None)
         if error is not None:
             self._refuse(f"{topic}-{partition}", TopicIdPartition(topic_id, partition), error)
 
@@ -315,20 +607,20 @@ class LogManager(DamagedLogs):
                 log.close()
                 self.in_use.discard(key)
                 self.removals.forget(log)
-                moved |= self._set_aside(log.name, text_of(key) + mark)
+                moved |= self._quarantine_directory(log.name, text_of(key) + mark)
             elif key in self.offline:
                 self._close_damaged(key)
-                moved |= self._set_aside(self._name_of(key), text_of(key) + mark)
+                moved |= self._quarantine_directory(self._name_of(key), text_of(key) + mark)
             self.offline.pop(key, None)
             marked |= self.unclean.pop(key, None) is not None
         if moved:
             self._quarantine.sync()
         if marked:  # otherwise the next start would refuse a healthy new replica
-            self._small.write_damaged(self.unclean)
+            self._directory_files.write_damaged(self.unclean)
 
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark now."""
-        self._small.write_high_watermarks(encode_high_watermarks(self._logs.items()))
+        self._directory_files.write_high_watermarks(encode_high_watermarks(self._logs.items()))
 
     # internal
 
@@ -342,19 +634,19 @@ class LogManager(DamagedLogs):
         clean: tuple[int, str] | None,
         watermarks: dict[str, tuple[int, int]],
         *,
-        cuts: bool = True,
+        may_truncate: bool = True,
     ) -> None:
         """Recover one directory; if it is damaged, only this partition goes offline (rule Q5)."""
         directory = f"{self.root}/{name}"
         data = self._disk.read_file(f"{directory}/{PARTITION_FILE}")
         if not data or not data.strip(b"\0"):
-            self._refuse_torn(name)
+            self._quarantine_torn(name)
             return
         try:
             content = decode_checkpoint(data, f"{directory}/{PARTITION_FILE}")
         except CorruptionError as error:
             _log.error("partition unreadable error=%s", error)
-            self._unidentified[name] = error
+            self._unidentified_logs[name] = error
             return
         fields = cast("dict[str, object]", content)
         topic = TopicName(str(fields["topic"]))
@@ -368,7 +660,11 @@ class LogManager(DamagedLogs):
         try:
             clean_end = None if clean is None else clean[0]
             found = recover_log(
-                self._files, directory, clean_end=clean_end, producers=self._producers, cuts=cuts
+                self._files,
+                directory,
+                clean_end=clean_end,
+                producers=self._producers,
+                may_truncate=may_truncate,
             )
         except CorruptionError as error:
             self._refuse(name, key, error)
@@ -385,7 +681,7 @@ class LogManager(DamagedLogs):
         self._logs[key] = log
         self._keys[name] = key
 
-    def open_refused(self, topic_id: TopicId, partition: PartitionId) -> bool:
+    def open_offline(self, topic_id: TopicId, partition: PartitionId) -> bool:
         """Open a log that was refused at start, as no replica has more; return True on success.
 
         A log that recovery refuses stays offline and unchanged.
@@ -396,20 +692,20 @@ class LogManager(DamagedLogs):
             return False
         del self.offline[key]
         self.forget_unclean(topic_id, partition)
-        self._open_one(name, None, {}, cuts=False)
+        self._open_one(name, None, {}, may_truncate=False)
         log = self._logs.get(key)
         if log is not None:
             log.request_flush()
         return log is not None
 
-    def _refuse_torn(self, name: str) -> None:
+    def _quarantine_torn(self, name: str) -> None:
         """Quarantine a directory that a crash left before its first sync: it held nothing durable.
 
         If a batch in it proves otherwise, the directory stays as one that can't be identified.
         """
         if holds_proof(self._disk, f"{self.root}/{name}"):
             msg = f"{self.root}/{name}/{PARTITION_FILE} is gone"
-            self._unidentified[name] = CorruptionError(msg)
+            self._unidentified_logs[name] = CorruptionError(msg)
             _log.error("partition unreadable error=%s", msg)
             return
         _log.warning("never synced directory set aside log=%s", name)
@@ -431,7 +727,7 @@ class LogManager(DamagedLogs):
                 f"log {name} belongs to topic id {other.topic_id}, not {key.topic_id}",
             )
 
-    def _close_cleanly(self, flusher: Flusher, broker_epoch: BrokerEpoch) -> None:
+    def _close_cleanly(self, flusher: LogFlusher, broker_epoch: BrokerEpoch) -> None:
         for log in list(self._logs.values()):
             log.request_flush()
         flusher.flush_all()
@@ -446,7 +742,7 @@ class LogManager(DamagedLogs):
         finally:
             self._disk.close(fd)
         self.checkpoint_high_watermarks()
-        self._small.write_clean_shutdown(CleanShutdown(broker_epoch, ends))
+        self._directory_files.write_clean_shutdown(CleanShutdown(broker_epoch, ends))
 
     def _on_log_start(self, log: Flushable) -> None:
         assert isinstance(log, PartitionLog)

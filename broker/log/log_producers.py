@@ -2,7 +2,7 @@
 
 The `PartitionLog` creates a `LogProducers` with the first batch that names a producer. A roll takes
 a snapshot of the state (`rolled`), the next flush writes it (`join`, `written`), a truncation first
-makes the state below its end available (`prepare_cut`) and then takes it (`truncated`).
+makes the state below its end available (`prepare_truncation`) and then takes it (`truncated`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import errno
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.checkpoints import place_file
-from broker.log.cut_segments import WriteError, refusing
 from broker.log.producer_snapshot import (
     Replay,
     encode_snapshot,
     snapshot_name,
     snapshot_offsets,
 )
+from broker.log.segments import WriteError, refuse_if_transient
 from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from broker.log.segment import Segment
 
 
-HEADERS_PER_TURN = 500
+REPLAY_HEADERS_PER_TURN = 500
 """Batch headers read per turn of the event loop: 1 to 2 ms."""
 
 
-class CutLog(Protocol):
+class TruncatableLog(Protocol):
     """The part of a `PartitionLog` that a replay before a truncation needs."""
 
     generation: int
@@ -47,7 +47,7 @@ class _Replay(Replay):
 
     __slots__ = ("_log", "error", "generation", "is_over", "is_running")
 
-    def __init__(self, shared: LogDirectory, log: CutLog, end_offset: int) -> None:
+    def __init__(self, shared: LogDirectory, log: TruncatableLog, end_offset: int) -> None:
         super().__init__(shared.files, log.directory, log.segments, end_offset, shared.producers)
         self._log = log
         self.generation = log.generation
@@ -58,7 +58,7 @@ class _Replay(Replay):
         """Read the next headers; return True when none are left. A failure is kept in ``error``."""
         if not self.is_over and self._log.generation == self.generation:
             try:
-                self.is_over = self.step(self._log.segments, HEADERS_PER_TURN)
+                self.is_over = self.step(self._log.segments, REPLAY_HEADERS_PER_TURN)
             except (OSError, CorruptionError) as error:
                 self.error, self.is_over = error, True
         return self.is_over or self._log.generation != self.generation
@@ -109,7 +109,7 @@ class LogProducers:
             names = {name for name, _ in token.checkpoints}
             self._unwritten = [each for each in self._unwritten if each[0] not in names]
 
-    def prepare_cut(self, log: CutLog, end_offset: int) -> None:
+    def prepare_truncation(self, log: TruncatableLog, end_offset: int) -> None:
         """Make the state below ``end_offset`` available before the log is truncated there.
 
         If the state has to be read from the log, it is read in turns of the event loop: a segment
@@ -125,21 +125,21 @@ class LogProducers:
             return
         replay = self._replay
         if replay is None or (replay.end, replay.generation) != (end_offset, log.generation):
-            with refusing():
+            with refuse_if_transient():
                 replay = self._replay = _Replay(self._shared, log, end_offset)
-        if self._shared.in_turns is None:
+        if self._shared.call_each_turn is None:
             while not replay.turn():
                 pass
         elif not (replay.is_over or replay.turn()):
             if not replay.is_running:
                 replay.is_running = True
-                self._shared.in_turns(replay.turn)
+                self._shared.call_each_turn(replay.turn)
             text = f"its producers are read up to offset {end_offset} before it is cut"
             cause = BlockingIOError(errno.EAGAIN, text)
             raise WriteError(cause, Outcome.NOT_WRITTEN, broken=False)
         if replay.error is not None:
             self._replay = None
-            with refusing():
+            with refuse_if_transient():
                 raise replay.error
 
     def truncated(self, end_offset: int) -> None:

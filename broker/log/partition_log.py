@@ -3,30 +3,34 @@
 Replication appends (`append_as_leader`, `append_as_follower`), reads, truncates and moves the log
 start. The log writes to its `LogSegments`, records leader epochs and producers, and requests a
 flush; the `Flusher` calls `begin_flush` and `end_flush`, and the latter moves ``durable_end`` and
-calls ``on_durable``. All of it runs on the event loop without an await (only syncs run on the
-flusher's thread), so no other task sees half a change.
+calls ``on_durable``. Reads are done in `log_reader`; a damaged batch or a read error takes the log
+offline and is reported, never served (invariant L22). All of it runs on the event loop without an
+await (only syncs run on the flusher's thread), so no other task sees half a change.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from typing_extensions import override
 
-from broker.log.cut_segments import WriteError
-from broker.log.disk import PASSING
+from broker.log import log_reader
+from broker.log.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
-from broker.log.log_directory import AppendInfo
+from broker.log.log_directory import AppendInfo, InDoubtError, UnreadableError
 from broker.log.log_producers import LogProducers
-from broker.log.log_segments import LogSegments
-from broker.log.readable_log import ReadableLog
+from broker.log.page_cache import ColdRange, cold_range
+from broker.log.segments import LogSegments, WriteError
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     BatchError,
+    Lines,
     RecordFormat,
     stamp_run,
     verify_run,
@@ -41,11 +45,219 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from broker.log.log_directory import LogConfig, LogDirectory
-    from broker.log.producer_state import ProducerStates, Remembered
+    from broker.log.log_reader import TimeSearch
+    from broker.log.producer_state import ProducerStates, RememberedBatch
     from broker.log.recovery import RecoveredLog
-    from broker.log.segment import Segment
+    from broker.log.segment import OpenFiles, Segment
+    from broker.record.batch import BatchSlice
+    from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ReadableLog(ABC):
+    """The reading half of a `PartitionLog`, its only heir, which sets the attributes."""
+
+    __slots__ = ()
+
+    name: str
+    generation: int
+    log_start_offset: int
+    log_end_offset: int
+    config: LogConfig
+    _shared: LogDirectory
+    _epochs: LeaderEpochCache
+    _stored: LogSegments | None
+
+    if TYPE_CHECKING:
+
+        @property
+        def failed(self) -> BaseException | None: ...
+        @failed.setter
+        def failed(self, error: BaseException | None) -> None: ...
+
+    @property
+    @abstractmethod
+    def segments(self) -> list[Segment]:
+        """All segments, oldest first; the last one is written to. The caller must not change it."""
+
+    @property
+    def compacted_to(self) -> int:
+        """The offset below which compaction may have removed records.
+
+        0 if it never removed any (R7).
+        """
+        stored = self._stored
+        ever = self.config.compaction is not None or (stored is not None and stored.cleaned.marks)
+        return self.segments[-1].base_offset if ever and self.segments else 0
+
+    def read(self, from_offset: int, max_bytes: int, up_to_offset: int) -> list[BatchSlice]:
+        """Return records from ``from_offset`` up to, not including, ``up_to_offset``.
+
+        See `log_reader.read`.
+
+        Raises:
+            KafkaError: OFFSET_OUT_OF_RANGE, naming both ends.
+            CorruptionError: a batch is damaged; the log is offline now.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return []
+        return self._reading(log_reader.read, from_offset, max_bytes, up_to_offset)
+
+    def read_lines(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Lines:
+        """Return only the lines of `read`, which is cheaper: see `log_reader.read_lines`.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return Lines((), from_offset)
+        return self._reading(log_reader.read_lines, from_offset, max_bytes, up_to_offset)
+
+    def read_packed(self, from_offset: int, max_bytes: int, up_to_offset: int) -> Sequence[Piece]:
+        """Return the records of `read`.
+
+        Compressed batches that are wanted whole stay as they are stored.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return []
+        return self._reading(
+            log_reader.read_pieces, from_offset, max_bytes, up_to_offset, packed=True
+        )
+
+    def cold_range(self, from_offset: int, max_bytes: int) -> ColdRange | None:
+        """Return the range that such a read would wait for, or None: see `page_cache`."""
+        return self._reading(cold_range, from_offset, max_bytes)
+
+    def read_raw(self, from_offset: int, max_bytes: int, up_to_offset: int) -> bytes:
+        """Return whole batches, for a follower that catches up: see `log_reader.read_raw`.
+
+        Raises:
+            KafkaError, CorruptionError: as `read`.
+        """
+        log_reader.check_range(from_offset, self.log_start_offset, self.log_end_offset)
+        if from_offset >= up_to_offset:
+            return b""
+        return self._reading(log_reader.read_raw, from_offset, max_bytes, up_to_offset)
+
+    def step_time_search(self, search: TimeSearch) -> bool:
+        """Run the next step of a search by time; return True when it is over (`time_search`).
+
+        Raises:
+            CorruptionError: a batch is damaged; the log is offline now.
+        """
+        return self._reading(search.step, self.log_start_offset, self.generation)
+
+    def _reading(
+        self,
+        function: Callable[Concatenate[OpenFiles, list[Segment], P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Call a reading function; bytes that are damaged or unreadable take the log offline.
+
+        Damaged bytes are never served; the records before them are, if there are any.
+        """
+        try:
+            return function(self._shared.files, self.segments, *arguments, **options)
+        except (CorruptionError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+                self._storage_error(error, Outcome.NOT_WRITTEN)
+            self._fail(error)
+            if isinstance(error, OSError):
+                raise
+            before = self._read_before_damage(function, arguments, options)
+            if before is None:
+                raise UnreadableError(self.name, error) from error
+            return before
+
+    def _read_before_damage(
+        self,
+        function: Callable[..., T],
+        arguments: tuple[object, ...],
+        options: dict[str, object],
+    ) -> T | None:
+        """Return the records such a read finds before the damage.
+
+        None if there are none, or it searches.
+
+        Tries half as many bytes each time, so that only records from the damaged batch on are
+        refused.
+        """
+        if len(arguments) != 3:  # (from_offset, max_bytes, up_to_offset)
+            return None
+        start, size, end = arguments
+        left = size if isinstance(size, int) else 0
+        while left > 1:
+            left //= 2
+            with suppress(CorruptionError):
+                return function(self._shared.files, self.segments, start, left, end, **options)
+        return None
+
+    # epochs
+
+    @property
+    def epoch_entries(self) -> list[tuple[int, int]]:
+        """All (leader epoch, start offset), oldest first."""
+        return self._epochs.entries
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return the largest epoch <= ``epoch`` that has records here, and the offset behind them.
+
+        (-1, log start) if there is none (KIP-320's OffsetForLeaderEpoch).
+        """
+        return self._epochs.end_offset_for(epoch, self.log_start_offset, self.log_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch of the record at ``offset``, -1 if there is none (rule R5)."""
+        return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
+
+    # errors
+
+    def _refuse(self) -> NoReturn:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is offline: {self.failed}"
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failed is None:
+            self.failed = error
+            doubtful = None if isinstance(error, OSError) else self.name
+            self._shared.on_failed(doubtful, error)
+
+    def _fail_in_doubt(self, error: OSError | CorruptionError) -> None:
+        """Take the log offline: a change of its files stopped halfway."""
+        self._fail(error if isinstance(error, OSError) else InDoubtError(str(error)))
+
+    @abstractmethod
+    def request_flush(self) -> None:
+        """Request a sync; the durable end moves later."""
+
+    def _raise_not_truncated(self, error: WriteError) -> NoReturn:
+        """Raise the storage error of a truncation that was refused with the log unchanged.
+
+        The sync that was under way is void, so a new one is requested.
+        """
+        self.request_flush()
+        self._storage_error(error.cause, error.outcome)
+
+    def _storage_error(self, error: BaseException, outcome: Outcome) -> NoReturn:
+        if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+            self._shared.files.make_room()
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name}: {error}", outcome=outcome
+        ) from error
+
 
 _NO_EPOCHS = LeaderEpochCache()
 _NO_SEGMENTS: list[Segment] = []
@@ -62,9 +274,24 @@ class PartitionLog(ReadableLog):
     """
 
     __slots__ = (
-        "_epochs", "_producers", "_shared", "_start_wanted", "_stored", "config", "durable_end",
-        "failed", "generation", "high_watermark", "last_epoch", "log_end_offset",
-        "log_start_offset", "name", "on_durable", "partition", "topic", "topic_id",
+        "_epochs",
+        "_producers",
+        "_requested_log_start",
+        "_shared",
+        "_stored",
+        "config",
+        "durable_end",
+        "failed",
+        "generation",
+        "high_watermark",
+        "last_epoch",
+        "log_end_offset",
+        "log_start_offset",
+        "name",
+        "on_durable",
+        "partition",
+        "topic",
+        "topic_id",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +319,7 @@ class PartitionLog(ReadableLog):
         self.failed: BaseException | None = None
         self.on_durable: Callable[[], None] | None = None
         self._stored: LogSegments | None = None
-        self._start_wanted = 0
+        self._requested_log_start = 0
         """The log start offset to take effect once it is durable; at least the present one."""
         self._epochs = _NO_EPOCHS
         self._producers: LogProducers | None = None
@@ -103,7 +330,7 @@ class PartitionLog(ReadableLog):
         self._epochs = found.epochs
         if found.producers is not None:
             self._producers = LogProducers(self._shared, found.producers, found.snapshots)
-        self.log_start_offset = self._start_wanted = found.log_start_offset
+        self.log_start_offset = self._requested_log_start = found.log_start_offset
         self.log_end_offset = found.log_end_offset
         self.durable_end = found.proven_end
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
@@ -135,9 +362,9 @@ class PartitionLog(ReadableLog):
             KafkaError: KAFKA_STORAGE_ERROR.
         """
         try:
-            (self._stored or self._store()).note_dropped(offset)
+            (self._stored or self._create_files()).note_dropped(offset)
         except (WriteError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in PASSING:
+            if isinstance(error, OSError) and error.errno not in TRANSIENT_ERRNOS:
                 self._fail(error)
             self._storage_error(error, Outcome.NOT_WRITTEN)
 
@@ -155,14 +382,14 @@ class PartitionLog(ReadableLog):
 
     def repeated(
         self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
-    ) -> Remembered | None:
+    ) -> RememberedBatch | None:
         """Return the batch that ``count`` records of this claim would repeat.
 
         See `ProducerStates.check`.
         """
-        return self._known_producers().states.check(claim, count, now_ms, may_begin=may_begin)
+        return self._ensure_producers().states.check(claim, count, now_ms, may_begin=may_begin)
 
-    def _known_producers(self) -> LogProducers:
+    def _ensure_producers(self) -> LogProducers:
         if self._producers is None:
             self._producers = LogProducers(self._shared)
         return self._producers
@@ -224,8 +451,8 @@ class PartitionLog(ReadableLog):
         if producer_id >= 0:
             claim = Claim(producer_id, producer_epoch, base_sequence)
             last, committed_end = self.log_end_offset - 1, self.high_watermark
-            self._known_producers().states.note(claim, base, last, now_ms, committed_end)
-        self._written()
+            self._ensure_producers().states.note(claim, base, last, now_ms, committed_end)
+        self._schedule_flush()
         return AppendInfo(base, self.log_end_offset - 1, raw)
 
     def append_as_follower(self, batches: bytes | bytearray | memoryview) -> None:
@@ -249,12 +476,12 @@ class PartitionLog(ReadableLog):
         for header in headers:
             segment.note_header(header)
             if header.producer_id >= 0:
-                self._known_producers().states.applied(header, self.high_watermark)
+                self._ensure_producers().states.applied(header, self.high_watermark)
             if header.leader_epoch != self._epochs.newest:
                 self._assign_epoch(header.leader_epoch, header.base_offset)
         self.last_epoch = headers[-1].leader_epoch
         self.log_end_offset = headers[-1].next_offset
-        self._written()
+        self._schedule_flush()
 
     def _write(self, raw: bytes | bytearray | memoryview, now_ms: int) -> Segment:
         """Write at the end of the active segment, completely or not at all, and return the segment.
@@ -264,7 +491,7 @@ class PartitionLog(ReadableLog):
         if self.failed is not None:
             self._refuse()
         try:
-            stored = self._stored or self._store()
+            stored = self._stored or self._create_files()
             segment = stored.write(raw, self.log_end_offset, now_ms, self.config)
         except WriteError as error:
             if error.broken:
@@ -276,14 +503,14 @@ class PartitionLog(ReadableLog):
             self._producers.rolled(self.log_end_offset)
         return segment
 
-    def _store(self) -> LogSegments:
+    def _create_files(self) -> LogSegments:
         """Create the log's directory and files, for its first byte."""
         self._stored = LogSegments.create(
             self._shared, self.directory, self.topic, self.partition, self.topic_id
         )
         return self._stored
 
-    def _written(self) -> None:
+    def _schedule_flush(self) -> None:
         if self.config.flush_before_ack:
             self._shared.flusher.request(self)
         else:
@@ -295,7 +522,8 @@ class PartitionLog(ReadableLog):
     def request_flush(self) -> None:
         """Request a sync; ``durable_end`` moves later, and ``on_durable`` is called then."""
         if self.failed is None and (
-            self.durable_end < self.log_end_offset or self._start_wanted > self.log_start_offset
+            self.durable_end < self.log_end_offset
+            or self._requested_log_start > self.log_start_offset
         ):
             self._shared.flusher.request(self)
 
@@ -304,12 +532,12 @@ class PartitionLog(ReadableLog):
 
         Called by the flusher. None if there is nothing to sync, or the log is offline.
         """
-        starts = self._start_wanted > min(self.log_start_offset, self.durable_end)
+        starts = self._requested_log_start > min(self.log_start_offset, self.durable_end)
         if self.failed is not None or not (starts or self.durable_end < self.log_end_offset):
             return None
         token = FlushToken(self, self.generation, self.log_end_offset)
         if starts:
-            token.log_start = self._start_wanted
+            token.log_start = self._requested_log_start
         assert self._stored is not None, "a log without files has no end to prove"
         self._stored.fill(token, self._epochs, self.log_start_offset)
         if self._producers is not None:
@@ -353,16 +581,16 @@ class PartitionLog(ReadableLog):
             raise ValueError(f"{self.name} ends at {self.log_end_offset}, can't start at {offset}")
         if self.failed is not None:
             self._refuse()
-        if offset <= self._start_wanted:
+        if offset <= self._requested_log_start:
             return False
-        self._start_wanted = offset
+        self._requested_log_start = offset
         self._shared.flusher.request(self)
         return True
 
     @property
     def is_start_moving(self) -> bool:
         """Return True while a requested log start is not yet durable."""
-        return self._start_wanted > self.log_start_offset and self.failed is None
+        return self._requested_log_start > self.log_start_offset and self.failed is None
 
     def _start_is_durable(self, token: FlushToken) -> bool:
         """Move the log start after the data is synced.
@@ -398,12 +626,12 @@ class PartitionLog(ReadableLog):
         self.generation += 1  # a sync in flight proves nothing from here on (Q3)
         self._shared.flusher.drain(self)
         try:
-            stored = self._stored or self._store()
+            stored = self._stored or self._create_files()
         except OSError as error:
             self._storage_error(error, Outcome.NOT_WRITTEN)
         try:
             if offset >= self.log_end_offset:
-                stored.put_aside(offset)
+                stored.start_over_behind_end(offset)
                 # Until the flush, a crash may restore this log with all its old records.
                 self.durable_end = min(self.durable_end, max(offset - 1, 0))
             else:
@@ -412,16 +640,16 @@ class PartitionLog(ReadableLog):
         except WriteError as error:
             if not stored.segments and offset < self.log_end_offset:
                 self.durable_end = min(self.durable_end, self.log_start_offset)
-                self._be_empty(self.log_start_offset)
-            self._not_cut(error)
+                self._reset_to_empty(self.log_start_offset)
+            self._raise_not_truncated(error)
         except (OSError, CorruptionError) as error:
             self._fail_in_doubt(error)
             self._storage_error(error, Outcome.UNKNOWN)
-        self._be_empty(offset)
+        self._reset_to_empty(offset)
         self.request_flush()
 
-    def _be_empty(self, offset: int) -> None:
-        self.log_start_offset = self._start_wanted = self.log_end_offset = offset
+    def _reset_to_empty(self, offset: int) -> None:
+        self.log_start_offset = self._requested_log_start = self.log_end_offset = offset
         self.high_watermark = offset
         self.last_epoch = -1
         self._epochs = _NO_EPOCHS
@@ -461,21 +689,21 @@ class PartitionLog(ReadableLog):
         if self.failed is not None:
             self._refuse()
         assert self._stored is not None, "a log without files has nothing to cut"
-        anew = end_offset < self._start_wanted  # that start may already be on the disk
+        anew = end_offset < self._requested_log_start  # that start may already be on the disk
         try:
             if self._producers is not None:
-                self._producers.prepare_cut(self, self._stored.boundary(end_offset))
+                self._producers.prepare_truncation(self, self._stored.boundary(end_offset))
             self.generation += 1  # a sync in flight proves nothing from here on (rule Q3)
             self._shared.flusher.drain(self)
             end = self._stored.truncate(
                 end_offset, self._epochs, self.log_start_offset, start_anew=anew
             )
             if anew:
-                self._start_wanted = self.log_start_offset
+                self._requested_log_start = self.log_start_offset
             if self._producers is not None:
                 self._producers.truncated(end)
         except WriteError as error:
-            self._not_cut(error)
+            self._raise_not_truncated(error)
         except (OSError, CorruptionError) as error:
             self._fail_in_doubt(error)
             self._storage_error(error, Outcome.UNKNOWN)
@@ -484,10 +712,10 @@ class PartitionLog(ReadableLog):
         self._epochs.truncate_from_end(self.log_end_offset)
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
-        if self.log_end_offset < self._start_wanted:
-            self.start_over(self._start_wanted)
+        if self.log_end_offset < self._requested_log_start:
+            self.start_over(self._requested_log_start)
         elif self.durable_end < self.log_end_offset:
-            self._written()
+            self._schedule_flush()
         self.request_flush()
 
     def start_epoch(self, epoch: int) -> None:

@@ -22,9 +22,9 @@ from broker.log.checkpoints import encode_checkpoint, read_checkpoint
 from broker.log.producer_state import (
     EXPIRATION_MS,
     PRODUCERS_MAX,
-    Producer,
+    ProducerState,
     ProducerStates,
-    Remembered,
+    RememberedBatch,
 )
 from broker.log.swap import whole_batches
 from raft_metadata.common.errors import CorruptionError
@@ -86,7 +86,10 @@ def read_snapshot(
         return None
     fields = cast("dict[str, Any]", content)
     producers = [
-        (producer_id, Producer(epoch, last_ms, tuple(Remembered(*batch) for batch in batches)))
+        (
+            producer_id,
+            ProducerState(epoch, last_ms, tuple(RememberedBatch(*batch) for batch in batches)),
+        )
         for producer_id, epoch, last_ms, batches in fields["producers"]
     ]
     return limits.states(end_offset=offset, newest_ms=fields["newest_ms"], producers=producers)

@@ -44,7 +44,7 @@ truncation further back reads the headers behind the last snapshot, 5 µs each, 
 event loop."""
 
 
-class Remembered(NamedTuple):
+class RememberedBatch(NamedTuple):
     """A batch of a producer. Both ends are inclusive; sequences may wrap in between."""
 
     first_sequence: int
@@ -53,13 +53,13 @@ class Remembered(NamedTuple):
     last_offset: int
 
 
-class Producer(NamedTuple):
+class ProducerState(NamedTuple):
     """The state of one producer; immutable, replaced with each batch."""
 
     epoch: int
     last_ms: int
     """The log's time, in ms, at the producer's last batch."""
-    batches: tuple[Remembered, ...]
+    batches: tuple[RememberedBatch, ...]
     """Oldest first: at least one, at most `BATCHES_REMEMBERED`."""
 
     @property
@@ -71,7 +71,7 @@ class _Undo(NamedTuple):
     first_offset: int
     last_offset: int
     producer_id: int
-    before: Producer | None
+    before: ProducerState | None
     newest_ms: int
 
 
@@ -93,7 +93,7 @@ class ProducerStates:
         most: int = PRODUCERS_MAX,
         end_offset: int = 0,
         newest_ms: int = 0,
-        producers: Iterable[tuple[int, Producer]] = (),
+        producers: Iterable[tuple[int, ProducerState]] = (),
     ) -> None:
         """Create the state as of ``end_offset`` from ``producers``, the content of a snapshot."""
         self.most = most
@@ -112,20 +112,20 @@ class ProducerStates:
         """The log's time: the newest append timestamp so far, in ms."""
         return self._newest_ms
 
-    def items(self) -> Iterator[tuple[int, Producer]]:
+    def items(self) -> Iterator[tuple[int, ProducerState]]:
         """Yield (producer id, producer) of each that has not expired."""
         for producer_id, producer in self._producers.items():
             if not self._is_expired(producer, self._newest_ms):
                 yield producer_id, producer
 
-    def get(self, producer_id: int) -> Producer | None:
+    def get(self, producer_id: int) -> ProducerState | None:
         """Return the state of a producer that is known and has not expired, else None."""
         producer = self._producers.get(producer_id)
         return None if producer is None or self._is_expired(producer, self._newest_ms) else producer
 
     def check(
         self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
-    ) -> Remembered | None:
+    ) -> RememberedBatch | None:
         """Return the batch that ``count`` records of this claim would repeat; None: append them.
 
         ``may_begin`` False: an unknown producer must begin with 0 (the sender has earlier requests
@@ -139,7 +139,7 @@ class ProducerStates:
         producer = self._producers.get(claim.producer_id)
         if producer is None or self._is_expired(producer, max(now_ms, self._newest_ms)):
             # An expired producer still in memory is checked, in case the clock jumped.
-            repeated = None if producer is None else _repeated(producer, claim, count)
+            repeated = None if producer is None else _find_duplicate(producer, claim, count)
             if repeated is not None:
                 return repeated
             if producer is None and len(self._producers) >= self.most:
@@ -154,10 +154,10 @@ class ProducerStates:
         expected = next_sequence(producer.last_sequence)
         if claim.sequence == expected:
             return None
-        batch = _repeated(producer, claim, count)
+        batch = _find_duplicate(producer, claim, count)
         if batch is not None:
             return batch
-        raise _not_next(claim, next_sequence(claim.sequence, count - 1), expected)
+        raise _sequence_error(claim, next_sequence(claim.sequence, count - 1), expected)
 
     def applied(self, header: BatchHeader, committed_end: int = 0) -> None:
         """Account for a batch with a producer id that is now at the end of the log.
@@ -178,16 +178,16 @@ class ProducerStates:
         """Account for a batch as `applied` does, given its fields."""
         producer_id, epoch, sequence = claim
         last = next_sequence(sequence, last_offset - first_offset)
-        batch = Remembered(sequence, last, first_offset, last_offset)
+        batch = RememberedBatch(sequence, last, first_offset, last_offset)
         before = self._producers.get(producer_id)
         undo = self._undo
         undo.append(_Undo(first_offset, last_offset, producer_id, before, self._newest_ms))
         now_ms = self._newest_ms = max(append_ms, self._newest_ms)
         if before is None or before.epoch != epoch or self._is_expired(before, now_ms):
-            kept: tuple[Remembered, ...] = ()
+            kept: tuple[RememberedBatch, ...] = ()
         else:
             kept = before.batches[1 - BATCHES_REMEMBERED :]
-        self._producers[producer_id] = Producer(epoch, now_ms, (*kept, batch))
+        self._producers[producer_id] = ProducerState(epoch, now_ms, (*kept, batch))
         if len(undo) > UNDO_MAX:
             self._undo_floor = undo.popleft().last_offset + 1
         self.committed(committed_end)
@@ -220,7 +220,7 @@ class ProducerStates:
                 self._producers[producer_id] = before
         return True
 
-    def _is_expired(self, producer: Producer, now_ms: int) -> bool:
+    def _is_expired(self, producer: ProducerState, now_ms: int) -> bool:
         return now_ms - producer.last_ms > self._expiration_ms
 
     def _check_room(self, now_ms: int) -> None:
@@ -244,7 +244,7 @@ class ProducerStates:
         self._sweep_above = max(self.most, len(self._producers) + self.most // 8)
 
 
-def _repeated(producer: Producer, claim: Claim, count: int) -> Remembered | None:
+def _find_duplicate(producer: ProducerState, claim: Claim, count: int) -> RememberedBatch | None:
     """Return the remembered batch that ``count`` records of this claim repeat, or None."""
     last = next_sequence(claim.sequence, count - 1)
     for batch in producer.batches if claim.epoch == producer.epoch else ():
@@ -253,7 +253,7 @@ def _repeated(producer: Producer, claim: Claim, count: int) -> Remembered | None
     return None
 
 
-def _check_newer_epoch(claim: Claim, producer: Producer) -> None:
+def _check_newer_epoch(claim: Claim, producer: ProducerState) -> None:
     if claim.epoch < producer.epoch:
         text = (
             f"producer {claim.producer_id} wrote with epoch {producer.epoch} already, "
@@ -268,15 +268,15 @@ def _check_newer_epoch(claim: Claim, producer: Producer) -> None:
         raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text)
 
 
-def _not_next(claim: Claim, last: int, expected: int) -> KafkaError:
+def _sequence_error(claim: Claim, last: int, expected: int) -> KafkaError:
     """Return the error of a sequence that is neither expected nor remembered.
 
     Half of the sequence circle counts as older than the remembered batches, half as a gap.
     """
-    said = f"producer {claim.producer_id}, epoch {claim.epoch}: sequence {claim.sequence}"
+    prefix = f"producer {claim.producer_id}, epoch {claim.epoch}: sequence {claim.sequence}"
     if (expected - 1 - last) % SEQUENCES < SEQUENCES // 2:
-        text = f"{said} is older than the last {BATCHES_REMEMBERED} batches, expected {expected}"
+        text = f"{prefix} is older than the last {BATCHES_REMEMBERED} batches, expected {expected}"
         return KafkaError(ErrorCode.DUPLICATE_SEQUENCE_NUMBER, text, outcome=Outcome.UNKNOWN)
     return KafkaError(
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{said} is out of order, expected {expected}"
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{prefix} is out of order, expected {expected}"
     )

@@ -29,8 +29,8 @@ from broker.log.producer_snapshot import (
     snapshot_name,
     snapshot_offsets,
 )
+from broker.log.scan import SEGMENT_NAME, sound_batches
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
-from broker.log.sound_batches import SEGMENT_NAME, sound_batches
 from broker.log.swap import finish_swaps, read_state
 from broker.record.batch import (
     HEADER_SIZE,
@@ -70,7 +70,7 @@ class RecoveredLog:
     recovery_point: int
     segments: list[Segment]
     epochs: LeaderEpochCache
-    cut_bytes: int = 0
+    truncated_bytes: int = 0
     producers: ProducerStates | None = None
     """The producers of the log; None: no batch names one."""
     snapshots: list[tuple[str, bytes]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class RecoveredLog:
     """The extent to which this replica had compacted the log."""
 
 
-class _Point(NamedTuple):
+class _GoodEnd(NamedTuple):
     """The place where the good part of a log ends, and why."""
 
     segment: int
@@ -89,7 +89,7 @@ class _Point(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Scan:
+class _RecoveryState:
     """The state of one recovery."""
 
     disk: Disk
@@ -112,7 +112,7 @@ def recover_log(
     *,
     clean_end: int | None = None,
     producers: ProducerLimits | None = None,
-    cuts: bool = True,
+    may_truncate: bool = True,
 ) -> RecoveredLog:
     """Read, check and repair one partition's directory.
 
@@ -122,23 +122,23 @@ def recover_log(
         clean_end: the log end that a clean shutdown recorded. The active segment is then taken
             from its index file, and an end below this one is damage.
         producers: how many producers are remembered, and for how long.
-        cuts: True if a torn tail is truncated; else it is refused like any other damage.
+        may_truncate: True if a torn tail is truncated; else it is refused like any other damage.
 
     Raises:
         CorruptionError: durable bytes are damaged; names file and offset. Nothing was changed.
         OSError: the disk failed.
     """
     finish_swaps(files.disk, directory)
-    scan = _open_scan(files, directory, cuts=cuts)
+    scan = _open_scan(files, directory, may_truncate=may_truncate)
     scan.limits = producers or scan.limits
     scan.proven_end = max(scan.proven_end, scan.recovery_point, clean_end or 0)
     trusted = _restore_sealed(scan, clean_end)
     _restore_producers(scan, trusted)
     bad = _scan_segments(scan, trusted)
-    cut_bytes = 0
+    truncated_bytes = 0
     if bad is not None:
-        _refuse_if_durable(scan, bad, proven=not cuts)
-        cut_bytes = _cut(scan, bad)
+        _refuse_if_durable(scan, bad, proven=not may_truncate)
+        truncated_bytes = _truncate(scan, bad)
     end = scan.segments[-1].next_offset if scan.segments else scan.log_start
     if max(end, scan.log_start) < scan.proven_end:
         where = scan.segments[-1].log_path if scan.segments else directory
@@ -146,7 +146,9 @@ def recover_log(
         raise CorruptionError(msg)
     if end < scan.log_start:
         # All remaining records were deleted: the log starts over (or was about to) at its start.
-        cut_bytes += _cut(scan, _Point(-1, 0, scan.log_start, "all of it is below the log start"))
+        truncated_bytes += _truncate(
+            scan, _GoodEnd(-1, 0, scan.log_start, "all of it is below the log start")
+        )
         end = scan.log_start
         scan.epochs.truncate_from_end(0)
         scan.producers = None
@@ -155,7 +157,7 @@ def recover_log(
     scan.proven_end = max(scan.proven_end, scan.log_start)
     _rewrite_unproven(scan)
     if clean_end is None:
-        _sync_cut(scan)
+        _sync_truncation(scan)
     _rewrite_identity(scan)
     return RecoveredLog(
         log_start_offset=scan.log_start,
@@ -164,7 +166,7 @@ def recover_log(
         recovery_point=min(scan.recovery_point, end),
         segments=scan.segments,
         epochs=scan.epochs,
-        cut_bytes=cut_bytes,
+        truncated_bytes=truncated_bytes,
         producers=scan.producers,
         snapshots=scan.snapshots,
         cleaned=read_state(scan.disk, scan.directory, end),
@@ -191,7 +193,7 @@ def start_file(recovery_point: int, log_start_offset: int) -> tuple[str, bytes]:
     return RECOVERY_POINT_FILE, encode_checkpoint(point)
 
 
-def _open_scan(files: OpenFiles, directory: str, *, cuts: bool) -> _Scan:
+def _open_scan(files: OpenFiles, directory: str, *, may_truncate: bool) -> _RecoveryState:
     disk = files.disk
     segments = []
     for name in disk.names(directory):
@@ -200,18 +202,18 @@ def _open_scan(files: OpenFiles, directory: str, *, cuts: bool) -> _Scan:
             segments.append(Segment(directory, int(match[1])))
         elif name.endswith((".tmp", REMOVED_SUFFIX)):
             disk.unlink(f"{directory}/{name}")
-    scan = _Scan(disk, files, directory, segments, [])
-    _read_checkpoints(scan, cuts=cuts)
+    scan = _RecoveryState(disk, files, directory, segments, [])
+    _read_checkpoints(scan, may_truncate=may_truncate)
     _drop_below_start(scan)
     scan.sizes = [disk.size(files.use(segment)) for segment in scan.segments]
     return scan
 
 
-def _read_checkpoints(scan: _Scan, *, cuts: bool) -> None:
+def _read_checkpoints(scan: _RecoveryState, *, may_truncate: bool) -> None:
     try:
         point = read_checkpoint(scan.disk, f"{scan.directory}/{RECOVERY_POINT_FILE}")
     except CorruptionError as error:
-        if cuts and not isinstance(error, TornError):
+        if may_truncate and not isinstance(error, TornError):
             raise  # deleted records would be readable again; accepted only if no replica has more
         _log.warning("log start rebuilt from the log reason=%s", error)
         scan.log_start = scan.segments[0].base_offset if scan.segments else 0
@@ -230,7 +232,7 @@ def _read_checkpoints(scan: _Scan, *, cuts: bool) -> None:
         scan.epochs = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
 
 
-def _drop_below_start(scan: _Scan) -> None:
+def _drop_below_start(scan: _RecoveryState) -> None:
     """Unlink segments wholly below the log start: a crash came before their removal.
 
     The log start is durable, so nothing is lost if their names reappear after a power failure.
@@ -242,7 +244,7 @@ def _drop_below_start(scan: _Scan) -> None:
         scan.disk.unlink(segment.log_path)
 
 
-def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
+def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:
     """Restore segments from their index files as far as they were surely synced; return how many.
 
     All of them after a clean shutdown, else those that end at or below the recovery point.
@@ -271,7 +273,7 @@ def _restore_sealed(scan: _Scan, clean_end: int | None) -> int:
     return trusted
 
 
-def _restore_producers(scan: _Scan, trusted: int) -> None:
+def _restore_producers(scan: _RecoveryState, trusted: int) -> None:
     """Restore the producer state below the part that will be scanned, if the log has a snapshot.
 
     Every seal of a log with producers wrote a snapshot before it moved the recovery point.
@@ -282,13 +284,13 @@ def _restore_producers(scan: _Scan, trusted: int) -> None:
         scan.producers = producers_at(scan.files, scan.directory, segments, end, scan.limits)
 
 
-def _first_offset(scan: _Scan) -> int:
+def _first_offset(scan: _RecoveryState) -> int:
     """Return the offset to begin with, of the segment that holds the log start."""
     first = scan.segments[0].base_offset if scan.segments else scan.log_start
     return min(first, scan.log_start)
 
 
-def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
+def _scan_segments(scan: _RecoveryState, trusted: int) -> _GoodEnd | None:
     """Check every batch behind the trusted segments; return the first bad point, or None."""
     expected = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
     for number in range(trusted, len(scan.segments)):
@@ -296,20 +298,20 @@ def _scan_segments(scan: _Scan, trusted: int) -> _Point | None:
         if segment.base_offset != expected:
             if number:
                 before = number - 1
-                return _Point(before, scan.segments[before].size, expected, "gap")
-            return _Point(-1, 0, expected, "the first segment is missing")
+                return _GoodEnd(before, scan.segments[before].size, expected, "gap")
+            return _GoodEnd(-1, 0, expected, "the first segment is missing")
         if scan.producers is not None and len(scan.producers):
             # This segment may not have been sealed: the next flush seals it and needs this (T4).
             data = encode_snapshot(scan.producers, expected)
             scan.snapshots.append((snapshot_name(expected), data))
         why = _scan_segment(scan, segment, scan.sizes[number])
         if why is not None:
-            return _Point(number, segment.size, segment.next_offset, why)
+            return _GoodEnd(number, segment.size, segment.next_offset, why)
         expected = segment.next_offset
     return None
 
 
-def _scan_segment(scan: _Scan, segment: Segment, file_size: int) -> str | None:
+def _scan_segment(scan: _RecoveryState, segment: Segment, file_size: int) -> str | None:
     """Account for each good batch of a segment; return the reason if the scan stopped early."""
     fd = scan.files.use(segment)
     chunk, start = b"", 0
@@ -360,7 +362,7 @@ def _next_batch(
     return header, chunk, start
 
 
-def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
+def _refuse_if_durable(scan: _RecoveryState, bad: _GoodEnd, *, proven: bool) -> None:
     """Raise CorruptionError if anything proves that the bad batch was once durable (rule Q5).
 
     ``proven``: this is known already. Bytes below the log start are not missed, unless a needed
@@ -386,7 +388,7 @@ def _refuse_if_durable(scan: _Scan, bad: _Point, *, proven: bool) -> None:
         raise CorruptionError(msg)
 
 
-def _cut(scan: _Scan, bad: _Point) -> int:
+def _truncate(scan: _RecoveryState, bad: _GoodEnd) -> int:
     """Truncate everything behind the good part, durably and from the end on (rule Q3).
 
     A crash on the way leaves a longer log, never one with a hole. Returns the bytes removed.
@@ -413,7 +415,7 @@ def _cut(scan: _Scan, bad: _Point) -> int:
     return removed + tail
 
 
-def _rewrite_unproven(scan: _Scan) -> None:
+def _rewrite_unproven(scan: _RecoveryState) -> None:
     """Write the bytes behind the last proof again, so that the next sync covers them (rule Q1)."""
     for segment in reversed(scan.segments):
         if segment.next_offset <= scan.proven_end:
@@ -429,7 +431,7 @@ def _rewrite_unproven(scan: _Scan) -> None:
             position += len(data)
 
 
-def _sync_cut(scan: _Scan) -> None:
+def _sync_truncation(scan: _RecoveryState) -> None:
     """Sync the last segment: a truncation before the crash may be in the page cache only.
 
     Otherwise its tail could reappear among later bytes. If everything left is proven, nothing else
@@ -440,7 +442,7 @@ def _sync_cut(scan: _Scan) -> None:
         scan.disk.sync_directory(scan.directory)
 
 
-def _rewrite_identity(scan: _Scan) -> None:
+def _rewrite_identity(scan: _RecoveryState) -> None:
     """Write the log's identity file again: it may be in the page cache only, like the first bytes.
 
     In place: a crash leaves the same bytes. A log that lost them is refused for ever (rule Q5). If

@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.offset_index import NO_TIMESTAMP
+from broker.log.index import NO_TIMESTAMP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class RetentionConfig(NamedTuple):
     retention_bytes: int = UNLIMITED
 
 
-class _Doubted(NamedTuple):
+class _DoubtedTime(NamedTuple):
     next_offset: int
     size: int
     since_ms: int
@@ -49,9 +49,9 @@ class DoubtedTimes:
 
     def __init__(self, difference_max_ms: int) -> None:
         self._difference_max_ms = difference_max_ms
-        self._known: dict[str, _Doubted] = {}
+        self._known: dict[str, _DoubtedTime] = {}
         """Doubted times by the segment's path."""
-        self._found: dict[str, _Doubted] = {}
+        self._found: dict[str, _DoubtedTime] = {}
 
     def ages(
         self, segments: Sequence[Segment], now_ms: int, monotonic_ms: int
@@ -72,7 +72,7 @@ class DoubtedTimes:
             is_behind = is_behind or (known is not None and known.is_behind)
             if is_ahead or is_behind:
                 since_ms = monotonic_ms if known is None else known.since_ms
-                doubted = _Doubted(segment.next_offset, segment.size, since_ms, is_behind)
+                doubted = _DoubtedTime(segment.next_offset, segment.size, since_ms, is_behind)
                 self._known[segment.path] = self._found[segment.path] = doubted
                 ages = ages or {}
                 ages[segment.path] = monotonic_ms - since_ms
@@ -83,7 +83,7 @@ class DoubtedTimes:
         self._known, self._found = self._found, {}
 
 
-class Retained(NamedTuple):
+class RetentionDecision(NamedTuple):
     """A new log start, and the reason for it."""
 
     log_start: int
@@ -99,7 +99,7 @@ def decide(
     config: RetentionConfig,
     now_ms: int,
     ages: Mapping[str, int] = _NO_AGES,
-) -> Retained | None:
+) -> RetentionDecision | None:
     """Return the new log start, or None if nothing may be removed. ``ages``: see `DoubtedTimes`.
 
     By size, a segment is removed only if the rest still holds ``retention_bytes``, as in Kafka.
@@ -125,4 +125,4 @@ def decide(
     start = segments[gone - 1].next_offset
     if start <= log_start:
         return None
-    return Retained(start, gone == len(segments), ",".join(sorted(why)))
+    return RetentionDecision(start, gone == len(segments), ",".join(sorted(why)))

@@ -1,35 +1,60 @@
-"""The plan of a salvage: the parts of a damaged log that can be kept. Only reads.
+"""Replaces a damaged log by one that a start can open, and keeps the damaged one beside it.
 
-`plan_salvage` reads a partition's whole directory (`_Walk`) and judges it (`_judge`);
-`broker.log.salvaging` carries the plan out. Every valid batch stays byte for byte at its offsets.
-Missing offsets between two of them are covered by empty batches, as compaction covers removed
-records: logs stay contiguous, and no empty batch spans leader epochs. Behind the last valid batch
-the log is truncated. A torn tail is told from damage as at a start (rule Q5): only bytes that
-something proves were durable are lost; behind the first place that nothing proves, a start
-truncates, and so does the salvage.
+    <root>/.salvage/<topic>-<partition>               the new log while it is being written
+    <root>/.deleted/<topic id>:<partition>:salvaged   the damaged one, whole; never overwritten
+
+A command-line tool that holds the broker's locks runs it. `plan_salvage` reads a partition's whole
+directory (`_Walk`) and judges it (`_judge`); it changes nothing. Every valid batch stays byte for
+byte at its offsets. Missing offsets between two of them are covered by empty batches, as compaction
+covers removed records: logs stay contiguous, and no empty batch spans leader epochs. Behind the
+last valid batch the log is truncated. A torn tail is told from damage as at a start (rule Q5): only
+bytes that something proves were durable are lost; behind the first place that nothing proves, a
+start truncates, and so does the salvage.
+
+`Salvage.run` carries the plan out. First the partition is marked in ``damaged``: from then on every
+start reports it unclean (rule R6), so that its loss is recorded in the cluster's metadata, and it
+leads again only by an unclean election. Then the new log is written, synced, and read back; then
+both directories exchange names in one step. A crash at any point leaves the old log or the new one,
+and the next run finishes or discards what it finds.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from broker.log.checkpoints import decode_checkpoint, read_checkpoint
-from broker.log.compaction import DELTA_MAX
+from broker.log.checkpoints import (
+    decode_checkpoint,
+    encode_checkpoint,
+    read_checkpoint,
+    write_atomically,
+)
+from broker.log.cleaner import SYNC_BYTES, WRITE_BYTES
+from broker.log.compaction import DELTA_MAX, CleanState
+from broker.log.directory_files import (
+    CLEAN_SHUTDOWN_FILE,
+    FOLDER,
+    HIGH_WATERMARK_FILE,
+    DirectoryFiles,
+    text_of,
+)
 from broker.log.leader_epoch_cache import NO_EPOCH, LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
-from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
+from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
+from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE, start_file
+from broker.log.scan import SEGMENT_NAME
 from broker.log.segment import SCAN_BYTES
-from broker.log.sound_batches import SEGMENT_NAME
-from broker.log.swap import STATE_FILE, SWAP_SUFFIX, whole_batches
+from broker.log.swap import STATE_FILE, SWAP_SUFFIX, whole_batches, write_state
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
     BatchError,
     BatchHeader,
+    build_header,
     is_stamped,
     parse_header,
     verify,
@@ -43,12 +68,13 @@ if TYPE_CHECKING:
 
     from broker.log.disk import Disk
 
+
 PAGE_BYTES = 4_096
 """The unit in which a disk returns data, or fails to."""
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 
 
-class Bytes(NamedTuple):
+class ByteRange(NamedTuple):
     """A byte range of a file, [start, end), that holds no valid batch in its place."""
 
     file: str
@@ -56,7 +82,7 @@ class Bytes(NamedTuple):
     end: int
 
 
-class Run(NamedTuple):
+class BatchRun(NamedTuple):
     """Valid batches that follow each other in a file: they stay unchanged."""
 
     file: str
@@ -68,7 +94,7 @@ class Run(NamedTuple):
     """The highest durable end in their stamps."""
 
 
-class Cover(NamedTuple):
+class EmptyBatch(NamedTuple):
     """An empty batch in the place of lost ones."""
 
     first_offset: int
@@ -77,19 +103,19 @@ class Cover(NamedTuple):
     append_ms: int
 
 
-class Lost(NamedTuple):
+class LostOffsets(NamedTuple):
     """Offsets whose records are lost."""
 
     first_offset: int
     last_offset: int
-    bytes: tuple[Bytes, ...]
+    bytes: tuple[ByteRange, ...]
     """The bytes found in their place; empty if a file is missing."""
     is_covered: bool
     """True if empty batches cover them; else the log ends here, and these offsets are reused."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class SalvagePlan:
     """The log that a salvage would leave."""
 
     directory: str
@@ -97,8 +123,8 @@ class Plan:
     topic: str
     log_start: int
     log_end: int
-    pieces: list[Run | Cover] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    pieces: list[BatchRun | EmptyBatch] = field(default_factory=list)
+    lost: list[LostOffsets] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Further findings, for the operator."""
     is_damaged: bool = False
@@ -116,13 +142,13 @@ class Plan:
     @property
     def size(self) -> int:
         """The bytes of the new segments."""
-        return sum(each.size if isinstance(each, Run) else HEADER_SIZE for each in self.pieces)
+        return sum(each.size if isinstance(each, BatchRun) else HEADER_SIZE for each in self.pieces)
 
 
 class _Hole(NamedTuple):
     first_offset: int
     next_offset: int
-    bytes: tuple[Bytes, ...]
+    bytes: tuple[ByteRange, ...]
     epochs: tuple[int, int]
     """Leader epochs before and behind the hole."""
     append_ms: int
@@ -130,7 +156,7 @@ class _Hole(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Point:
+class _StoredPoint:
     """The contents of a log's small files: log start, durable end, leader epochs."""
 
     log_start: int
@@ -145,7 +171,7 @@ def plan_salvage(
     clean_end: int | None = None,
     high_watermark: int = 0,
     topic_id: TopicId | None = None,
-) -> Plan:
+) -> SalvagePlan:
     """Read a partition's whole directory and plan which parts of it to keep.
 
     Args:
@@ -164,7 +190,9 @@ def plan_salvage(
     sources = _sources(disk, directory, notes)
     point = _point(disk, directory, sources, notes)
     point.proven = max(point.proven, clean_end or 0)
-    plan = Plan(directory=directory, key=key, topic=topic, log_start=point.log_start, log_end=0)
+    plan = SalvagePlan(
+        directory=directory, key=key, topic=topic, log_start=point.log_start, log_end=0
+    )
     plan.notes, plan.identity_is_lost = notes, not named
     plan.state_is_lost = not _is_readable(disk, f"{directory}/{STATE_FILE}")
     if plan.state_is_lost:
@@ -213,9 +241,9 @@ def _is_readable(disk: Disk, path: str) -> bool:
 
 def _point(
     disk: Disk, directory: str, sources: Sequence[tuple[int, str]], notes: list[str]
-) -> _Point:
+) -> _StoredPoint:
     """Return the log start, the recovery point and the epochs, as a start reads them."""
-    found = _Point(sources[0][0] if sources else 0, 0, LeaderEpochCache())
+    found = _StoredPoint(sources[0][0] if sources else 0, 0, LeaderEpochCache())
     said: dict[str, object | None] = {}
     for name in (RECOVERY_POINT_FILE, LEADER_EPOCH_FILE):
         try:
@@ -272,9 +300,9 @@ class _Walk:
 
     def __init__(self, disk: Disk, begin: int) -> None:
         self._disk = disk
-        self.items: list[Run | _Hole] = []
+        self.items: list[BatchRun | _Hole] = []
         self.end = begin
-        self.bad: list[Bytes] = []
+        self.bad: list[ByteRange] = []
         """Bad bytes found since the last valid batch."""
         self.has_strays = False
         """True if bad bytes lie between two adjacent batches: no offset is lost with them."""
@@ -314,8 +342,11 @@ class _Walk:
             self.has_strays = True
         self.bad.clear()
         last = self.items[-1] if self.items else None
-        run = Run(file, position, 0, header.base_offset, header.base_offset, -1)
-        if isinstance(last, Run) and (last.file, last.position + last.size) == (file, position):
+        run = BatchRun(file, position, 0, header.base_offset, header.base_offset, -1)
+        if isinstance(last, BatchRun) and (last.file, last.position + last.size) == (
+            file,
+            position,
+        ):
             run = last
             self.items.pop()
         durable_end = max(run.durable_end, header.durable_end)
@@ -334,7 +365,7 @@ class _Walk:
         if last is not None and (last.file, last.end) == (file, start):
             self.bad[-1] = last._replace(end=end)
         else:
-            self.bad.append(Bytes(file, start, end))
+            self.bad.append(ByteRange(file, start, end))
 
 
 def _sound_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader | None:
@@ -379,7 +410,7 @@ def _readable(disk: Disk, fd: int, position: int, size: int) -> bytes:
 # ---- the verdict
 
 
-def _judge(plan: Plan, walk: _Walk, point: _Point, known_end: int) -> None:
+def _judge(plan: SalvagePlan, walk: _Walk, point: _StoredPoint, known_end: int) -> None:
     """Decide which holes are damage and which a torn tail (rule Q5), and fill the plan."""
     items, end, bad = walk.items, walk.end, tuple(walk.bad)
     for number, item in enumerate(items):
@@ -388,14 +419,14 @@ def _judge(plan: Plan, walk: _Walk, point: _Point, known_end: int) -> None:
             items, end, bad = items[:number], item.first_offset, ()
             break
     for item in items:
-        if isinstance(item, Run):
+        if isinstance(item, BatchRun):
             plan.pieces.append(item)
             continue
         plan.pieces += _covers(item, point.epochs)
-        _lose(plan, item.first_offset, item.next_offset, item.bytes, is_covered=True)
+        _add_lost(plan, item.first_offset, item.next_offset, item.bytes, is_covered=True)
     plan.log_end = end
     if point.proven > max(end, point.log_start):
-        _lose(plan, end, known_end, bad, is_covered=False)
+        _add_lost(plan, end, known_end, bad, is_covered=False)
     if end < point.log_start or not plan.pieces:
         # Nothing is left: the new log begins at the old end, so that no offset names two records.
         plan.pieces.clear()
@@ -404,21 +435,26 @@ def _judge(plan: Plan, walk: _Walk, point: _Point, known_end: int) -> None:
         )
 
 
-def _is_proven(behind: Sequence[Run | _Hole], offset: int, point: _Point) -> bool:
-    stamps = [each.durable_end for each in behind if isinstance(each, Run)]
+def _is_proven(behind: Sequence[BatchRun | _Hole], offset: int, point: _StoredPoint) -> bool:
+    stamps = [each.durable_end for each in behind if isinstance(each, BatchRun)]
     return max([point.proven, *stamps]) > max(offset, point.log_start)
 
 
-def _lose(
-    plan: Plan, first: int, following: int, places: tuple[Bytes, ...], *, is_covered: bool
+def _add_lost(
+    plan: SalvagePlan,
+    first: int,
+    following: int,
+    places: tuple[ByteRange, ...],
+    *,
+    is_covered: bool,
 ) -> None:
     """Add lost offsets to the plan; those below the log start were deleted and are no loss."""
     first = max(first, plan.log_start)
     if first < following:
-        plan.lost.append(Lost(first, following - 1, places, is_covered))
+        plan.lost.append(LostOffsets(first, following - 1, places, is_covered))
 
 
-def _covers(hole: _Hole, known: LeaderEpochCache) -> Iterator[Cover]:
+def _covers(hole: _Hole, known: LeaderEpochCache) -> Iterator[EmptyBatch]:
     """Yield empty batches for a hole, one for each epoch that is known to have begun in it.
 
     If that is unknown, the whole hole counts to the epoch before it: the epoch behind it begins
@@ -437,5 +473,280 @@ def _covers(hole: _Hole, known: LeaderEpochCache) -> Iterator[Cover]:
     for (start, epoch), (end, _) in pairwise(edges):
         while start < end:
             upto = min(end, start + DELTA_MAX)
-            yield Cover(start, upto, epoch, hole.append_ms)
+            yield EmptyBatch(start, upto, epoch, hole.append_ms)
             start = upto  # noqa: PLW2901 a batch spans at most DELTA_MAX offsets
+
+
+SCRATCH = ".salvage"
+UNFINISHED = "unfinished.tmp"
+"""A file in the new log until it is in place; a start removes it like every other ``.tmp``."""
+COPY_MARK = ":salvaged"
+_NO_TIME = -1
+_log = logging.getLogger("broker.log")
+
+
+class SalvageResult(NamedTuple):
+    """The result of a salvage, or of its plan."""
+
+    plan: SalvagePlan
+    copy: str
+    """Path of the kept damaged log; empty if none was replaced."""
+    finished_earlier: str
+    """Path of the log that an earlier, interrupted run had already replaced; empty: none."""
+
+
+class Salvage:
+    """The salvage of one partition's log, while no broker runs."""
+
+    def __init__(
+        self, disk: Disk, root: str, name: str, *, topic_id: TopicId | None = None
+    ) -> None:
+        """Prepare it. ``root``: the broker's log directory; ``name``: <topic>-<partition>."""
+        self._disk = disk
+        self._root = root
+        self._name = name
+        self._topic_id = topic_id
+        self._live = f"{root}/{name}"
+        self._scratch = f"{root}/{SCRATCH}/{name}"
+
+    def plan(self) -> SalvagePlan:
+        """Return what can be kept; nothing is changed.
+
+        Raises:
+            CorruptionError, OSError: see `plan_salvage`.
+        """
+        small = DirectoryFiles(self._disk, self._root)
+        plan = self._read()
+        watermarks = small.read_high_watermarks() if self._disk.exists(self._watermarks) else {}
+        known, _ = watermarks.get(text_of(plan.key), (0, -1))
+        if known > plan.log_end and plan.is_damaged:
+            plan = self._read(known)
+        plan.marked = small.read_damaged().get(plan.key, "")
+        return plan
+
+    def _read(self, high_watermark: int = 0) -> SalvagePlan:
+        return plan_salvage(
+            self._disk,
+            self._live,
+            clean_end=self._clean_end(),
+            high_watermark=high_watermark,
+            topic_id=self._topic_id,
+        )
+
+    def run(self) -> SalvageResult:
+        """Replace the damaged log, durably. A log that a start can open is left unchanged.
+
+        Raises:
+            CorruptionError: the log's identity can't be read, or the cluster's marks can't.
+            OSError: the disk failed, or is full. The log is the old one, or the new one.
+        """
+        finished = self._finish_earlier()
+        plan = self.plan()
+        if not plan.is_damaged:
+            return SalvageResult(plan, "", finished)
+        self._mark(plan)
+        self._build(plan)
+        self._check(plan)
+        disk = self._disk
+        disk.exchange(self._scratch, self._live)
+        disk.sync_directory(self._root)
+        disk.sync_directory(f"{self._root}/{SCRATCH}")
+        return SalvageResult(plan, self._keep_old(plan), finished)
+
+    # remains of an interrupted run
+
+    def _finish_earlier(self) -> str:
+        """Discard an unfinished new log, or keep the old log that was already replaced.
+
+        Return its path.
+        """
+        disk = self._disk
+        if not disk.exists(self._scratch):
+            return ""
+        names = disk.names(self._scratch)
+        if names and UNFINISHED not in names:
+            return self._keep_old(self.plan())
+        for name in names:
+            if name != UNFINISHED:
+                disk.unlink(f"{self._scratch}/{name}")
+        disk.sync_directory(self._scratch)
+        disk.remove_tree(self._scratch)
+        disk.sync_directory(f"{self._root}/{SCRATCH}")
+        return ""
+
+    def _keep_old(self, plan: SalvagePlan) -> str:
+        """Move the damaged log to the folder where it is kept.
+
+        The new log loses its unfinished mark.
+        """
+        disk, folder = self._disk, f"{self._root}/{FOLDER}"
+        disk.make_directory(folder)
+        disk.sync_directory(self._root)
+        first, number = f"{folder}/{text_of(plan.key)}{COPY_MARK}", 1
+        copy = first
+        while disk.exists(copy):
+            number += 1
+            copy = f"{first}-{number}"
+        disk.rename(self._scratch, copy)
+        disk.sync_directory(folder)
+        disk.sync_directory(f"{self._root}/{SCRATCH}")
+        disk.unlink(f"{self._live}/{UNFINISHED}")
+        disk.sync_directory(self._live)
+        return copy
+
+    # steps
+
+    def _mark(self, plan: SalvagePlan) -> None:
+        """Mark the log as unclean, to be reported at every start; claim no clean end for it."""
+        small = DirectoryFiles(self._disk, self._root)
+        marks = small.read_damaged()
+        marks[plan.key] = f"salvaged: {plan.offsets_lost} offsets lost{_ranges(plan.lost)}"
+        small.write_damaged(marks)
+        said = self._clean_shutdown()
+        if said is not None and self._name in cast("dict[str, object]", said["logs"]):
+            del cast("dict[str, object]", said["logs"])[self._name]
+            write_atomically(self._disk, self._root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(said))
+
+    def _build(self, plan: SalvagePlan) -> None:
+        disk, scratch = self._disk, self._scratch
+        disk.unlink(f"{self._live}/{UNFINISHED}")
+        disk.sync_directory(self._live)
+        disk.make_directory(scratch)
+        disk.close(disk.open(f"{scratch}/{UNFINISHED}", create=True))
+        for directory in (scratch, f"{self._root}/{SCRATCH}", self._root):
+            disk.sync_directory(directory)
+        _SegmentWriter(disk, scratch).write(plan)
+        self._write_small_files(plan)
+        disk.sync_directory(scratch)
+
+    def _write_small_files(self, plan: SalvagePlan) -> None:
+        disk, scratch = self._disk, self._scratch
+        identity = {
+            "topic_id": plan.key.topic_id,
+            "topic": plan.topic,
+            "partition": plan.key.partition,
+        }
+        write_atomically(disk, scratch, PARTITION_FILE, encode_checkpoint(identity))
+        name, data = start_file(0, plan.log_start)  # a start scans all of it
+        write_atomically(disk, scratch, name, data)
+        if plan.state_is_lost:
+            write_state(disk, scratch, CleanState((), 0, plan.log_end))
+        else:
+            self._copy_small(STATE_FILE)
+        intact = min([plan.log_end, *(lost.first_offset for lost in plan.lost)])
+        for offset in snapshot_offsets(disk, self._live):
+            if offset <= intact:
+                self._copy_small(snapshot_name(offset))
+
+    def _copy_small(self, name: str) -> None:
+        data = self._disk.read_file(f"{self._live}/{name}")
+        if data is not None:
+            write_atomically(self._disk, self._scratch, name, data)
+
+    def _check(self, plan: SalvagePlan) -> None:
+        """Read back the new log before anything depends on it."""
+        made = plan_salvage(self._disk, f"{self._root}/{SCRATCH}/{self._name}")
+        if made.is_damaged or (made.log_start, made.log_end) != (plan.log_start, plan.log_end):
+            msg = f"what was written to {self._scratch} can't be read back: nothing was replaced"
+            raise CorruptionError(msg)
+
+    # the broker's small files
+
+    @property
+    def _watermarks(self) -> str:
+        return f"{self._root}/{HIGH_WATERMARK_FILE}"
+
+    def _clean_shutdown(self) -> dict[str, object] | None:
+        try:
+            said = read_checkpoint(self._disk, f"{self._root}/{CLEAN_SHUTDOWN_FILE}")
+        except (CorruptionError, ValueError):
+            return None  # a start ignores a damaged file, too
+        return said if isinstance(said, dict) else None
+
+    def _clean_end(self) -> int | None:
+        said = self._clean_shutdown()
+        logs = {} if said is None else cast("dict[str, tuple[int, str]]", said["logs"])
+        return logs[self._name][0] if self._name in logs else None
+
+
+class _SegmentWriter:
+    """The segments of the new log, each synced before it is closed."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._fd = -1
+        self._size = self._unsynced = 0
+
+    def write(self, plan: SalvagePlan) -> None:
+        """Write a segment for each old file of which something is kept."""
+        source = ""
+        try:
+            for piece in plan.pieces:
+                if self._fd < 0 or (
+                    isinstance(piece, BatchRun) and source and piece.file != source
+                ):
+                    self._roll(piece.first_offset)
+                if isinstance(piece, BatchRun):
+                    source = piece.file
+                    self._copy(piece)
+                else:
+                    self._append(_empty_batch(piece))
+        finally:
+            self._close()
+
+    def _roll(self, offset: int) -> None:
+        self._close()
+        self._fd = self._disk.open(f"{self._directory}/{offset:020d}.log", create=True)
+        self._size = 0
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._disk.sync_file(self._fd)
+            self._disk.close(self._fd)
+        self._fd = -1
+
+    def _copy(self, run: BatchRun) -> None:
+        disk, done = self._disk, 0
+        fd = disk.open(run.file)
+        try:
+            while done < run.size:
+                data = disk.read(fd, min(WRITE_BYTES, run.size - done), run.position + done)
+                if not data:
+                    msg = f"{run.file} ends at {run.position + done}: it changed meanwhile"
+                    raise CorruptionError(msg)
+                self._append(data)
+                done += len(data)
+        finally:
+            disk.close(fd)
+
+    def _append(self, data: bytes) -> None:
+        self._disk.write(self._fd, data, self._size)
+        self._size += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= SYNC_BYTES:
+            self._disk.sync_data(self._fd)
+            self._unsynced = 0
+
+
+def _empty_batch(cover: EmptyBatch) -> bytes:
+    """Return an empty batch that proves nothing durable: the leader it names never wrote it."""
+    return build_header(
+        b"",
+        durable_end=0,
+        base_offset=cover.first_offset,
+        count=0,
+        last_offset_delta=cover.next_offset - cover.first_offset - 1,
+        leader_epoch=cover.epoch,
+        append_timestamp=cover.append_ms,
+        base_timestamp=_NO_TIME,
+        max_timestamp=_NO_TIME,
+        attributes=0,
+    )
+
+
+def _ranges(lost: list[LostOffsets]) -> str:
+    """Return `` 3..7, 12..12``, the first ten ranges."""
+    shown = [f"{each.first_offset}..{each.last_offset}" for each in lost[:10]]
+    more = ", …" if len(lost) > len(shown) else ""
+    return f" {', '.join(shown)}{more}" if shown else ""

@@ -13,15 +13,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.log.disk import OUT_OF_DESCRIPTORS, ReadCounts
-from broker.log.index_file import (
+from broker.log.index import (
+    NO_TIMESTAMP,
     IndexFileHead,
+    IndexMemory,
+    OffsetIndex,
     StoredIndex,
     decode_index,
     encode_index,
     open_index,
 )
-from broker.log.index_memory import IndexMemory
-from broker.log.offset_index import NO_TIMESTAMP, OffsetIndex
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
     from broker.log.disk import Disk
 
-LOOKED_AT = 64
+EVICTION_CANDIDATES_MAX = 64
 """Most open files examined in one search for files that can be closed."""
-EVICTED_AT_ONCE = 16
+EVICTION_FILES = 16
 """Files closed at once when the process is out of descriptors: other users need some too."""
 SCAN_BYTES = 1_048_576
 """Bytes per read where a whole segment is read in order."""
@@ -156,7 +157,7 @@ class Segment:
         """
         index, relative = self._index, offset - self.base_offset
         if index is None:
-            return self._look(files, lambda index: index.position_for(relative))
+            return self._search_index(files, lambda index: index.position_for(relative))
         if self.is_index_written:
             files.indexes.touch(self)
         return index.position_for(relative)
@@ -167,7 +168,7 @@ class Segment:
         Raises:
             CorruptionError: as `position_for`.
         """
-        return self._look(files, lambda index: index.position_for_time(timestamp_ms))
+        return self._search_index(files, lambda index: index.position_for_time(timestamp_ms))
 
     def find(self, files: OpenFiles, offset: int) -> tuple[int, BatchHeader]:
         """Return (position, header) of the batch that holds ``offset``.
@@ -277,7 +278,7 @@ class Segment:
         self.is_index_written = True
         return True
 
-    def index_is_written(self, files: OpenFiles) -> None:
+    def note_index_written(self, files: OpenFiles) -> None:
         """Record that the index file matches this segment: the copy in memory may be dropped."""
         self.is_index_written = True
         if self._index is not None:
@@ -288,7 +289,7 @@ class Segment:
         if self.is_index_written:
             self._index = self._stored_index = None
 
-    def take_index(self, files: OpenFiles) -> None:
+    def pin_index(self, files: OpenFiles) -> None:
         """Load the whole index into memory and keep it: its file is removed, or the segment grows.
 
         If the file is damaged, the index is rebuilt when it is needed next.
@@ -299,14 +300,16 @@ class Segment:
         self.is_index_written = False
         files.indexes.forget(self)
 
-    def _look(self, files: OpenFiles, look: Callable[[OffsetIndex | StoredIndex], int]) -> int:
+    def _search_index(
+        self, files: OpenFiles, look: Callable[[OffsetIndex | StoredIndex], int]
+    ) -> int:
         """Query the index in memory, in its file, or rebuilt from the headers, in this order."""
         if self._index is None and self.is_index_written:
             try:
                 stored = self._stored_index or self._open_index(files.disk)
                 found = look(stored)
             except CorruptionError:
-                self.take_index(files)  # the file is damaged: the index is rebuilt below
+                self.pin_index(files)  # the file is damaged: the index is rebuilt below
             else:
                 files.indexes.used(self, stored.held_bytes)
                 return found
@@ -364,7 +367,7 @@ class OpenFiles:
         self.reads = ReadCounts()
         self.on_pressure: Callable[[], None] = lambda: None
         """Called when the limit is reached and no open file is synced, so none can be closed."""
-        self._pressed = False
+        self._is_reporting_pressure = False
         self._limit = limit
         self._open: OrderedDict[Segment, None] = OrderedDict()
 
@@ -378,7 +381,7 @@ class OpenFiles:
             return segment.fd
         excess = len(self._open) - self._limit + 1
         if excess > 0 and not self._evict(excess):
-            self._relieve()
+            self._report_pressure()
         try:
             segment.fd = self.disk.open(segment.log_path, create=True)
         except OSError as error:
@@ -409,9 +412,9 @@ class OpenFiles:
 
         In that case `on_pressure` is called, so that some can be closed after the next sync.
         """
-        if self._evict(EVICTED_AT_ONCE):
+        if self._evict(EVICTION_FILES):
             return True
-        self._relieve()
+        self._report_pressure()
         return False
 
     def _evict(self, wanted: int) -> int:
@@ -421,7 +424,7 @@ class OpenFiles:
         others.
         """
         closed = 0
-        for segment in list(islice(self._open, LOOKED_AT)):
+        for segment in list(islice(self._open, EVICTION_CANDIDATES_MAX)):
             if segment.dirty or segment.flushing:
                 self._open.move_to_end(segment)
                 continue
@@ -431,11 +434,11 @@ class OpenFiles:
                 break
         return closed
 
-    def _relieve(self) -> None:
+    def _report_pressure(self) -> None:
         """Call `on_pressure`: nearly every open file waits for a sync."""
-        if not self._pressed:
-            self._pressed = True  # the sync may open files too
+        if not self._is_reporting_pressure:
+            self._is_reporting_pressure = True  # the sync may open files too
             try:
                 self.on_pressure()
             finally:
-                self._pressed = False
+                self._is_reporting_pressure = False

@@ -1,9 +1,9 @@
-r"""The record batch: a fixed binary header in front of newline-terminated JSON lines (decision D4).
+"""The record batch: a fixed binary header in front of newline-terminated JSON lines (decision D4).
 
 A batch is written to the log and pushed to followers as it is; a fetch returns its lines. Layout,
 little-endian, 84 bytes, then the lines:
 
-    magic            4   b"\xffQB1": 0xFF never occurs in UTF-8, so no payload can imitate it
+    magic            4   0xFF and "QB1": 0xFF never occurs in UTF-8, so no payload can imitate it
     length           u32 bytes after the fixed header
     durable_end      i64 LOCAL: the log end this replica knew as durable when it wrote the batch
     durable_check    u32 LOCAL: crc32 of durable_end, seeded with crc
@@ -19,6 +19,10 @@ little-endian, 84 bytes, then the lines:
 
 The local part lies outside the crc, so that each replica stamps its own (rule Q5, ADR 0003).
 Hot functions take and return bytes and plain numbers on purpose.
+
+Runs of plain batches (whole, valid, not empty, not compressed, all wanted) are taken by
+`sound_run`, `whole_slices` and `whole_lines`, with one header and one crc per batch; `log_reader`
+handles a batch that ends a run with `verify`, which names the fault.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ import zlib
 from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -347,7 +355,7 @@ def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         at += header.size
 
 
-def _quickly_verified(view: memoryview, at: int, end: int) -> BatchHeader | None:
+def _verify_quickly(view: memoryview, at: int, end: int) -> BatchHeader | None:
     """Return the header here if everything `verify` checks is right, else None.
 
     Takes half the time of `verify`, which then names the fault: a follower does this for every
@@ -377,7 +385,7 @@ def verify_run(buffer: Buffer, next_offset: int, epoch: int) -> list[BatchHeader
     at, end = 0, len(buffer)
     with memoryview(buffer) as view:
         while at < end:
-            header = _quickly_verified(view, at, end)
+            header = _verify_quickly(view, at, end)
             if header is None:
                 try:
                     header = verify(buffer, at)
@@ -436,3 +444,102 @@ def decode_slices(frame: bytes | memoryview) -> list[BatchSlice]:
         slices.append(BatchSlice(header, view[at : at + length], first, following, count))
         at += length
     return slices
+
+
+_LOOK = Struct("<4sI12xIqII42xH")
+"""Magic, length, crc, base offset, count, last offset delta, attributes."""
+
+
+class Lines(NamedTuple):
+    """The lines of consecutive batches, without the batches' headers."""
+
+    pieces: Sequence[bytes | memoryview]
+    next_offset: int
+    """The offset at which reading continues."""
+
+
+def sound_run(view: memoryview, at: int, up_to: int, limit: int) -> int:
+    """Return the position up to which valid whole batches reach from this position on.
+
+    The run ends before the first batch that is not whole or not valid, reaches past the offset
+    ``up_to``, or past the position ``limit``. Empty and compressed batches are included.
+    """
+    unpack = _LOOK.unpack_from
+    limit = min(limit, len(view))
+    last = limit - HEADER_SIZE
+    while at <= last:
+        magic, length, crc, base, count, delta, _ = unpack(view, at)
+        end = at + HEADER_SIZE + length
+        following = base + delta + 1
+        if magic != MAGIC or end > limit or following > up_to:
+            break
+        if count > following - base or bool(count) != bool(length):
+            break
+        if crc32(view[at + CRC_FROM : end]) != crc:
+            break
+        at = end
+    return at
+
+
+def whole_slices(
+    view: memoryview, at: int, wanted: tuple[int, int], room: int
+) -> tuple[list[BatchSlice], int, int]:
+    """Return valid batches from this position on that a response takes unchanged.
+
+    The run ends before the first batch that is not whole, not valid, empty, compressed, not all
+    inside ``wanted`` (first offset, end), or longer than the rest of ``room``.
+
+    Returns:
+        The slices, the position behind them, the room left.
+    """
+    slices: list[BatchSlice] = []
+    add, unpack = slices.append, WHOLE.unpack_from
+    first, up_to = wanted
+    size = len(view)
+    last = size - HEADER_SIZE
+    while at <= last and room > 0:
+        fields = unpack(view, at)
+        magic, length, _, _, crc, base, count, delta = fields[:8]
+        start = at + HEADER_SIZE
+        end = start + length
+        following = base + delta + 1
+        if magic != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
+            break
+        if base < first or following > up_to or fields[-1] & COMPRESSION_MASK:
+            break
+        if end > size or crc32(view[at + CRC_FROM : end]) != crc:
+            break
+        header = _new_tuple(BatchHeader, fields)
+        add(_new_tuple(BatchSlice, (header, view[start:end], base, following, count)))
+        room -= length
+        at = end
+    return slices, at, room
+
+
+def whole_lines(
+    view: memoryview, at: int, wanted: tuple[int, int], room: int
+) -> tuple[list[Lines], int, int]:
+    """Return the result of `whole_slices` for a reader of lines alone, as one `Lines`, if any.
+
+    Creating unused headers takes half of a read if batches hold one record each.
+    """
+    lines: list[bytes | memoryview] = []
+    add, unpack = lines.append, _LOOK.unpack_from
+    first, up_to = wanted
+    size = len(view)
+    last, reached = size - HEADER_SIZE, first
+    while at <= last and room > 0:
+        magic, length, crc, base, count, delta, attributes = unpack(view, at)
+        start = at + HEADER_SIZE
+        end = start + length
+        following = base + delta + 1
+        if magic != MAGIC or not 0 < count <= following - base or not 0 < length <= room:
+            break
+        if base < first or following > up_to or attributes & COMPRESSION_MASK:
+            break
+        if end > size or crc32(view[at + CRC_FROM : end]) != crc:
+            break
+        add(view[start:end])
+        room -= length
+        at, reached = end, following
+    return [Lines(lines, reached)] if lines else [], at, room

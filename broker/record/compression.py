@@ -2,7 +2,7 @@
 
 A leader packs the lines of a batch into one frame (`pack`), which holds their size in its header;
 the batch names Kafka's codec number (attribute bits 6 to 8). `lines_of` is the only way from stored
-bytes to lines. Responses reuse stored frames (`framed`, `framed_once`).
+bytes to lines. Responses reuse stored frames (`framed`, `framed_as_single`).
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def pack(lines: bytes | memoryview) -> bytes | None:
     replicas, and may be passed on for years before a client unpacks it. If it does not give the
     same lines, which only a fault of memory or of the library explains, the lines are stored.
     """
-    return None if len(lines) < MIN_LINES_BYTES else _shorter(lines)
+    return None if len(lines) < MIN_LINES_BYTES else _compress_if_shorter(lines)
 
 
-def _shorter(lines: bytes | memoryview) -> bytes | None:
-    frame = _compressed(lines)
+def _compress_if_shorter(lines: bytes | memoryview) -> bytes | None:
+    frame = _compress(lines)
     if len(frame) >= len(lines):
         return None
     try:
-        same = _decompressed(frame) == lines
+        same = _decompress(frame) == lines
     except BatchError:
         same = False
     if not same:
@@ -102,7 +102,7 @@ def _shorter(lines: bytes | memoryview) -> bytes | None:
     return frame
 
 
-def _compressed(lines: bytes | memoryview) -> bytes:
+def _compress(lines: bytes | memoryview) -> bytes:
     try:
         context = _compressors.pop()
     except IndexError:
@@ -112,7 +112,7 @@ def _compressed(lines: bytes | memoryview) -> bytes:
     return frame
 
 
-def _decompressed(frame: bytes | memoryview) -> bytes:
+def _decompress(frame: bytes | memoryview) -> bytes:
     """Return the content of one frame, at most the size in its header. BatchError if broken."""
     try:
         context = _decompressors.pop()
@@ -160,7 +160,7 @@ def lines_of(header: BatchHeader, stored: bytes | memoryview) -> bytes | memoryv
         msg = f"compression codec {codec} is not known, expected 0 (none) or {ZSTD} (zstd)"
         raise BatchError(msg)
     unpacked_size(stored)
-    lines = _decompressed(stored)
+    lines = _decompress(stored)
     if not lines.endswith(b"\n"):
         msg = "a zstd frame that does not end with a whole line"
         raise BatchError(msg)
@@ -176,21 +176,21 @@ def stored_as(header: BatchHeader, lines: bytes, count: int) -> tuple[BatchHeade
     """
     frame = None
     if header.is_compressed:
-        frame = pack(lines) if len(lines) <= header.length else _shorter(lines)
+        frame = pack(lines) if len(lines) <= header.length else _compress_if_shorter(lines)
     if frame is not None:
         return header._replace(length=len(frame), count=count), frame
     attributes = header.attributes & ~COMPRESSION_MASK
     return header._replace(length=len(lines), count=count, attributes=attributes), lines
 
 
-class Framed(NamedTuple):
+class FramedBody(NamedTuple):
     """A body of zstd frames, and how many bytes it holds unpacked."""
 
     parts: list[bytes | memoryview]
     lines_size: int
 
 
-def framed(pieces: Iterable[Piece], before: Callable[[Piece], bytes] | None = None) -> Framed:
+def framed(pieces: Iterable[Piece], before: Callable[[Piece], bytes] | None = None) -> FramedBody:
     """Return the lines of these pieces, in order, as consecutive zstd frames (RFC 8878, 3.1).
 
     Stored frames are used as they are; records sliced out of a compressed batch are compressed
@@ -219,11 +219,11 @@ def framed(pieces: Iterable[Piece], before: Callable[[Piece], bytes] | None = No
         parts += frames
     if plain:
         parts += _as_frames(b"".join(plain), shorten=False)
-    return Framed(parts, size)
+    return FramedBody(parts, size)
 
 
 def fits_one_frame(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Return the first of these pieces that `framed_once` may put together, at least one."""
+    """Return the first of these pieces that `framed_as_single` may put together, at least one."""
     size = 0
     for number, piece in enumerate(pieces):
         size += piece.lines_size if isinstance(piece, PackedSlice) else len(piece.lines)
@@ -232,7 +232,9 @@ def fits_one_frame(pieces: Sequence[Piece]) -> Sequence[Piece]:
     return pieces
 
 
-def framed_once(pieces: Sequence[Piece], before: Callable[[Piece], bytes] | None = None) -> Framed:
+def framed_as_single(
+    pieces: Sequence[Piece], before: Callable[[Piece], bytes] | None = None
+) -> FramedBody:
     """Return the result of `framed` in a single frame: the stored one if it is all, else a new one.
 
     For readers that may not support a second frame. Takes as much work as unpacking and packing all
@@ -243,7 +245,7 @@ def framed_once(pieces: Sequence[Piece], before: Callable[[Piece], bytes] | None
     """
     first = pieces[0]
     if len(pieces) == 1 and before is None and isinstance(first, PackedSlice):
-        return Framed([first.frame], first.lines_size)
+        return FramedBody([first.frame], first.lines_size)
     parts: list[bytes | memoryview] = []
     for piece in pieces:
         if before is not None:
@@ -253,7 +255,7 @@ def framed_once(pieces: Sequence[Piece], before: Callable[[Piece], bytes] | None
         else:
             parts.append(piece.lines)
     whole = b"".join(parts)
-    return Framed([_compressed(whole)], len(whole))
+    return FramedBody([_compress(whole)], len(whole))
 
 
 def _as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memoryview]:
@@ -262,7 +264,7 @@ def _as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memo
     Uncompressed frames cost only a copy, and 33 bytes a megabyte.
     """
     if shorten and len(lines) >= MIN_LINES_BYTES:
-        return [_compressed(lines)]
+        return [_compress(lines)]
     parts: list[bytes | memoryview] = []
     for start in range(0, len(lines), _RAW_FRAME):
         content = lines[start : start + _RAW_FRAME]

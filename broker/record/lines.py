@@ -58,7 +58,7 @@ largest record that a topic can be configured to accept (64 MiB) fits with what 
 TIMESTAMP_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999, where the dates of every client library end."""
 PARTITION_MAX = 2**31 - 1
-NESTING_TAKEN = 500
+NESTING_ACCEPTED = 500
 """Levels of nesting that are accepted for sure: the parser's own limit, which depends on the depth
 of the call stack, is a few hundred above."""
 _RARE = (b'"offset"', b'"headers"', b'"timestamp"', b'"partition"', b"\\u")
@@ -211,7 +211,7 @@ def decode_records(body: bytes) -> Sequence[ProduceRecord]:
             ErrorCode.INVALID_REQUEST, f"the body is not UTF-8 at byte {error.start}"
         ) from None
     except RecursionError:
-        text = f"the body is nested too deep: expected at most {NESTING_TAKEN} levels"
+        text = f"the body is nested too deep: expected at most {NESTING_ACCEPTED} levels"
         raise KafkaError(ErrorCode.INVALID_REQUEST, text) from None
     if not records:
         msg = "`records` is empty"
@@ -303,7 +303,7 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
     batches = []
     at = index = 0
     while at < len(lines):
-        end = _cut(lines, at, batch_bytes_max)
+        end = _batch_end(lines, at, batch_bytes_max)
         whole = end - at == len(lines)
         piece = lines if whole else lines[at:end]
         count = len(records) if whole else piece.count(b"\n")
@@ -348,7 +348,7 @@ def _number(records: Sequence[ProduceRecord], base_offset: int, *, append_time: 
     return timed
 
 
-def _cut(lines: bytes, at: int, batch_bytes_max: int) -> int:
+def _batch_end(lines: bytes, at: int, batch_bytes_max: int) -> int:
     """Return the end of the batch that starts at ``at``: behind a whole line, and never empty."""
     end = len(lines)
     if end - at > batch_bytes_max:

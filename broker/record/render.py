@@ -22,7 +22,7 @@ from broker.record.lines import HAS_MSGSPEC
 from broker.record.plain_lines import fields_of
 from broker.record.values import (
     NULL,
-    UnreadableRecordError,
+    RecordNotJsonError,
     bytes_view,
     decode_base64,
     encode_base64,
@@ -144,7 +144,7 @@ def render_v2(
     the stored format differs.
 
     Raises:
-        UnreadableRecordError: in the json format, bytes that are not JSON.
+        RecordNotJsonError: in the json format, bytes that are not JSON.
     """
     header = piece.header
     if header.key_format is door and header.value_format is door:
@@ -181,7 +181,7 @@ def convert(text: bytes, stored: RecordFormat, door: RecordFormat, offset: int, 
     """Return a stored key or value (``what``) as JSON text in the response's format ``door``.
 
     Raises:
-        UnreadableRecordError: bytes that are not JSON, in the json format.
+        RecordNotJsonError: bytes that are not JSON, in the json format.
     """
     if text == NULL or stored is door:
         return text
@@ -192,7 +192,7 @@ def convert(text: bytes, stored: RecordFormat, door: RecordFormat, offset: int, 
         return text
     view = decode_base64(text)
     if not is_json(view):
-        raise UnreadableRecordError(offset, what)
+        raise RecordNotJsonError(offset, what)
     return view.strip()
 
 
@@ -203,7 +203,7 @@ if HAS_MSGSPEC:
 
     from broker.record.lines import OptionalRaw
 
-    class _Line(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
+    class _StoredLine(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
         """A stored line, and the v2 record: read in any order, written in this one."""
 
         topic: str | None = None
@@ -214,8 +214,8 @@ if HAS_MSGSPEC:
         timestamp: int | None = None
         headers: OptionalRaw = None
 
-    _decode_line = msgspec.json.Decoder(_Line).decode
-    _decode_lines = msgspec.json.Decoder(_Line).decode_lines
+    _decode_line = msgspec.json.Decoder(_StoredLine).decode
+    _decode_lines = msgspec.json.Decoder(_StoredLine).decode_lines
     _encode = msgspec.json.Encoder().encode
 
     def _split_line(line: bytes) -> Line:

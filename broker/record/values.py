@@ -27,7 +27,7 @@ class UnprocessableRecordsError(KafkaError):
         super().__init__(ErrorCode.INVALID_REQUEST, message)
 
 
-class UnreadableRecordError(KafkaError):
+class RecordNotJsonError(KafkaError):
     """A stored record that can't be returned in the requested format (42203 over HTTP)."""
 
     def __init__(self, offset: int, what: str) -> None:

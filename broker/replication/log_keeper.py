@@ -7,7 +7,7 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from broker.log.disk import PASSING
+from broker.log.disk import TRANSIENT_ERRNOS
 from broker.replication.event_notes import note_repaired
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
@@ -91,7 +91,7 @@ class LogKeeper:
         try:
             return self._logs.reset_damaged(*partition_id)
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TRANSIENT_ERRNOS:
                 raise
             _log.warning("damaged log waits log=%s error=%s", partition_id, error)
             return False  # `Repairs` looks again
@@ -108,7 +108,7 @@ class LogKeeper:
         leads = registration is not None and registration.isr == (me,) == (registration.leader,)
         if not leads or partition_id in self.unopenable or partition_id in self._logs.damaged:
             return None
-        if not self._logs.open_refused(*partition_id):
+        if not self._logs.open_offline(*partition_id):
             self.unopenable.add(partition_id)
             return None
         _log.error("a damaged replica leads, with what it has log=%s", partition_id)

@@ -22,10 +22,9 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from broker.log.directory_files import text_of
-from broker.log.disk import PASSING
+from broker.log.directory_files import DAMAGED_COPIES_MAX, FOLDER, text_of
+from broker.log.disk import TRANSIENT_ERRNOS
 from broker.log.log_directory import InDoubtError
-from broker.log.quarantine import DAMAGED_COPIES_MAX, FOLDER
 from broker.replication import event_notes
 from broker.replication.frames import key_of
 from broker.replication.partition_state import LeaderState
@@ -106,7 +105,7 @@ class Repairs:
 
     def look(self, now_ms: int) -> None:
         """Take in what was found since the last tick; look again at what waits."""
-        for name, error in self._logs.take_lost():
+        for name, error in self._logs.take_found_damage():
             where = self._logs.identity(name)
             if where is None:
                 continue
@@ -240,7 +239,7 @@ class Repairs:
         try:
             return self._settle(replica, registration)
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TRANSIENT_ERRNOS:
                 raise
             _log.warning("damaged log waits log=%s error=%s", replica.log.name, error)
             return True

@@ -23,7 +23,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.log.producer_state import Remembered
+    from broker.log.producer_state import RememberedBatch
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
@@ -224,7 +224,7 @@ class LocalPartitions:
         all_replicas = asked.acks == ACKS_ALL
         self._manager.park(replica, Parked(*entry, all_replicas, deadline_ms, resolved))
 
-    def _repeated(self, replica: Replica, request: Append, claim: Claim) -> Remembered | None:
+    def _repeated(self, replica: Replica, request: Append, claim: Claim) -> RememberedBatch | None:
         """Asked before whether there are enough replicas: what is written needs no second copy."""
         count, now_ms = len(request.records), self._clock.wall_ms()
         return replica.log.repeated(claim, count, now_ms, may_begin=request.may_begin)
@@ -239,7 +239,7 @@ class LocalPartitions:
     def _answer_again(
         self,
         replica: Replica,
-        found: Remembered,
+        found: RememberedBatch,
         request: Append,
         done: Callable[[int, KafkaError | None], None],
     ) -> None:

@@ -13,7 +13,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from broker.log.readable_log import ReadableLog
+    from broker.log.partition_log import ReadableLog
     from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
     from broker.replication.partition import Partition

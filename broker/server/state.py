@@ -14,7 +14,7 @@ from broker.log.hash_chain import (
     CHAIN_INTERVAL,
     ChainRangeError,
     ChainValue,
-    HashChain,
+    LogHashChain,
     SegmentPlace,
 )
 from broker.replication.events import role_name
@@ -68,7 +68,7 @@ class WhiteBox:
         self._lifecycle = lifecycle
         self._loader = loader
         self._clock = clock
-        self._chains: OrderedDict[TopicIdPartition, tuple[int, HashChain]] = OrderedDict()
+        self._chains: OrderedDict[TopicIdPartition, tuple[int, LogHashChain]] = OrderedDict()
         self._walking = asyncio.Lock()
 
     def broker(self) -> Facts:
@@ -221,9 +221,9 @@ class WhiteBox:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, text) from error
         return None if _changed(before, _files_of(log)) else found
 
-    def _chain_of(self, where: TopicIdPartition, generation: int) -> HashChain:
+    def _chain_of(self, where: TopicIdPartition, generation: int) -> LogHashChain:
         kept = self._chains.pop(where, None)
-        chain = kept[1] if kept is not None and kept[0] == generation else HashChain()
+        chain = kept[1] if kept is not None and kept[0] == generation else LogHashChain()
         self._chains[where] = (generation, chain)
         if len(self._chains) > CHAINS_KEPT:
             self._chains.popitem(last=False)

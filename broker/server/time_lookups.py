@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from broker.log.time_search import TimeSearch
+from broker.log.log_reader import TimeSearch
 from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
@@ -43,7 +43,7 @@ class TimeLookups:
         """
         search = TimeSearch(timestamp_ms)
         first = standing()
-        if first.replica.log.look_by_time(search):
+        if first.replica.log.step_time_search(search):
             return _answer(search, first)
         if self._waiting >= LOOKUPS_MAX:
             raise KafkaError(ErrorCode.QUEUE_FULL, f"{LOOKUPS_MAX} look-ups by time wait here")
@@ -70,7 +70,7 @@ class TimeLookups:
             now = standing()
             if now.epoch != first.epoch or now.replica is not first.replica:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
-            if now.replica.log.look_by_time(search):
+            if now.replica.log.step_time_search(search):
                 return _answer(search, now)
             if self._clock.monotonic_ms() >= deadline_ms:
                 text = f"no record of that time was found within {LOOKUP_TIMEOUT_MS} ms"

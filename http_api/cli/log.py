@@ -17,7 +17,7 @@ from http_api.node.exits import EXIT_STORAGE, NodeExit
 
 if TYPE_CHECKING:
     from broker.log.hash_chain import SegmentPlace
-    from broker.log.inspection import FoundBatch, Report
+    from broker.log.inspection import FoundBatch, InspectionReport
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -254,14 +254,14 @@ def _verify(path: Path, form: str) -> int:
     return 1 if any(report.is_damaged for report in reports) else 0
 
 
-def _checked(folder: Path) -> Report:
+def _checked(folder: Path) -> InspectionReport:
     from broker.log.inspection import check_folder
 
     end = _clean_end(folder)
     return _looked_at(folder, lambda: check_folder(folder, end))
 
 
-def _looked_at(folder: Path, check: Callable[[], Report]) -> Report:
+def _looked_at(folder: Path, check: Callable[[], InspectionReport]) -> InspectionReport:
     """Damage counts only if the files stayed as they were while they were read."""
     for _ in range(LOOKS - 1):
         before = _listing(folder)
@@ -286,7 +286,7 @@ def _clean_end(folder: Path) -> int | None:
     return clean_ends(folder.parent).get(folder.name)
 
 
-def _print_report(report: Report, form: str) -> None:
+def _print_report(report: InspectionReport, form: str) -> None:
     if form == "json":
         content = {
             "folder": report.folder,
@@ -327,7 +327,7 @@ def chain(path: Path, start: int | None, end: int | None, form: str) -> int:
 
     What a broker says at /broker/v1/state?chain=true, from the disk. A torn tail is left out.
     """
-    from broker.log.hash_chain import ChainRangeError, HashChain
+    from broker.log.hash_chain import ChainRangeError, LogHashChain
     from broker.log.inspection import check_folder
 
     if not _is_partition(path):
@@ -342,7 +342,7 @@ def chain(path: Path, start: int | None, end: int | None, form: str) -> int:
         msg = f"--from {start}: expected at most {end}, where the chain is to end"
         raise click.UsageError(msg)
     try:
-        found = HashChain().value(report.good, start, end)
+        found = LogHashChain().value(report.good, start, end)
     except ChainRangeError as error:
         raise click.UsageError(str(error)) from error
     if form == "json":

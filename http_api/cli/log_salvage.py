@@ -14,8 +14,7 @@ from http_api.cli.options import format_option, says_errors
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
 
 if TYPE_CHECKING:
-    from broker.log.salvage import Plan
-    from broker.log.salvaging import Salvage, Salvaged
+    from broker.log.salvage import Salvage, SalvagePlan, SalvageResult
 
 _HOW_BACK = (
     "replicas that hold more lead, and fill this one. If there is none, have it lead with what it "
@@ -71,7 +70,7 @@ def _opened(stack: ExitStack, folder: Path, topic_id: str | None) -> Salvage:
     """Lock the node, as its broker would; whoever runs is named."""
     from broker.log.disk import Disk
     from broker.log.log_manager import LOCK_FILE
-    from broker.log.salvaging import Salvage
+    from broker.log.salvage import Salvage
     from http_api.node.meta import META_FILE, PID_FILE, FolderLock
     from raft_metadata.common.ids import TopicId
 
@@ -96,7 +95,7 @@ def _opened(stack: ExitStack, folder: Path, topic_id: str | None) -> Salvage:
     return Salvage(disk, str(root), folder.name, topic_id=known)
 
 
-def _check_room(plan: Plan, folder: Path) -> None:
+def _check_room(plan: SalvagePlan, folder: Path) -> None:
     needed, free = plan.size + SMALL_FILES_BYTES, shutil.disk_usage(folder).free
     if plan.is_damaged and free < needed:
         msg = (
@@ -106,7 +105,7 @@ def _check_room(plan: Plan, folder: Path) -> None:
         raise NodeExit(EXIT_STORAGE, msg)
 
 
-def _print(plan: Plan, done: Salvaged | None, form: str) -> None:
+def _print(plan: SalvagePlan, done: SalvageResult | None, form: str) -> None:
     """``done`` None: a dry run."""
     if form == "json":
         click.echo(json.dumps(_facts(plan, done), indent=2, ensure_ascii=False))
@@ -150,11 +149,11 @@ def _print(plan: Plan, done: Salvaged | None, form: str) -> None:
         )
 
 
-def _command(plan: Plan) -> str:
+def _command(plan: SalvagePlan) -> str:
     return f"quorumlog elect unclean --topic {plan.topic} --partition {plan.key.partition} --yes"
 
 
-def _facts(plan: Plan, done: Salvaged | None) -> dict[str, object]:
+def _facts(plan: SalvagePlan, done: SalvageResult | None) -> dict[str, object]:
     return {
         "folder": plan.directory,
         "topic": plan.topic,

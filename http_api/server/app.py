@@ -66,8 +66,8 @@ def build_app(
 ) -> web.Application:
     """Return the app with every route of the public listener, in front of ``apis``.
 
-    Answers name this broker as ``advertised_url`` (``http://host:port``). ``white_box`` gives the debug
-    state of this broker; None: its paths are not served.
+    Answers name this broker as ``advertised_url`` (``http://host:port``). ``white_box`` gives the
+    debug state of this broker; None: its paths are not served.
     """
     context = ApiContext(apis, limits, advertised_url.rstrip("/"))
     ids = RequestIds()
@@ -167,8 +167,7 @@ class HttpServer:
         return address
 
     async def stop(self) -> None:
-        """Stop listening, let requests in flight finish within the grace period, then cancel them.
-        """
+        """Stop listening, let requests in flight finish within the grace period, then cancel them."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -19,7 +19,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def check_fields(fields: dict[str, Any], known: Sequence[str], where: str = "") -> None:
-    """Refuse unknown fields: a field that would be ignored is more likely mistyped than superfluous.
+    """Refuse unknown fields: an ignored field is more likely mistyped than superfluous.
 
     ``where`` is a prefix for the field's name in the message.
     """

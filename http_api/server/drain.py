@@ -21,8 +21,7 @@ STUCK_SHOWN_MAX = 100
 
 
 async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
-    """Return the leaderships and replicas still on the broker, and why the first have not moved yet.
-    """
+    """Return what the broker still leads and holds, and why the first partitions have not moved."""
     leaders = replicas = 0
     stuck: list[StuckPartition] = []
     async for topic, number, partition in each_partition(image):

@@ -69,7 +69,9 @@ def error_type(request: web.BaseRequest) -> str:
 
 
 def _is_pure_read(request: web.Request) -> bool:
-    """Return True if a failed request leaves no effect; a consumer group's read moves positions (F2).
+    """Return True if a failed request leaves no effect.
+
+    Reading as a consumer group does moves positions, though its method is GET (rule F2).
     """
     return request.method in _READS and not request.get(MOVES_POSITIONS, False)
 
@@ -93,8 +95,7 @@ def _rest_error(request: web.Request, error: RestError) -> web.Response:
 
 
 def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    """Return the answer to a refusal by aiohttp itself: a body over the limit, a target like ``*``.
-    """
+    """Return the answer to a refusal by aiohttp itself: a body over the limit, a target like ``*``."""
     codes = {404: RestCode.NOT_FOUND, 413: RestCode.TOO_LARGE}
     status = error.status if error.status in codes else 400
     text = error.text or error.reason
@@ -127,8 +128,7 @@ class EnvelopeRequestHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that aiohttp could not parse, or that failed outside of the middleware.
-        """
+        """Answer a request that aiohttp could not parse, or that failed outside of the middleware."""
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
             # an answer has been started, or the client disconnected within its body: just close
             raise ConnectionResetError
@@ -149,8 +149,7 @@ class EnvelopeRequestHandler(web.RequestHandler):
 
     @override
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a connection's trouble at DEBUG: its client causes it; handlers log their own failures.
-        """
+        """Log a connection's trouble at DEBUG: the client causes it, and handlers log their own."""
         _log.debug(*args, **kw)
 
 

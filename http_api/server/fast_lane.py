@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from broker.record.batch import BatchError, RecordFormat
-from broker.record.compression import framed, framed_once
+from broker.record.compression import framed, framed_as_single
 from broker.record.render import array_of, batch_line, batch_pieces, render_v2
 from broker.server.requests import ACKS_ALL, FINAL, DirectProduce, RecordResult
 from http_api.contract import v2
@@ -202,8 +202,7 @@ class FastLane:
         return role
 
     def _reply_to(self, accept: bytes | None) -> tuple[bool, str | None]:
-        """Return (True if the Accept permits a produce's answer, content type of a fetch's answer).
-        """
+        """Return (True if the Accept permits a produce's answer, content type of a fetch's answer)."""
         known = self._replies.get(accept)
         if known is None:
             text = None if accept is None else accept.decode("utf-8", "surrogateescape")
@@ -214,8 +213,7 @@ class FastLane:
     # produce
 
     def produce_path(self, path: str) -> ProducePath | None:
-        """Return the target of a POST, or None if it is no plain produce; cached, as paths repeat.
-        """
+        """Return the target of a POST, or None if it is no plain produce; cached, as paths repeat."""
         try:
             return self._paths[path]
         except KeyError:
@@ -254,8 +252,8 @@ class FastLane:
     ) -> bool:
         """Append a body's records; False: nothing was done, and the routes must handle the request.
 
-        ``answered`` is called once, perhaps before this returns: with the answer, or with None if the
-        routes must handle the request after all. It must not raise.
+        ``answered`` is called once, perhaps before this returns: with the answer, or with None if
+        the routes must handle the request after all. It must not raise.
         """
         stored_as = self._stored_as(headers)
         if stored_as is None or len(body) > self._limits.max_body_bytes:
@@ -279,8 +277,7 @@ class FastLane:
             _keep(self.heads, head, KnownHead(meant, stored_as, length))
 
     def _stored_as(self, headers: Headers) -> RecordFormat | None:
-        """Return the format of a produce's records; None if its type or Accept is not for the lane.
-        """
+        """Return the format of a produce's records; None if its type or Accept is not for the lane."""
         stored_as = self._formats.get(headers.content_type or b"")
         return stored_as if self._reply_to(headers.accept)[0] else None
 
@@ -292,8 +289,7 @@ class FastLane:
         request_id: bytes | None,
         answered: Callable[[bytes | None], None],
     ) -> bool:
-        """Append the records of a request whose headers were checked; arguments and result as `produce`.
-        """
+        """Append the records of a request whose headers were checked; else as `produce`."""
         try:
             records = read_records(body, stored_as, self._limits, path.partition)
         except RestError:
@@ -328,8 +324,7 @@ class FastLane:
     def _failed(
         self, partition: PartitionId, error: KafkaError, count: int, request_id: bytes | None
     ) -> bytes:
-        """Return the answer to a produce with an unknown outcome: a row with the error for each record.
-        """
+        """Return the answer to a produce with an unknown outcome: a row with the error per record."""
         response = answer_with_failures([RecordResult(partition, None, error)] * count)
         body = response.body
         assert isinstance(body, bytes), "the routes answer with bytes"
@@ -374,7 +369,7 @@ class FastLane:
             result = in_one_frame(result)
         pieces: Sequence[bytes | memoryview]
         if result.packed:
-            form = framed if asked.many_frames else framed_once
+            form = framed if asked.many_frames else framed_as_single
             try:
                 pieces, lines_size = form(result.packed, batch_line if asked.batches else None)
             except BatchError:

@@ -169,8 +169,7 @@ class LaneConnection(EnvelopeRequestHandler):
         return taken
 
     def _parse(self, lane: FastLane, data: bytes) -> None:
-        """Parse ``data`` into the queue as aiohttp's own method does, but without waking its handler.
-        """
+        """Parse ``data`` into the queue as aiohttp's own method does, without waking its handler."""
         assert self._parser is not None
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
@@ -210,8 +209,7 @@ class LaneConnection(EnvelopeRequestHandler):
     # answering the queue, one request after the other
 
     def _is_ours(self) -> bool:
-        """Return True while aiohttp's handler of this connection waits for work and is not woken yet.
-        """
+        """Return True while aiohttp's handler of this connection waits and is not yet woken."""
         waiter = self._waiter
         return waiter is not None and not waiter.done()
 
@@ -240,8 +238,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._lane_pumps = False
 
     def _take(self, message: RawRequestMessage, payload: StreamReader) -> bool:
-        """Answer a request or begin to; False: aiohttp must handle it, or its body is still arriving.
-        """
+        """Answer a request or begin to; False: aiohttp must handle it, or its body is arriving."""
         lane = self._lane
         assert lane is not None
         if message.should_close or message.upgrade or message.chunked:
@@ -298,8 +295,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._lane_failed(failure)
 
     def _answered(self) -> None:
-        """Finish the current request: remove it from the queue, or forget it if it was not parsed.
-        """
+        """Finish the current request: remove it from the queue, or forget it if it was not parsed."""
         self._lane_waits = self._request_in_progress = False
         self._let_stop()
         if self._parser is None:
@@ -350,8 +346,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._handler_waiter.set_result(None)  # `shutdown` waits for it
 
     def _lane_failed(self, error: Exception) -> None:
-        """Log a bug and close the connection without an answer: the records may have been appended.
-        """
+        """Log a bug and close the connection without an answer: the records may have been appended."""
         _log.error("fast lane failed", exc_info=error)
         self._lane_waits = self._request_in_progress = False
         self._lane_unparsed, self._lane_later = (), b""
@@ -387,7 +382,8 @@ class LaneConnection(EnvelopeRequestHandler):
 def _due(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:
     """Return the bytes the parser still needs after ``data``, or `_UNKNOWN`; remember the head.
 
-    Computable only if ``data`` begins with exactly one request (by its Content-Length, RFC 9112, 6.3).
+    Computable only if ``data`` begins with exactly one request (by its Content-Length, RFC 9112,
+    section 6.3).
     """
     if len(messages) != 1 or data[0] in b"\r\n":  # a parser skips blank lines in front (2.2)
         return _UNKNOWN

@@ -26,8 +26,7 @@ def topic_name(raw: str) -> TopicName:
 
 
 def partition_id(raw: str) -> PartitionId:
-    """Return a partition's number from a path; 404 if not a number, as no such resource can exist.
-    """
+    """Return a partition's number from a path; 404 if not a number, as no such resource can exist."""
     return PartitionId(_path_integer(raw))
 
 
@@ -60,8 +59,7 @@ def integer(raw: str) -> int | None:
 def query_integer(
     query: Mapping[str, str], name: str, default: int | None, low: int, high: int
 ) -> int:
-    """Return an integer of the query between ``low`` and ``high``; mandatory if ``default`` is None.
-    """
+    """Return an integer of the query between ``low`` and ``high``; ``default`` None: it is mandatory."""
     raw = query.get(name)
     if raw is None and default is not None:
         return default

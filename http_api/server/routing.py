@@ -47,8 +47,8 @@ class Router:
     def add(self, method: str, path: str, handler: Handler, reply_type: str) -> None:
         """Serve ``method`` of ``path``; GET serves HEAD too.
 
-        Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the Content-Type
-        of the answers.
+        Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the
+        Content-Type of the answers.
         """
         node = self._root
         for segment in path.split("/"):

@@ -46,8 +46,7 @@ def live_brokers(image: MetadataImage) -> list[BrokerRegistration]:
 async def each_partition(
     image: MetadataImage,
 ) -> AsyncIterator[tuple[TopicImage, int, PartitionRegistration]]:
-    """Yield every partition with its topic and number, by topic name; other tasks run in between.
-    """
+    """Yield every partition with its topic and number, by topic name; other tasks run in between."""
     seen = 0
     for name in sorted(image.topic_ids):
         topic = image.topics[image.topic_ids[name]]
@@ -59,9 +58,10 @@ async def each_partition(
 
 
 async def find_topic(apis: BrokerApis, name: TopicName, partition: int = 0) -> TopicImage | None:
-    """Return the topic, or None; a topic or partition the image lacks is requested from the controller.
+    """Return the topic, or None if the active controller does not know it either.
 
-    The partition matters because another broker may already have answered that the topic has grown.
+    A topic or partition that the image lacks is first requested from the active controller: another
+    broker may already have answered that the topic was created or has grown.
     """
     topic = apis.image.topic(name)
     if topic is None or partition >= topic.partitions_count:

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from broker.record.batch import BatchError, RecordFormat
-from broker.record.compression import Framed
+from broker.record.compression import FramedBody
 from broker.server.requests import FetchRequest
 from http_api.server import fast_lane
 from http_api.server.routes.v2 import fetch
@@ -218,8 +218,8 @@ async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log(lane: 
         await filled(door)
         plain = await door.raw(get(f"{RECORDS}?offset=0", NDJSON))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fetch, "framed_once", broken)
-            patch.setattr(fast_lane, "framed_once", broken)
+            patch.setattr(fetch, "framed_as_single", broken)
+            patch.setattr(fast_lane, "framed_as_single", broken)
             answer = await door.raw(get(f"{RECORDS}?offset=0", NDJSON, ZSTD))
     FAST_LANE.reset(token)
     assert answer.status == 200
@@ -227,7 +227,7 @@ async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log(lane: 
     assert answer.body == plain.body
 
 
-def broken(*_: object) -> Framed:
+def broken(*_: object) -> FramedBody:
     raise BatchError("broken zstd frame: data corruption detected")
 
 

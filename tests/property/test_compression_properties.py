@@ -17,7 +17,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.record import compression
 from broker.record.batch import RecordFormat
-from broker.record.compression import PackedSlice, fits_one_frame, framed, framed_once
+from broker.record.compression import PackedSlice, fits_one_frame, framed, framed_as_single
 from broker.record.render import array_pieces, batch_line, lines_with_batches, render_v2
 from broker.server.reads import parted
 from tests.property.test_compaction_properties import Compacted
@@ -117,7 +117,7 @@ def read_through(
         if frames and once:
             plain, frames = parted(fits_one_frame(frames))
         if frames:
-            found = framed_once(frames) if once else framed(frames)
+            found = framed_as_single(frames) if once else framed(frames)
             whole = b"".join(found.parts)
             body = zstandard.decompress(whole) if once else unpacked(whole)
             assert len(body) == found.lines_size

@@ -105,7 +105,7 @@ class Lifecycle(SteppedLog):
                 Model(model.records.copy(), start, start, model.durable, model.floor)
             )
         else:
-            model.wanted = self.log._start_wanted
+            model.wanted = self.log._requested_log_start
 
     @rule(gap=st.integers(0, 5))
     def start_over_ahead(self, gap: int) -> None:

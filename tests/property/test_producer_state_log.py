@@ -13,7 +13,7 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
-from broker.log.producer_state import Producer, ProducerStates
+from broker.log.producer_state import ProducerState, ProducerStates
 from broker.record.batch import BatchHeader, RecordFormat, walk
 from raft_metadata.common.ids import Claim, next_sequence
 from tests.support.logs import Life, records
@@ -36,7 +36,7 @@ def batches_of(log: PartitionLog) -> list[BatchHeader]:
     return found
 
 
-def replayed(headers: Iterable[BatchHeader]) -> dict[int, Producer]:
+def replayed(headers: Iterable[BatchHeader]) -> dict[int, ProducerState]:
     states = ProducerStates()
     for header in headers:
         if header.producer_id >= 0:
@@ -44,7 +44,7 @@ def replayed(headers: Iterable[BatchHeader]) -> dict[int, Producer]:
     return dict(states.items())
 
 
-def known(log: PartitionLog) -> dict[int, Producer]:
+def known(log: PartitionLog) -> dict[int, ProducerState]:
     return {} if log.producers is None else dict(log.producers.items())
 
 

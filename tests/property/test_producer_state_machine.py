@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.log.checkpoints import decode_checkpoint
 from broker.log.producer_snapshot import encode_snapshot
-from broker.log.producer_state import Producer, ProducerStates, Remembered
+from broker.log.producer_state import ProducerState, ProducerStates, RememberedBatch
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BATCHES_REMEMBERED, SEQUENCES, Claim, next_sequence
 
@@ -26,17 +26,17 @@ class Batch(NamedTuple):
     append_ms: int
 
 
-def replay(log: list[Batch]) -> dict[int, tuple[int, list[Remembered]]]:
+def replay(log: list[Batch]) -> dict[int, tuple[int, list[RememberedBatch]]]:
     """The state by its definition, from the first batch on."""
     newest_ms = 0
-    known: dict[int, tuple[int, int, list[Remembered]]] = {}
+    known: dict[int, tuple[int, int, list[RememberedBatch]]] = {}
     for claim, first, last, append_ms in log:
         newest_ms = max(newest_ms, append_ms)
         epoch, seen_ms, batches = known.get(claim.producer_id, (claim.epoch, newest_ms, []))
         if epoch != claim.epoch or newest_ms - seen_ms > EXPIRATION_MS:
             batches = []
         last_sequence = (claim.sequence + last - first) % SEQUENCES
-        batches = [*batches, Remembered(claim.sequence, last_sequence, first, last)]
+        batches = [*batches, RememberedBatch(claim.sequence, last_sequence, first, last)]
         known[claim.producer_id] = (claim.epoch, newest_ms, batches[-BATCHES_REMEMBERED:])
     return {
         producer_id: (epoch, batches)
@@ -54,13 +54,13 @@ def restored(data: bytes) -> ProducerStates:
         end_offset=content["offset"],
         newest_ms=content["newest_ms"],
         producers=[
-            (pid, Producer(epoch, ms, tuple(Remembered(*batch) for batch in batches)))
+            (pid, ProducerState(epoch, ms, tuple(RememberedBatch(*batch) for batch in batches)))
             for pid, epoch, ms, batches in content["producers"]
         ],
     )
 
 
-def shown(states: ProducerStates) -> dict[int, tuple[int, list[Remembered]]]:
+def shown(states: ProducerStates) -> dict[int, tuple[int, list[RememberedBatch]]]:
     return {pid: (each.epoch, list(each.batches)) for pid, each in states.items()}
 
 

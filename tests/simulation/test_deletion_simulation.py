@@ -169,7 +169,7 @@ def _joins_anyway(*_: object) -> bool:
 
 
 def _said_before_it_is_durable(log: Any) -> int:
-    wanted: int = log._start_wanted
+    wanted: int = log._requested_log_start
     return wanted
 
 

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import orjson
 
-from broker.log.cleaner import CleanerLimits, Cleaning, ReplicaFacts
+from broker.log.cleaner import CleanerLimits, Cleaning, CleaningStopped, ReplicaFacts
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_state import ProducerStates
-from broker.log.rewriting import Stopped
 from broker.record.batch import NO_PRODUCER_ID, BatchHeader, RecordFormat, verify_run, walk
 from broker.record.lines import ProduceRecord, make_raw
 
@@ -107,14 +106,14 @@ class Stepped:
                 work()
             else:
                 self._advance()
-        except (Stopped, FileNotFoundError):
+        except (CleaningStopped, FileNotFoundError):
             self.void = self.over = True
             self._steps.close()
 
     def _advance(self) -> None:
         try:
             self._work = next(self._steps, None)
-        except Stopped:
+        except CleaningStopped:
             self.void = True
             self._work = None
         self.over = self._work is None

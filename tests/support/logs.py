@@ -9,7 +9,7 @@ import orjson
 
 from broker.log.log_directory import LogConfig
 from broker.log.log_manager import LogManager
-from broker.log.time_search import TimeSearch
+from broker.log.log_reader import TimeSearch
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicName
@@ -62,7 +62,7 @@ def values_of(log: PartitionLog, from_offset: int = 0, max_bytes: int = 1 << 20)
 def offset_for_timestamp(log: PartitionLog, timestamp_ms: int) -> int | None:
     """The first offset of this time or later, at once."""
     search = TimeSearch(timestamp_ms)
-    while not log.look_by_time(search):
+    while not log.step_time_search(search):
         if search.work is not None:
             search.work()
     return search.found

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.log import (
-    flusher,
-    log_producers,
-    log_reader,
-    log_segments,
-    partition_log,
-    recovery,
-)
+from broker.log import flusher, log_producers, log_reader, partition_log, recovery, segments
 from broker.log.producer_state import ProducerStates
 from broker.record import batch
 from broker.replication import log_start
@@ -41,13 +34,13 @@ def _open_without_sync(patch: Patch) -> None:
     "rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=130
 )
 def _sync_errors_are_swallowed(patch: Patch) -> None:
-    real = flusher.Flusher._work
+    real = flusher.LogFlusher._work
 
     def work(self: Any, tokens: Any) -> Any:
         error = real(self, tokens)
         return None if isinstance(error, OSError) else error
 
-    patch.setattr(flusher.Flusher, "_work", work)
+    patch.setattr(flusher.LogFlusher, "_work", work)
 
 
 @mutant(
@@ -82,7 +75,7 @@ def _names_unsynced(patch: Patch) -> None:
         for fd in token.descriptors:
             self._disk.sync_data(fd)
 
-    patch.setattr(flusher.Flusher, "_sync_each", sync_each)
+    patch.setattr(flusher.LogFlusher, "_sync_each", sync_each)
     patch.setattr(flusher, "SYNC_FILES_MAX", 10**9)
 
 
@@ -113,14 +106,14 @@ def _not_cut_back(patch: Patch) -> None:
     def truncate(self: Any, fd: int, size: int) -> None:
         """Nothing."""
 
-    real = log_segments.LogSegments._cut_back
+    real = segments.LogSegments._undo_partial_write
 
     def cut_back(self: Any, segment: Any, fd: int, error: OSError) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(type(self._shared.files.disk), "truncate", truncate)
             return real(self, segment, fd, error)
 
-    patch.setattr(log_segments.LogSegments, "_cut_back", cut_back)
+    patch.setattr(segments.LogSegments, "_undo_partial_write", cut_back)
 
 
 # ---- log start and producers

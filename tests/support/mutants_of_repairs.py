@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from broker.log import damaged_logs
-from broker.log.directory_files import text_of
-from broker.log.quarantine import Quarantine
+from broker.log import log_manager
+from broker.log.directory_files import Quarantine, text_of
 from broker.replication import repairs
 from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 from raft_metadata.controller import partition_change, replication_control
@@ -108,13 +107,13 @@ def _overwritten(patch: Patch) -> None:
 
 @mutant("0009: the mark goes before the move is durable", "rule R6", rots=True, first=130)
 def _mark_goes_first(patch: Patch) -> None:
-    real = damaged_logs.DamagedLogs.reset_damaged
+    real = log_manager.DamagedLogs.reset_damaged
 
     def reset(self: Any, *where: Any) -> bool:
         self.forget_unclean(*where)
         return real(self, *where)
 
-    patch.setattr(damaged_logs.DamagedLogs, "reset_damaged", reset)
+    patch.setattr(log_manager.DamagedLogs, "reset_damaged", reset)
 
 
 @mutant("0009: a start opens what was marked as damaged", "rule R6", rots=True, first=10)

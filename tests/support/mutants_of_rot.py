@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from broker.log import checkpoints, index_file, log_manager, log_reader, recovery, swap
+from broker.log import checkpoints, index, log_manager, log_reader, recovery, swap
 from raft_metadata.common.errors import CorruptionError
 from tests.support.mutant_registry import LOST, Patch, mutant
 
@@ -123,12 +123,12 @@ def _unchecked_files(patch: Patch) -> None:
     "L23: the head of an index is believed without its checksum", "L22", "L23", rots=True, first=24
 )
 def _unchecked_index(patch: Patch) -> None:
-    size = index_file._HEAD.size
+    size = index._HEAD.size
 
     def head(data: bytes, path: str) -> Any:
         if len(data) < size:
             msg = f"index {path} is damaged"
             raise CorruptionError(msg)
-        return index_file.IndexFileHead(*index_file._HEAD.unpack_from(data)[2:8])
+        return index.IndexFileHead(*index._HEAD.unpack_from(data)[2:8])
 
-    patch.setattr(index_file, "_head", head)
+    patch.setattr(index, "_head", head)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.log import cleaner, compaction, log_segments, partition_log, retention, rewriting
+from broker.log import cleaner, compaction, partition_log, retention, segments
 from broker.log.compaction import CleanState
 from broker.log.swap import StateChange, Swap
 from broker.replication import tombstones, trimming
@@ -54,10 +54,10 @@ def _above_high_watermark(patch: Patch) -> None:
     "rule R7: what is not durable is compacted", "rule R7", *LOST, "L23", compacts=True, first=20
 )
 def _above_durable_end(patch: Patch) -> None:
-    def sealed(self: log_segments.LogSegments, _durable_end: int) -> Any:
+    def sealed(self: segments.LogSegments, _durable_end: int) -> Any:
         return self.segments[:-1] if self.pending is None else []
 
-    patch.setattr(log_segments.LogSegments, "sealed", sealed)
+    patch.setattr(segments.LogSegments, "sealed", sealed)
 
 
 @mutant("invariant L11: a batch stands for others of another epoch", "L11", compacts=True, first=5)
@@ -78,7 +78,7 @@ def _across_epochs(patch: Patch) -> None:
     numbered=True,
 )
 def _producers_go(patch: Patch) -> None:
-    patch.setattr(compaction.Producers, "needed", lambda _: frozenset())
+    patch.setattr(compaction.SeenProducers, "needed", lambda _: frozenset())
     patch.setattr(cleaner, "Rewriter", _forgetting)
 
 
@@ -88,7 +88,7 @@ def _forgetting(retention: Any, needed: Any, _seen_to: int) -> Any:
 
 @mutant("rule Q6: a compacted segment is not synced before it counts", "L22", *LOST, compacts=True)
 def _segment_unsynced(patch: Patch) -> None:
-    real = rewriting.Rewrite._run
+    real = cleaner.Rewrite._run
 
     def run(self: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
@@ -96,7 +96,7 @@ def _segment_unsynced(patch: Patch) -> None:
             inner.setattr(simulated_disk.SimulatedDisk, "sync_data", lambda *_: None)
             real(self)
 
-    patch.setattr(rewriting.Rewrite, "_run", run)
+    patch.setattr(cleaner.Rewrite, "_run", run)
 
 
 @mutant("rule Q6: the steps of a swap are not synced", "L22", "L23", *LOST, compacts=True, first=8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from broker.log.directory_files import FOLDER
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_state import ProducerStates
-from broker.log.quarantine import FOLDER
 from broker.log.recovery import LEADER_EPOCH_FILE, recover_log
 from broker.log.segment import OpenFiles
 from broker.record.batch import walk

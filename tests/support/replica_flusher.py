@@ -26,7 +26,7 @@ class FlusherThread:
             self.flusher._finished.append(self.flusher._work(tokens))
 
     def wait(self) -> None:
-        """The loop waits for the round under way: `Flusher.drain`."""
+        """The loop waits for the round under way: `LogFlusher.drain`."""
         self.work()
 
     def clear(self) -> None: ...

@@ -1,7 +1,7 @@
 """Where a simulated replica keeps its log: the product's own log on a simulated disk.
 
 A store outlives the processes that use it. It runs `LogManager`, `LogKeeper`, `PartitionLog`,
-recovery and the `Flusher`. ``mirror`` is what the simulation knows the log to hold, by offset; what
+recovery and the `LogFlusher`. ``mirror`` is what the simulation knows the log to hold, by offset; what
 the log really holds is read back and compared with it.
 """
 
@@ -138,7 +138,7 @@ class DiskStore(ReplicaFiles):
             default_config=LogConfig(segment_bytes=self.segment_bytes),
         )
         self.manager._files.indexes.limit_bytes = 0  # none but the last used one is kept
-        is_noted = bool(self.manager._small.read_damaged())
+        is_noted = bool(self.manager._directory_files.read_damaged())
         if self.marked and self.has_directory() and not is_noted:
             raise Violation("rule R6", f"broker {self.id}: the mark of damage is gone, its log not")
         try:

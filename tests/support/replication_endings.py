@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from broker.log.quarantine import DAMAGED_COPIES_MAX
+from broker.log.directory_files import DAMAGED_COPIES_MAX
 from broker.replication.parked import Fate
 from broker.replication.partition import Following
 from broker.replication.partition_state import LeaderState

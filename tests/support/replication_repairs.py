@@ -50,7 +50,7 @@ class Mending:
         self._manager = store.manager
         self._really_reset = store.manager.reset_damaged
         store.manager.reset_damaged = self._reset  # type: ignore[method-assign]
-        for name in ("use_damaged", "open_refused"):
+        for name in ("use_damaged", "open_offline"):
             setattr(store.manager, name, self._unmarking(getattr(store.manager, name)))
         unopenable = store.keeper.unopenable
         self.repairs = Repairs(broker.id, store.manager, here, here, unopenable, here)

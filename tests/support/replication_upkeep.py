@@ -91,13 +91,15 @@ class Upkeep:
         log = self._broker.store.log
         if self._broker.partition is None or log is None:
             return
-        before, segments = log._start_wanted, [(s.next_offset, s.size) for s in log.segments]
+        before, segments = log._requested_log_start, [(s.next_offset, s.size) for s in log.segments]
         leads = isinstance(self._broker.role, LeaderState)
         with suppress(StopIteration):
             self.trimming.look_at_all().send(None)
-        if log._start_wanted > before and leads:
+        if log._requested_log_start > before and leads:
             self._world.counts["retained"] += 1
-            self._world.judge.keys.retained(self._broker, before, log._start_wanted, segments)
+            self._world.judge.keys.retained(
+                self._broker, before, log._requested_log_start, segments
+            )
 
     # the cleaner
 
@@ -149,7 +151,7 @@ class Upkeep:
         if cleaned_to:
             store.covered.append((cleaned_to, self._began_ms))
             self._world.counts["cleanings"] += 1
-        left_alone = [why for other, _, why in self.cleaner.uncleanable.values() if other is log]
+        left_alone = [why for other, _, why in self.cleaner.skipped_logs.values() if other is log]
         if left_alone and not store.has_rotted:
             raise Violation("L22", f"broker {self._broker.id}: {left_alone}")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from typing_extensions import override
 
-from broker.log.flusher import Flushable, Flusher, FlushToken
+from broker.log.flusher import Flushable, FlushToken, LogFlusher
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from tests.support.logs import Life
 from tests.support.simulated_disk import SimulatedDisk
 
 
-class StepFlusher(Flusher):
+class StepFlusher(LogFlusher):
     """The thread as an actor: a round begins, syncs and reports in separate steps."""
 
     worked = False

@@ -12,13 +12,13 @@ import pytest
 from broker.log.cleaner import (
     CleanerLimits,
     CleaningStats,
+    CleaningStopped,
     LogCleaner,
     ReplicaFacts,
 )
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
-from broker.log.rewriting import Stopped
 from broker.log.segment import Segment
 from broker.record.batch import walk
 from raft_metadata.common.clock import SystemClock
@@ -393,7 +393,7 @@ def test_invariant_l22_a_damaged_batch_is_reported_and_the_log_left_alone(
     async def run() -> LogCleaner:
         cleaner = LogCleaner(life.manager.logs, lambda _log: facts, LIMITS, SystemClock(), note)
         await cleaner.clean_dirty_logs()
-        assert list(cleaner.uncleanable) == [log.name]
+        assert list(cleaner.skipped_logs) == [log.name]
         fill_more(life, other)
         await cleaner.clean_dirty_logs()
         return cleaner
@@ -438,11 +438,11 @@ def test_a_cleaner_that_is_told_to_stop_leaves_nothing_behind(
     def pace(_size: int) -> None:
         calls[0] += 1
         if calls[0] > 60:
-            raise Stopped
+            raise CleaningStopped
 
     one = cleaning(log, 10_000)
     one._pace = pace
-    with pytest.raises(Stopped):
+    with pytest.raises(CleaningStopped):
         run_here(one.steps())
     assert read_all(log, 0, 500) == before
     assert not [name for name in disk.names(log.directory) if "cleaned" in name]

@@ -41,7 +41,7 @@ def fill(life: Life, mark: str, batches: int = 18) -> list[object]:
     return values
 
 
-def put_away(disk: SimulatedDisk) -> list[str]:
+def unlink_later(disk: SimulatedDisk) -> list[str]:
     return [name for name in disk.live if name.endswith(REMOVED_SUFFIX)]
 
 
@@ -127,12 +127,12 @@ def test_no_crash_brings_a_cut_segment_back(cut_at: int, *, power: bool) -> None
                 return
             rng = Random(seed)
             disk.before = None
-            found_names += bool(put_away(disk))
+            found_names += bool(unlink_later(disk))
             disk.cut_power(rng) if power else disk.kill()
             again = Life(disk, CONFIG)
             assert again.manager.offline == {}
             story.check(again.log())
-            assert not put_away(disk)
+            assert not unlink_later(disk)
             found_longer += again.log().log_end_offset == len(old)
             # What this life said of its end stays true, whatever was synced before it.
             held = [*values_of(again.log()), *fill(again, "last", rng.choice([0, 2]))]
@@ -146,14 +146,14 @@ def test_a_cut_unlinks_no_segment_on_the_loop_and_none_that_was_made_since() -> 
     del disk.calls[:]
     log.truncate_to(CUT_AT)
     assert not [path for what, path in disk.calls if what == "unlink" and path.endswith(".log")]
-    assert len(put_away(disk)) == 4
+    assert len(unlink_later(disk)) == 4
     new = fill(life, "new", 9)
     log.truncate_to(CUT_AT)
-    assert len(put_away(disk)) == 7, "each under a name of its own"
+    assert len(unlink_later(disk)) == 7, "each under a name of its own"
     newer = fill(life, "newer", 9)
     assert new != newer
     unlink_due(life)
-    assert not put_away(disk)
+    assert not unlink_later(disk)
     assert values_of(log) == [*old[:CUT_AT], *newer]
     disk.kill()
     assert values_of(Life(disk, CONFIG).log()) == [*old[:CUT_AT], *newer]
@@ -171,7 +171,7 @@ def test_without_room_for_a_longer_name_a_segment_is_unlinked_at_once() -> None:
     disk, life, old = begun()
     failing(errno.ENOSPC, disk)
     life.log().truncate_to(CUT_AT)
-    assert not put_away(disk)
+    assert not unlink_later(disk)
     assert len([name for name in disk.live if name.endswith(".log")]) == 2
     disk.kill()
     assert values_of(Life(disk, CONFIG).log()) == old[:CUT_AT]

@@ -13,7 +13,7 @@ from broker.log.disk import Disk
 from broker.log.hash_chain import (
     CHAIN_INTERVAL,
     ChainRangeError,
-    HashChain,
+    LogHashChain,
     SegmentPlace,
     places_in,
 )
@@ -49,7 +49,7 @@ def copied(folder: Path, raws: list[bytes], config: LogConfig) -> None:
 
 
 def chain_of(places: list[SegmentPlace], start: int, end: int) -> str:
-    return HashChain().value(places, start, end).value
+    return LogHashChain().value(places, start, end).value
 
 
 def places(folder: Path) -> list[SegmentPlace]:
@@ -68,7 +68,7 @@ def test_replicas_with_other_segments_and_stamps_have_the_same_chain_between_any
     here, there = places(tmp_path / "a"), places(tmp_path / "b")
     assert [p.base_offset for p in here] != [p.base_offset for p in there]
     assert Path(here[0].path).read_bytes() != Path(there[0].path).read_bytes()[: here[0].size]
-    one, other, chance = HashChain(), HashChain(), random.Random(1)
+    one, other, chance = LogHashChain(), LogHashChain(), random.Random(1)
     for _ in range(60):
         start, end = sorted(chance.randrange(TOTAL + 1) for _ in range(2))
         expected = chain_of(here, start, end)
@@ -80,13 +80,13 @@ def test_logs_that_start_at_different_offsets_compare_from_where_both_begin(tmp_
     written(tmp_path, BATCHES)
     whole = places(tmp_path)
     late = whole[2:]
-    start = HashChain().value(late, None, TOTAL).first
+    start = LogHashChain().value(late, None, TOTAL).first
     assert start > late[0].base_offset, "the first batch may lack its front"
     assert chain_of(late, start, TOTAL) == chain_of(whole, start, TOTAL)
-    shrinking = HashChain()
+    shrinking = LogHashChain()
     shrinking.value(whole, 0, TOTAL)
     for begins in (0, 1, 2):  # retention lets one segment go after the other
-        first = HashChain().value(whole[begins:], None, TOTAL).first
+        first = LogHashChain().value(whole[begins:], None, TOTAL).first
         assert shrinking.value(whole[begins:], None, TOTAL).first == first
         middle = first + 3 * CHAIN_INTERVAL
         for end in (first + 40, middle, TOTAL):
@@ -111,7 +111,7 @@ def test_a_replica_that_was_filled_from_inside_a_batch_differs_in_nothing(
     leader.close()
     follower.close()
     here, there = places(tmp_path / "a"), places(tmp_path / "b")
-    first = HashChain().value(there, None, 200).first
+    first = LogHashChain().value(there, None, 200).first
     assert first == (start // 50 + 1) * 50
     assert chain_of(here, first, 200) == chain_of(there, first, 200)
 
@@ -143,7 +143,7 @@ def test_sums_are_kept_so_that_the_next_look_is_short(
 ) -> None:
     written(tmp_path, BATCHES, LogConfig())
     (place,) = places(tmp_path)
-    chain = HashChain()
+    chain = LogHashChain()
     reads: list[int] = []
     real = os.pread
 
@@ -164,7 +164,7 @@ def test_a_log_that_was_cut_and_grew_again_is_walked_anew(tmp_path: Path) -> Non
     written(tmp_path / "a", [(10, 1)] * 300, LogConfig())
     written(tmp_path / "b", [(10, 1)] * 150 + [(10, 2)] * 149, LogConfig())
     (before,), (after,) = places(tmp_path / "a"), places(tmp_path / "b")
-    chain = HashChain()
+    chain = LogHashChain()
     chain.value([before], 0, 3_000)
     shorter = after._replace(path=after.path)
     assert chain.value([shorter], 0, 2_990).value == chain_of([after], 0, 2_990)
@@ -176,7 +176,7 @@ def test_of_a_very_long_log_fewer_sums_are_kept(
     monkeypatch.setattr(hash_chain, "CHAIN_SUMS_MAX", 4)
     written(tmp_path, BATCHES, LogConfig())
     here = places(tmp_path)
-    chain = HashChain()
+    chain = LogHashChain()
     assert chain.value(here, 100, TOTAL).value == chain_of(here, 100, TOTAL)
     assert len(chain) <= 4
     assert chain.value(here, 7_000, 9_000).value == chain_of(here, 7_000, 9_000)
@@ -209,10 +209,10 @@ def test_rule_r7_chains_start_behind_the_last_hole(tmp_path: Path) -> None:
     raws[41] = build_header(kept, **fields) + kept
     copied(tmp_path / "b", raws, LogConfig())
     whole, holed = places(tmp_path / "a"), places(tmp_path / "b")
-    late = HashChain().value(holed, None, 3_000)
+    late = LogHashChain().value(holed, None, 3_000)
     assert (late.first, late.start) == (420, 420)
     assert chain_of(whole, 420, 3_000) == late.value
     assert chain_of(whole, 0, 3_000) != late.value
     with pytest.raises(ChainRangeError, match="offset 420 or behind it, not at 410"):
         chain_of(holed, 410, 3_000)
-    assert HashChain().value(holed, None, 400).first == 0, "nothing is missing up to there"
+    assert LogHashChain().value(holed, None, 400).first == 0, "nothing is missing up to there"

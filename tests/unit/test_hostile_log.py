@@ -331,10 +331,10 @@ def test_a_log_that_can_not_be_compacted_does_not_end_the_broker(
     def fails(*_: object) -> None:
         raise ValueError("a line that nobody thought of")
 
-    monkeypatch.setattr("broker.log.rewriting.keyed_records", fails)
+    monkeypatch.setattr("broker.log.cleaner.keyed_records", fails)
     cleaner = a_cleaner(life)
     asyncio.run(cleaner.clean(log))
-    assert "nobody thought of" in cleaner.uncleanable[log.name][2]
+    assert "nobody thought of" in cleaner.skipped_logs[log.name][2]
     assert life.failures == []
 
 

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.log import index_file
+from broker.log import index
 from broker.log.compaction import CompactionConfig
 from broker.log.disk import Disk
-from broker.log.index_file import IndexFileHead, decode_index, encode_index, open_index
+from broker.log.index import (
+    ENTRY_BYTES,
+    IndexFileHead,
+    OffsetIndex,
+    decode_index,
+    encode_index,
+    open_index,
+)
 from broker.log.log_directory import LogConfig
-from broker.log.offset_index import ENTRY_BYTES, OffsetIndex
 from broker.log.segment import Segment
 from broker.record.batch import crc32
 from raft_metadata.common.errors import CorruptionError
@@ -36,8 +42,8 @@ _rebuild = Segment._rebuild_index
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_file, "BLOCK_ENTRIES", 4)
-    monkeypatch.setattr(index_file, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
+    monkeypatch.setattr(index, "BLOCK_ENTRIES", 4)
+    monkeypatch.setattr(index, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
 
 
 @pytest.fixture
@@ -136,9 +142,9 @@ class Checked:
         whole = [_rebuild(s, self.disk, self.life.manager._files.use(s)) for s in log.segments]
         self.most = max(self.most, len(log.segments))
         self.sealed_bytes = max(self.sealed_bytes, sum(each.held_bytes for each in whole))
-        for segment, index in zip(log.segments, whole, strict=True):
+        for segment, entries in zip(log.segments, whole, strict=True):
             for offset in range(segment.base_offset, segment.next_offset, 7):
-                expected = index.position_for(offset - segment.base_offset)
+                expected = entries.position_for(offset - segment.base_offset)
                 assert segment.position_for(self.life.manager._files, offset) == expected
 
     def run(self, steps: int) -> None:

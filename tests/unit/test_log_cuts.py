@@ -274,14 +274,14 @@ def test_invariant_t4_producers_are_read_in_turns_of_the_loop_before_a_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """600,000 headers at once held it for seconds."""
-    monkeypatch.setattr(log_producers, "HEADERS_PER_TURN", 2)
+    monkeypatch.setattr(log_producers, "REPLAY_HEADERS_PER_TURN", 2)
     disk = SimulatedDisk()
     life = Life(disk, LogConfig())
     log = life.log()
     fill(log)
     life.flush()
     turns: list[Callable[[], bool]] = []
-    log._shared.in_turns = turns.append
+    log._shared.call_each_turn = turns.append
     before = standing(log)
     with pytest.raises(KafkaError, match="producers are read"):
         log.truncate_to(30)
@@ -303,13 +303,13 @@ def test_invariant_t4_producers_are_read_in_turns_of_the_loop_before_a_cut(
 
 def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what was read before the log was cut, closed or begun anew."""
-    monkeypatch.setattr(log_producers, "HEADERS_PER_TURN", 2)
+    monkeypatch.setattr(log_producers, "REPLAY_HEADERS_PER_TURN", 2)
     disk = SimulatedDisk()
     life = Life(disk, LogConfig())
     log = life.log()
     fill(log)
     turns: list[Callable[[], bool]] = []
-    log._shared.in_turns = turns.append
+    log._shared.call_each_turn = turns.append
     with pytest.raises(KafkaError):
         log.truncate_to(30)
     while not turns[0]():
@@ -327,7 +327,7 @@ def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPa
     log = again.log()
     assert log.producers is not None
     log.producers.committed(20)
-    log._shared.in_turns = turns.append
+    log._shared.call_each_turn = turns.append
     with pytest.raises(KafkaError):
         log.truncate_to(15)
     opened = len(again.manager._files)
@@ -339,7 +339,7 @@ def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPa
 async def test_on_a_running_loop_the_cut_is_made_when_it_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_producers, "HEADERS_PER_TURN", 2)
+    monkeypatch.setattr(log_producers, "REPLAY_HEADERS_PER_TURN", 2)
     life = Life(Disk(), LogConfig(), str(tmp_path))
     log = life.log()
     fill(log)
@@ -362,7 +362,7 @@ async def test_the_loop_reads_on_between_two_attempts_at_a_truncation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt reads a piece itself, so many attempts would hide a loop that reads nothing."""
-    monkeypatch.setattr(log_producers, "HEADERS_PER_TURN", 2)
+    monkeypatch.setattr(log_producers, "REPLAY_HEADERS_PER_TURN", 2)
     life = Life(Disk(), LogConfig(), str(tmp_path))
     log = life.log()
     fill(log)

@@ -158,7 +158,7 @@ def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_d
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleaner, "_drive", drive)
         asyncio.run(cleaner.clean(log))
-    assert cleaner.uncleanable == {}
+    assert cleaner.skipped_logs == {}
     assert cleaner.totals.cleanings == 0
 
 

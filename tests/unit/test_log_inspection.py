@@ -11,10 +11,9 @@ from click.testing import CliRunner, Result
 from broker.log.checkpoints import encode_checkpoint
 from broker.log.compaction import CompactionConfig
 from broker.log.disk import Disk
-from broker.log.index_file import decode_index, encode_index
+from broker.log.index import OffsetIndex, decode_index, encode_index
 from broker.log.inspection import DAMAGE, NOTE, TORN, check_folder
 from broker.log.log_directory import LogConfig
-from broker.log.offset_index import OffsetIndex
 from broker.record.batch import HEADER_SIZE
 from http_api.cli.main import cli
 from tests.support.compaction_model import append_keyed, clean

@@ -203,7 +203,7 @@ def test_rule_r10_where_a_log_begins_is_rebuilt_only_where_nobody_has_more() -> 
     disk = flipped(begin(clean=False), f"{FOLDER}/recovery-point", 12)
     life = Life(disk, CONFIG)
     assert list(life.manager.offline) == [KEY]
-    assert life.manager.open_refused(*KEY)
+    assert life.manager.open_offline(*KEY)
     assert life.log().log_start_offset == 0
 
 

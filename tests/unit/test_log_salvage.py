@@ -18,8 +18,7 @@ from broker.log.disk import Disk
 from broker.log.inspection import check_folder, clean_ends
 from broker.log.log_directory import LogConfig
 from broker.log.recovery import LEADER_EPOCH_FILE
-from broker.log.salvage import Bytes, Lost, plan_salvage
-from broker.log.salvaging import COPY_MARK, SCRATCH, Salvage
+from broker.log.salvage import COPY_MARK, SCRATCH, ByteRange, LostOffsets, Salvage, plan_salvage
 from broker.log.swap import STATE_FILE, read_state
 from broker.record.batch import HEADER_SIZE, walk
 from raft_metadata.common.errors import CorruptionError
@@ -30,7 +29,7 @@ from tests.support.simulated_disk import SimulatedDisk
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.log.salvaging import Salvaged
+    from broker.log.salvage import SalvageResult
 
 ROOT = "/data/log"
 NAME = "orders-0"
@@ -74,17 +73,17 @@ def batch_at(disk: SimulatedDisk, offset: int) -> tuple[str, int, int]:
     raise AssertionError(offset)
 
 
-def rot(disk: SimulatedDisk, offset: int, at: int = HEADER_SIZE + 5) -> Bytes:
+def rot(disk: SimulatedDisk, offset: int, at: int = HEADER_SIZE + 5) -> ByteRange:
     """Flip a bit of the batch that holds the offset; where that batch stands."""
     path, position, size = batch_at(disk, offset)
     inode = disk.live[path]
     assert inode is not None
     inode.cache[position + at] ^= 1
     inode.durable[position + at] ^= 1
-    return Bytes(path, position, position + size)
+    return ByteRange(path, position, position + size)
 
 
-def salvage(disk: SimulatedDisk) -> Salvaged:
+def salvage(disk: SimulatedDisk) -> SalvageResult:
     return Salvage(disk, ROOT, NAME).run()
 
 
@@ -94,7 +93,7 @@ def opened(disk: SimulatedDisk) -> tuple[list[tuple[int, str]], list[tuple[int, 
     manager = life.manager
     assert [key.topic_id for key in manager.unclean] == [TOPIC_ID], "reported at registration"
     assert manager.get(TOPIC_ID, ZERO) is None, "nobody counts on it before"
-    assert manager.open_refused(TOPIC_ID, ZERO)
+    assert manager.open_offline(TOPIC_ID, ZERO)
     log = manager.get(TOPIC_ID, ZERO)
     assert log is not None
     found: list[dict[str, Any]] = []
@@ -121,7 +120,7 @@ def test_a_damaged_batch_is_covered_and_the_others_stay_byte_for_byte() -> None:
     place = rot(disk, 4)
     before = bytes(disk.live[segment(0)].cache)  # type: ignore[union-attr]
     done = salvage(disk)
-    assert done.plan.lost == [Lost(3, 5, (place,), is_covered=True)]
+    assert done.plan.lost == [LostOffsets(3, 5, (place,), is_covered=True)]
     assert done.copy == COPY
     assert bytes(disk.live[segment(0, COPY)].cache) == before  # type: ignore[union-attr]
     after = bytes(disk.live[segment(0)].cache)  # type: ignore[union-attr]
@@ -147,7 +146,7 @@ def test_a_lost_end_that_was_durable_is_cut_and_said() -> None:
     disk = written(clean=True)
     place = rot(disk, 35)
     done = salvage(disk)
-    assert done.plan.lost == [Lost(33, 35, (place,), is_covered=False)]
+    assert done.plan.lost == [LostOffsets(33, 35, (place,), is_covered=False)]
     assert (done.plan.log_end, done.plan.offsets_lost) == (33, 3)
     life = Life(disk)
     assert "salvaged: 3 offsets lost 33..35" in next(iter(life.manager.unclean.values()))
@@ -212,8 +211,8 @@ def test_a_segment_that_is_gone_is_covered_and_so_is_the_first_one() -> None:
     disk.synced = dict(disk.live)
     done = salvage(disk)
     assert done.plan.lost == [
-        Lost(bases[0], bases[1] - 1, (), is_covered=True),
-        Lost(bases[2], bases[3] - 1, (), is_covered=True),
+        LostOffsets(bases[0], bases[1] - 1, (), is_covered=True),
+        LostOffsets(bases[2], bases[3] - 1, (), is_covered=True),
     ]
     gone = [*range(bases[0], bases[1]), *range(bases[2], bases[3])]
     assert opened(disk)[0] == expected(*gone)
@@ -224,9 +223,9 @@ def test_of_a_log_that_is_lost_whole_no_offset_is_given_twice() -> None:
     disk.unlink(segment(0))
     disk.synced = dict(disk.live)
     done = salvage(disk)
-    assert done.plan.lost == [Lost(0, 35, (), is_covered=False)]
+    assert done.plan.lost == [LostOffsets(0, 35, (), is_covered=False)]
     life = Life(disk)
-    assert life.manager.open_refused(TOPIC_ID, ZERO)
+    assert life.manager.open_offline(TOPIC_ID, ZERO)
     log = life.log()
     assert (log.log_start_offset, log.log_end_offset) == (36, 36)
 

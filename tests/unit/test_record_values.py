@@ -14,7 +14,7 @@ from broker.record.render import (
     skip_lines,
     splice_timestamps,
 )
-from broker.record.values import UnreadableRecordError, bytes_view, partition_for_key
+from broker.record.values import RecordNotJsonError, bytes_view, partition_for_key
 
 JSON, BINARY, STRING = RecordFormat.JSON, RecordFormat.BINARY, RecordFormat.STRING
 
@@ -156,7 +156,7 @@ def test_bytes_that_are_not_json_name_their_offset(view: bytes) -> None:
         value_format=BINARY,
     )
     with pytest.raises(
-        UnreadableRecordError, match="value deserialization error for format json"
+        RecordNotJsonError, match="value deserialization error for format json"
     ) as e:
         render_v2(batch, topic="t", partition=0, door=JSON)
     assert e.value.offset == 6

@@ -357,7 +357,7 @@ def test_a_full_disk_keeps_a_damaged_replica_waiting(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(host.logs._small, "write_damaged", full)
+        patched.setattr(host.logs._directory_files, "write_damaged", full)
         host.rot()
         host.tick()
         host.learn(OTHER, (OTHER,), new_epoch=True)
@@ -365,7 +365,7 @@ def test_a_full_disk_keeps_a_damaged_replica_waiting(
     host.tick()
     assert host.is_emptied()
     assert (host.logs.offline, host.logs.unclean) == ({}, {})
-    again = host.logs._small.read_damaged()
+    again = host.logs._directory_files.read_damaged()
     assert again == {}
 
 
@@ -412,7 +412,7 @@ def test_the_last_copy_that_is_kept_is_no_reason_to_wait_once_it_is_made(
         host.tick()
         with monkeypatch.context() as patched:
             if copies == 3:
-                patched.setattr(host.logs._small, "write_damaged", full_disk)
+                patched.setattr(host.logs._directory_files, "write_damaged", full_disk)
             host.learn(OTHER, (OTHER,), new_epoch=True)
         assert len(host.logs.quarantined()) == copies
         host.tick()
@@ -468,7 +468,7 @@ def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
     host.logs, host.manager = hosted(tmp_path, "again")
     host.batches += settled_again(sum(map(len, host.batches)))
     with monkeypatch.context() as patched:
-        patched.setattr(host.logs._small, "write_damaged", full_disk)
+        patched.setattr(host.logs._directory_files, "write_damaged", full_disk)
         host.follow()
         assert host.manager.replica(HERE) is None
     host.tick()
@@ -510,7 +510,7 @@ def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
     """Its heartbeats say that it has heard of its successor: the mark of its damage can wait."""
     host = Host(tmp_path, leader=ME)
     with monkeypatch.context() as patched:
-        patched.setattr(host.logs._small, "write_damaged", full_disk)
+        patched.setattr(host.logs._directory_files, "write_damaged", full_disk)
         host.rot()
         host.tick()
         host.learn(OTHER, BOTH, new_epoch=True)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from broker.log import time_search
+from broker.log import log_reader
 from broker.log.log_directory import LogConfig, UnreadableError
-from broker.log.time_search import TimeSearch
+from broker.log.log_reader import TimeSearch
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from broker.server import time_lookups
@@ -59,10 +59,10 @@ def by_looking_at_all(log: PartitionLog, timestamp_ms: int) -> int | None:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever holds more than a kilobyte is large, and no step looks at much."""
-    monkeypatch.setattr(time_search, "HEADERS_PER_STEP", 60)
-    monkeypatch.setattr(time_search, "LINES_BYTES_PER_STEP", 200)
-    monkeypatch.setattr(time_search, "LARGE_BYTES", 1_000)
-    monkeypatch.setattr(time_search, "PIECE_BYTES", 300)
+    monkeypatch.setattr(log_reader, "HEADERS_PER_STEP", 60)
+    monkeypatch.setattr(log_reader, "LINES_BYTES_PER_STEP", 200)
+    monkeypatch.setattr(log_reader, "LARGE_BYTES", 1_000)
+    monkeypatch.setattr(log_reader, "PIECE_BYTES", 300)
 
 
 TIMES = st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=30)
@@ -87,7 +87,7 @@ def test_it_finds_what_a_look_at_every_record_finds(
 
 def steps_of(log: PartitionLog, search: TimeSearch) -> int:
     steps = 1
-    while not log.look_by_time(search):
+    while not log.step_time_search(search):
         steps += 1
         if search.work is not None:
             search.work()
@@ -99,9 +99,9 @@ def test_a_large_batch_is_read_and_looked_through_in_pieces(
     zstd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of 60 MB, split at once, held the loop for 0.4 s."""
-    monkeypatch.setattr(time_search, "PIECE_BYTES", 100_000)
-    monkeypatch.setattr(time_search, "LARGE_BYTES", 200_000)
-    monkeypatch.setattr(time_search, "LINES_BYTES_PER_STEP", 30_000)
+    monkeypatch.setattr(log_reader, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(log_reader, "LARGE_BYTES", 200_000)
+    monkeypatch.setattr(log_reader, "LINES_BYTES_PER_STEP", 30_000)
     disk = SimulatedDisk()
     log = Life(disk, LogConfig(zstd=zstd)).log()
     append_times(log, list(range(15_000)), 0, text="on time")
@@ -158,7 +158,7 @@ def test_a_log_that_is_cut_meanwhile_is_searched_anew() -> None:
     life.flush()
     search = TimeSearch(150)
     for _ in range(3):
-        assert not log.look_by_time(search)
+        assert not log.step_time_search(search)
     log.truncate_to(0)
     log.append_as_leader(
         [ProduceRecord(value=make_raw(b"1"), timestamp=200)],

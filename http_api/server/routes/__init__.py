@@ -1,1 +1,1 @@
-"""Routes, one module a noun."""
+"""Routes of the public listener, one module per noun."""

@@ -1,4 +1,4 @@
-"""Liveness and readiness, for people, load balancers and `up`."""
+"""Liveness and readiness, for operators, load balancers and `quorumlog up`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OpsRoutes:
-    """``/``, ``/healthz``, ``/readyz``. Owner: the app, for its whole life."""
+    """Routes ``/``, ``/healthz`` and ``/readyz``. Owner: the app, for its whole life."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -25,15 +25,15 @@ class OpsRoutes:
         router.add("GET", "/readyz", self.readyz, TEXT)
 
     async def root(self, request: web.Request) -> web.Response:
-        """Confluent's liveness answer."""
+        """Answer ``{}``, Confluent's liveness answer."""
         return reply(b"{}", V2)
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200 while the process answers at all."""
+        """Answer 200 while the process answers at all."""
         return reply(b"ok\n", TEXT)
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 when every reason is ok, else 503; one line per reason either way."""
+        """Answer 200 if every reason is ok, else 503; one line per reason in both cases."""
         rows = self._apis.readiness()
         ready = all(ok for _, ok in rows)
         lines = [f"[{'+' if ok else '-'}]{reason}{' ok' if ok else ''}\n" for reason, ok in rows]

@@ -1,4 +1,4 @@
-"""``/broker/v1/state`` and ``/broker/v1/events``: what this broker itself holds, for operators."""
+"""``/broker/v1/state`` and ``/broker/v1/events``: the debug state of this broker, for operators."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 DEFAULT_REPLICAS = 500
 MAX_REPLICAS = 2_000
-"""Replicas in one answer: 2 MB."""
+"""Most replicas in one answer: 2 MB."""
 DEFAULT_EVENTS = 1_000
 MAX_EVENTS = 10_000
-"""Events in one answer: 4 MB."""
+"""Most events in one answer: 4 MB."""
 MAX_NUMBER = 10**18 - 1
 MAX_PARTITION = 2**31 - 1
 
 
 class StateRoutes:
-    """Read-only, and served whatever the broker's state is. Owner: the app."""
+    """Read-only routes, served whatever the broker's state is. Owner: the app."""
 
     def __init__(self, white_box: WhiteBox) -> None:
         self._white_box = white_box
@@ -38,7 +38,10 @@ class StateRoutes:
         router.add("GET", "/broker/v1/events", self.events, JSON)
 
     async def state(self, request: web.Request) -> web.Response:
-        """The broker, and a page of its replicas; ``chain=true`` wants one partition."""
+        """Answer the broker's state and a page of its replicas.
+
+        ``chain=true`` adds the batches of one partition, which must be named.
+        """
         query = request.query
         topic = topic_name(query["topic"]) if "topic" in query else None
         partition = None
@@ -62,7 +65,7 @@ class StateRoutes:
         return json_reply(body, JSON)
 
     async def events(self, request: web.Request) -> web.Response:
-        """Events behind ``after``, oldest first."""
+        """Answer the events behind ``after``, oldest first."""
         after = query_integer(request.query, "after", 0, 0, MAX_NUMBER)
         limit = query_integer(request.query, "limit", DEFAULT_EVENTS, 1, MAX_EVENTS)
         events = await self._white_box.events(after, limit)

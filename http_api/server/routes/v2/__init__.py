@@ -1,1 +1,1 @@
-"""The v2 door: Confluent REST Proxy's produce and metadata paths, and the direct fetch."""
+"""The v2 API: Confluent REST Proxy's produce, consumer and metadata paths, and the direct fetch."""

@@ -1,7 +1,9 @@
-"""``/consumers/G…``: consumer instances, as Confluent's REST Proxy v2 has them.
+"""``/consumers/G…``: consumer instances, as in Confluent's REST Proxy v2.
 
-An instance lives with its group's coordinator, not here: any broker serves any of these paths
-(decision D7). Reading moves positions, so it is no pure read, though its method is GET (rule F2).
+An instance lives with its group's coordinator, so any broker serves any of these paths: each
+handler reads the body (`consumers_bodies`), sends one group request to the coordinator and renders
+its answer (decision D7). Reading moves positions, so it is no pure read, though its method is GET
+(rule F2).
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _TEXTS = {
 
 
 class ConsumerRoutes:
-    """Consumer instances of the v2 door. Owner: the app; holds no state of its own."""
+    """Consumer instances of the v2 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -87,7 +89,7 @@ class ConsumerRoutes:
         router.add("POST", instance + "/positions/end", self.seek_to_end, V2)
 
     async def create(self, request: web.Request, group: str) -> web.Response:
-        """A new instance of the group; its name is the client's, or made up."""
+        """Create an instance of the group; its name is the client's, or generated."""
         group_id = GroupId(check_name("group_name", group))
         _check_accept(request)
         wanted = bodies.new_instance(await bodies.read_object(request, self._limits.max_body_bytes))
@@ -104,7 +106,7 @@ class ConsumerRoutes:
         return json_reply(consumers.created(made.instance, uri), V2, headers=headers)
 
     async def delete(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Leaves the group at once."""
+        """Remove the instance, which leaves the group at once."""
         group_id, member = _enter(request, group, instance)
         await self._ask(DeleteInstance(group=group_id, instance=member))
         return _done()
@@ -112,7 +114,10 @@ class ConsumerRoutes:
     # subscription and assignment
 
     async def subscribe(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """204 after the join, so that the first read is not empty. No topics: as DELETE."""
+        """Subscribe; 204 after the join, so that the first read is not empty.
+
+        An empty list of topics unsubscribes, as DELETE does.
+        """
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         topics, pattern = bodies.subscription(fields)
@@ -125,20 +130,20 @@ class ConsumerRoutes:
         return _done()
 
     async def subscription(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """The topics; after a pattern, those it matched."""
+        """Answer the subscribed topics; after a pattern, the topics it matched."""
         found = await self._describe(request, group, instance)
         if found.settings.strimzi:
             return json_reply(consumers.strimzi_subscription(found.topics, found.assignment), V2)
         return json_reply({"topics": list(found.topics)}, V2)
 
     async def unsubscribe(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Gives up the subscription, or the manual assignment."""
+        """End the subscription, or the manual assignment."""
         group_id, member = _enter(request, group, instance)
         await self._ask(Unsubscribe(group=group_id, instance=member))
         return _done()
 
     async def assign(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Read these partitions, outside of the group's rebalancing."""
+        """Assign partitions by hand, outside of the group's rebalancing."""
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         partitions = bodies.partitions(fields)
@@ -146,17 +151,17 @@ class ConsumerRoutes:
         return _done()
 
     async def assignments(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """What the instance owns now."""
+        """Answer the partitions that the instance owns now."""
         found = await self._describe(request, group, instance)
         return json_reply(consumers.partitions(found.assignment), V2)
 
     # reading
 
     async def records(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Read on; waits for the first record up to ``timeout``, ``[]`` after it."""
+        """Answer the next records; wait for the first one up to ``timeout``, then answer ``[]``."""
         request[MOVES_POSITIONS] = True
         group_id, member = _names(group, instance)
-        if request.method == "HEAD":  # nobody would see the records it skips
+        if request.method == "HEAD":  # it would skip records without returning them
             raise RestError(
                 405,
                 RestCode.METHOD_NOT_ALLOWED,
@@ -183,17 +188,17 @@ class ConsumerRoutes:
         return reply(found.body, embedded_type(found.format))
 
     async def _give_back(self, poll: Poll, body: bytes) -> None:
-        """Nobody is there to take these records: the next read gets them, as far as it goes.
+        """Return records to the group whose client has disconnected: seek back to each first offset.
 
-        So a long poll that was interrupted skips nothing. An answer that is lost behind this point
-        stays lost.
+        So an interrupted long poll skips nothing. An answer that is lost after this check stays
+        lost.
         """
         first: dict[tuple[str, int], int] = {}
         for record in orjson.loads(body):
             first.setdefault((record["topic"], record["partition"]), record["offset"])
         for (topic, partition), offset in first.items():
             target = SeekTarget(TopicName(topic), PartitionId(partition), offset)
-            with suppress(KafkaError):  # another member's by now, which starts from the commit
+            with suppress(KafkaError):  # else another member owns it and starts from the commit
                 await self._apis.group(
                     Seek(group=poll.group, instance=poll.instance, targets=(target,))
                 )
@@ -201,7 +206,7 @@ class ConsumerRoutes:
     # offsets and positions
 
     async def commit(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Commit these offsets, or with an empty body (or ``{}``) everything delivered."""
+        """Commit these offsets, or everything delivered if the body is empty or ``{}``."""
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(
             request, self._limits.max_body_bytes, empty_needs_no_type=True
@@ -211,7 +216,7 @@ class ConsumerRoutes:
         return _done() if done.strimzi else json_reply([], V2)
 
     async def offsets(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Committed offsets of the partitions in the body; without a body, of those it owns."""
+        """Answer the committed offsets of the body's partitions; without a body, of its own."""
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         partitions = bodies.partitions(fields) if fields else None
@@ -222,7 +227,7 @@ class ConsumerRoutes:
         return json_reply(consumers.offsets(rows), V2)
 
     async def seek(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Read on at these offsets, or at the first record behind these times."""
+        """Set the next offsets to read: these offsets, or the first records at or after these times."""
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         targets = bodies.positions(fields)
@@ -232,11 +237,11 @@ class ConsumerRoutes:
     async def seek_to_beginning(
         self, request: web.Request, group: str, instance: str
     ) -> web.Response:
-        """Read on at the log's start."""
+        """Read on at the log start offset."""
         return await self._seek_to(Edge.BEGINNING, request, group, instance)
 
     async def seek_to_end(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Read on behind the last record."""
+        """Read on after the last record."""
         return await self._seek_to(Edge.END, request, group, instance)
 
     async def _seek_to(
@@ -248,7 +253,7 @@ class ConsumerRoutes:
         await self._ask(Seek(group=group_id, instance=member, targets=targets))
         return _done()
 
-    # asking the coordinator
+    # requests to the coordinator
 
     async def _describe(
         self, request: web.Request, group: str, instance: str
@@ -257,7 +262,7 @@ class ConsumerRoutes:
         return await self._ask(DescribeInstance(group=group_id, instance=member))
 
     async def _choose_one_way(self, request: Subscribe | Assign) -> None:
-        """Subscribed and assigned by hand exclude each other."""
+        """Subscribe or assign; 409 if the instance already uses the other way."""
         try:
             await self._ask(request)
         except KafkaError as error:
@@ -267,7 +272,7 @@ class ConsumerRoutes:
             raise RestError(409, RestCode.ILLEGAL_STATE, text) from None
 
     async def _ask(self, request: GroupRequest[A]) -> A:
-        """The coordinator's answer; refusals that clients know by heart in Confluent's words."""
+        """Return the coordinator's answer; refusals that clients compare have Confluent's texts."""
         try:
             return await self._apis.group(request)
         except KafkaError as error:
@@ -286,7 +291,7 @@ def _names(group: str, instance: str) -> tuple[GroupId, InstanceId]:
 
 
 def _enter(request: web.Request, group: str, instance: str) -> tuple[GroupId, InstanceId]:
-    """What every path of an instance checks first: its names, then Accept."""
+    """Return the names in an instance's path; checks the names, then Accept."""
     names = _names(group, instance)
     _check_accept(request)
     return names
@@ -298,7 +303,7 @@ def _check_accept(request: web.Request) -> None:
 
 
 def _is_gone(request: web.Request) -> bool:
-    """Whether the client has closed its connection."""
+    """Return True if the client has closed its connection."""
     return request.transport is None or request.transport.is_closing()
 
 
@@ -307,7 +312,7 @@ def _done() -> web.Response:
 
 
 def _at_most(request: web.Request, name: str, low: int, most: int) -> int | None:
-    """A query parameter, cut to its limits as Confluent does it; None: absent or negative."""
+    """Return a query parameter clamped to its limits, as Confluent does; None: absent or negative."""
     raw = request.query.get(name)
     if raw is None:
         return None

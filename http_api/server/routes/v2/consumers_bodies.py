@@ -1,7 +1,8 @@
-"""What the bodies of v2's consumer paths ask for.
+"""Request bodies of v2's consumer paths, decoded into the coordinator's requests.
 
-A field that is not known is refused: a mistyped ``offsets`` would otherwise read as "commit
-everything". Inside a row more fields are taken, so that a record that was read can be sent back.
+`consumers.py` calls these functions. An unknown field is refused: a mistyped ``offsets`` would
+otherwise mean "commit everything". Inside a row further fields are accepted, so that a record that
+was read can be sent back as a position.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_ROWS = 10_000
-"""Partitions named in one body: as many as a topic may have."""
+"""Most partitions named in one body: as many as a topic may have."""
 MAX_BODY_BYTES = 4_194_304
-"""As many rows with the longest names; decoding more would hold the loop."""
+"""Largest body: `MAX_ROWS` rows with the longest names. Decoding more would block the loop."""
 MAX_SETTINGS = 1_000
-"""Kafka's consumer has about eighty."""
+"""Most settings of one instance; Kafka's consumer has about eighty."""
 _INT32_MAX = 2**31 - 1
 _OFFSET_MAX = 10**18 - 1
-"""The largest offset any path takes."""
+"""The largest offset that any path accepts."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,12 +55,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 async def read_object(
     request: web.Request, limit: int, *, empty_needs_no_type: bool = False
 ) -> dict[str, Any]:
-    """The body's JSON object; ``{}`` for an empty body, whatever its Content-Type.
+    """Return the body's JSON object; ``{}`` for an empty body, whatever its Content-Type.
 
-    ``empty_needs_no_type``: a written ``{}`` is as good as an empty body.
+    ``empty_needs_no_type``: a written ``{}`` needs no Content-Type either.
 
     Raises:
-        RestError: 415 for another Content-Type, 400 for what is not a JSON object.
+        RestError: 415 for another Content-Type, 400 for a body that is not a JSON object.
     """
     body = (await read_body(request, min(limit, MAX_BODY_BYTES))).strip()
     if not body or (empty_needs_no_type and body == b"{}"):
@@ -82,17 +83,21 @@ async def read_object(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewInstance:
-    """What a create body asks for. ``instance`` None: a name is to be made up."""
+    """A decoded create body. ``instance`` None: a name is to be generated."""
 
     instance: InstanceId | None
     settings: ConsumerSettings
     client_id: str
     ignored: tuple[str, ...]
-    """Keys that have no meaning here."""
+    """Kafka's settings that have no effect here, sorted; at most `IGNORED_NAMED_MAX` are named."""
 
 
 def new_instance(fields: dict[str, Any]) -> NewInstance:
-    """A create body, read. A null is as good as an absent key."""
+    """Return a decoded create body; a null counts as an absent key.
+
+    Raises:
+        RestError: 422 for a wrong value or an unknown key.
+    """
     if len(fields) > MAX_SETTINGS:
         text = f"{len(fields)} settings: at most {MAX_SETTINGS} are taken"
         raise RestError(422, RestCode.CONSUMER_CONFIG, text)
@@ -152,12 +157,12 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "requestWaitMs": ("request_timeout_ms", _integer),
     "session.timeout.ms": ("session_timeout_ms", _integer),
 }
-"""Key of the body → (field of `ConsumerSettings`, what reads its value)."""
+"""Key of the body → (field of `ConsumerSettings`, function that decodes its value)."""
 _NAMES = ("id", "name", "client.id")
 
 
 def _settings(given: dict[str, Any]) -> ConsumerSettings:
-    """Kinds are checked here, ranges behind the door."""
+    """Return the settings of a create body; types are checked here, ranges by the coordinator."""
     chosen: dict[str, Any] = {}
     for key, (field, read) in _SETTINGS.items():
         if key in given:
@@ -167,7 +172,7 @@ def _settings(given: dict[str, Any]) -> ConsumerSettings:
 
 
 def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
-    """Dotted keys that have no meaning here, sorted; any other unknown key is refused."""
+    """Return the dotted keys that have no effect here, sorted; any other unknown key is refused."""
     unknown = sorted(given.keys() - _SETTINGS.keys() - set(_NAMES))
     for key in unknown:
         if not is_setting_name(key):
@@ -181,7 +186,7 @@ def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _instance_name(given: dict[str, Any]) -> InstanceId | None:
-    """``id`` before ``name``, as Confluent has it."""
+    """Return the name in ``id``, else in ``name`` (Confluent's order), else None."""
     for key in ("id", "name"):
         name = _text(given, key)
         if name is not None:
@@ -200,12 +205,12 @@ def _text(given: dict[str, Any], key: str) -> str | None:
 
 
 def unprocessable(text: str) -> RestError:
-    """A body whose fields don't say what to do."""
+    """Return the 422 for a body whose fields do not form a request."""
     return RestError(422, RestCode.UNPROCESSABLE, text)
 
 
 def subscription(fields: dict[str, Any]) -> tuple[tuple[TopicName, ...] | None, str | None]:
-    """(topics, pattern): exactly one of them is set; topics may be empty."""
+    """Return (topics, pattern): exactly one of them is set; topics may be empty."""
     _only(fields, "topics", "topic_pattern")
     topics, pattern = fields.get("topics"), fields.get("topic_pattern")
     if topics is not None and not isinstance(topics, list):
@@ -223,16 +228,17 @@ def subscription(fields: dict[str, Any]) -> tuple[tuple[TopicName, ...] | None, 
 
 
 def partitions(fields: dict[str, Any]) -> tuple[TopicPartition, ...]:
-    """``{"partitions": [{"topic", "partition"}]}``."""
+    """Return the partitions of ``{"partitions": [{"topic", "partition"}]}``, without repeats."""
     _only(fields, "partitions")
     rows = _rows(fields, "partitions")
     return tuple(dict.fromkeys(_place(row) for row in rows))
 
 
 def commit(fields: dict[str, Any]) -> tuple[GroupOffset, ...] | None:
-    """``{"offsets": [{"topic", "partition", "offset", "metadata"?}]}``; None: all delivered.
+    """Return the offsets to commit; None for an empty body: everything delivered.
 
-    Redpanda's clients say ``partitions`` instead.
+    The body is ``{"offsets": [{"topic", "partition", "offset", "metadata"?}]}``. Redpanda's clients
+    name the list ``partitions`` instead.
     """
     if not fields:
         return None
@@ -252,7 +258,11 @@ def commit(fields: dict[str, Any]) -> tuple[GroupOffset, ...] | None:
 
 
 def positions(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
-    """``{"offsets": [{"topic", "partition", "offset"}], "timestamps": [{…, "timestamp"}]}``."""
+    """Return the targets of a seek, by offset or by time.
+
+    The body is ``{"offsets": [{"topic", "partition", "offset"}], "timestamps": [{…,
+    "timestamp"}]}``.
+    """
     _only(fields, "offsets", "timestamps")
     if fields.get("offsets") is None and fields.get("timestamps") is None:
         raise unprocessable('expected {"offsets": [{"topic", "partition", "offset"}]}')
@@ -267,7 +277,7 @@ def positions(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
 
 
 def edges(fields: dict[str, Any], edge: Edge) -> tuple[SeekTarget, ...]:
-    """``{"partitions": [{"topic", "partition"}]}``, all to one end."""
+    """Return targets at one end of the log for ``{"partitions": [{"topic", "partition"}]}``."""
     return tuple(SeekTarget(at.topic, at.partition, edge) for at in partitions(fields))
 
 
@@ -307,7 +317,7 @@ def _place(row: dict[str, Any]) -> TopicPartition:
 
 
 def row_offset(row: dict[str, Any], name: str) -> int:
-    """An offset of a row."""
+    """Return an offset of a row."""
     number = _number(row.get(name))
     if number is None or not 0 <= number <= _OFFSET_MAX:
         got = shown_value(row.get(name))
@@ -316,7 +326,10 @@ def row_offset(row: dict[str, Any], name: str) -> int:
 
 
 def _time_ms(row: dict[str, Any]) -> int:
-    """ISO-8601 (UTC where it names no zone), or a number of milliseconds since 1970."""
+    """Return a row's time in milliseconds since 1970.
+
+    The value is ISO-8601 (UTC if it names no zone) or a number of milliseconds.
+    """
     value = row.get("timestamp")
     number = _number(value)
     if number is None and isinstance(value, str):
@@ -334,7 +347,7 @@ def _time_ms(row: dict[str, Any]) -> int:
 
 
 def _number(value: object) -> int | None:
-    """A JSON integer, or a string of digits (Redpanda's clients send these)."""
+    """Return a JSON integer or a string of digits (as Redpanda's clients send) as an int, or None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

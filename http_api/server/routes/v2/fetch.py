@@ -1,8 +1,9 @@
 """``GET /topics/T/partitions/P/records``: the direct fetch, without any state on the server.
 
-Stored lines go out as they are (NDJSON: a join; array: a join and one same-length replace). Only
-the v2 record shape and ``include=timestamp`` cost work per record; ``include=batches`` tells the
-time and the formats once per batch.
+`records` negotiates the type, asks the broker for a `FetchResult` and renders it. Stored lines are
+sent unchanged (NDJSON: a join; array: a join and one same-length replace), stored zstd frames too
+if the client accepts them. Only the v2 record shape and ``include=timestamp`` cost work per record;
+``include=batches`` adds time and formats once per batch. The fast lane uses the same helpers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs, web
 
 from broker.record.batch import BatchError, RecordFormat
-from broker.record.compression import fits_one_frame, framed, framed_once
+from broker.record.compression import fits_one_frame, framed, framed_as_single
 from broker.record.lines import BATCH_BYTES_MAX
 from broker.record.render import (
     batch_line,
@@ -22,7 +23,7 @@ from broker.record.render import (
     render_v2,
     splice_timestamps,
 )
-from broker.record.values import UnreadableRecordError
+from broker.record.values import RecordNotJsonError
 from broker.server.reads import parted
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
@@ -57,16 +58,16 @@ TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
 OFFSET_MAX = 10**18 - 1
 MANY = "many"
-"""``frames=many``: this reader decodes zstd frames that stand one behind the other."""
+"""Value of ``frames``: the reader decodes several zstd frames in a row."""
 RACK_HEADER = "Quorumlog-Rack"
 MAX_RACK_CHARACTERS = 255
 SEPARATE_WRITE_BYTES = 65_536
-"""From here on headers and body are written separately: joining them would copy the body, which
-costs more than a second system call."""
+"""Bodies of this size or more are written apart from their headers: joining would copy the body,
+which costs more than a second system call."""
 
 
 class FetchRoutes:
-    """Reads of the v2 door. Owner: the app; holds no state of its own."""
+    """Reads of the v2 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -77,7 +78,7 @@ class FetchRoutes:
         router.add("GET", path, self.records, V2_JSON)
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
-        """Records from an offset or a timestamp on; waits for the first one up to ``timeout``."""
+        """Answer records from an offset or a timestamp on; wait for the first one up to ``timeout``."""
         content_type = choose_reply(accept_of(request), FETCH_REPLIES)
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
@@ -94,7 +95,7 @@ class FetchRoutes:
             result = in_one_frame(result)
         try:
             body, coding = _body(result, content_type, fetch, include, many=many)
-        except BatchError:  # as lines it is found where the log is read, and the log has failed
+        except BatchError:  # a rotten batch: read as lines, it is reported as a damaged log
             result = await self._fetch(replace(fetch, packed=False))
             body, coding = _body(result, content_type, fetch, include, many=many)
         headers = self._headers(result, content_type, image) | coding
@@ -142,7 +143,7 @@ class FetchRoutes:
         )
 
     def _headers(self, result: FetchResult, content_type: str, topic: TopicImage) -> dict[str, str]:
-        """What a reader needs to go on, and whom to ask directly next time."""
+        """Return the headers from which a reader continues, and finds the leader next time."""
         headers = {
             hdrs.CONTENT_TYPE: content_type,
             "Quorumlog-High-Watermark": str(result.high_watermark),
@@ -158,7 +159,7 @@ class FetchRoutes:
         return headers
 
     def _served_by(self, result: FetchResult) -> dict[str, str]:
-        """For a reader that named its rack: who served it, and whom to ask directly next time."""
+        """Return the broker that served a reader that named its rack, and its URL for the next time."""
         served_by = result.leader_id if result.served_by is None else result.served_by
         headers = {"Quorumlog-Served-By": str(served_by)}
         url = leader_url(self._apis.image, served_by)
@@ -168,21 +169,24 @@ class FetchRoutes:
 
 
 def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
-    """Where to ask directly next time."""
+    """Return the broker's URL, or None if the image does not know the broker."""
     broker = image.brokers.get(leader)
     return None if broker is None else f"http://{broker.http}"
 
 
 def room_of(max_bytes: int, *, many: bool) -> int:
-    """What is read for who takes zstd: what one frame has no room for would be thrown away."""
+    """Return the bytes to read for a client that accepts zstd: at most one frame, unless ``many``.
+
+    Bytes that do not fit into the one frame would be thrown away.
+    """
     return max_bytes if many else min(max_bytes, BATCH_BYTES_MAX)
 
 
 def in_one_frame(result: FetchResult) -> FetchResult:
-    """As much of a compressed result as makes one frame.
+    """Return as much of a compressed result as fits into one frame.
 
-    Readers that stop behind the first frame, and say nothing, are many (docs/decisions/0008): told
-    where the last one ends they would read on behind records they never saw.
+    Many readers silently stop after the first frame (docs/decisions/0008). Given the end of the
+    last frame as next offset, they would skip records they never saw.
     """
     kept = fits_one_frame(result.packed)
     slices, packed = parted(kept)
@@ -192,20 +196,20 @@ def in_one_frame(result: FetchResult) -> FetchResult:
 def _body(
     result: FetchResult, content_type: str, fetch: FetchRequest, include: str | None, *, many: bool
 ) -> tuple[bytes, dict[str, str]]:
-    """The body, and what is to be said of its coding. BatchError as `framed_once`."""
+    """Return the body, and the headers that describe its coding; raises BatchError as `framed_as_single`."""
     if result.packed:
-        form = framed if many else framed_once
+        form = framed if many else framed_as_single
         found = form(result.packed, batch_line if include == "batches" else None)
         return b"".join(found.parts), zstd_headers(found.lines_size)
     try:
         body = _render(result.slices, content_type, fetch, include)
-    except UnreadableRecordError as error:
+    except RecordNotJsonError as error:
         raise _unreadable(error, fetch) from None
     return body, {hdrs.VARY: hdrs.ACCEPT_ENCODING} if content_type == NDJSON else {}
 
 
 def zstd_headers(lines_size: int) -> dict[str, str]:
-    """What is said of a body of zstd frames that holds so many bytes."""
+    """Return the headers of a body of zstd frames that decode to ``lines_size`` bytes."""
     return {
         hdrs.CONTENT_ENCODING: ZSTD,
         hdrs.VARY: hdrs.ACCEPT_ENCODING,
@@ -221,14 +225,14 @@ def _reads_many(query: Mapping[str, str]) -> bool:
 
 
 def _takes_frames(request: web.Request, content_type: str, include: str | None) -> bool:
-    """Whether stored frames can be the answer: lines as they are, to who can read them."""
+    """Return True if stored frames can be the answer: unchanged lines, to a client that takes zstd."""
     if content_type != NDJSON or include == "timestamp":
         return False
     return takes_zstd(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, ())))
 
 
 def _rack(request: web.Request) -> str | None:
-    """Where the reader is, if it says so: ``rack=R``, else the header ``Quorumlog-Rack``."""
+    """Return the reader's rack: ``rack=R``, else the header ``Quorumlog-Rack``, else None."""
     rack = request.query.get("rack", request.headers.get(RACK_HEADER))
     if rack is not None and not 0 < len(rack) <= MAX_RACK_CHARACTERS:
         raise bad_parameter("rack", rack[:20], f"1 to {MAX_RACK_CHARACTERS} characters")
@@ -236,7 +240,7 @@ def _rack(request: web.Request) -> str | None:
 
 
 def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """(offset, timestamp): exactly one of them."""
+    """Return (offset, timestamp): exactly one of them is set."""
     if "timestamp" not in query:
         return query_integer(query, "offset", None, 0, OFFSET_MAX), None
     if "offset" in query:
@@ -249,7 +253,7 @@ def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _include(query: Mapping[str, str], content_type: str) -> str | None:
-    """What is to be told beside the records."""
+    """Return the requested addition to the records: ``timestamp``, ``batches`` or None."""
     include = query.get("include")
     if include not in {None, "timestamp", "batches"}:
         raise bad_parameter("include", include, "timestamp or batches")
@@ -282,7 +286,7 @@ def _render(
     return b"[" + b",".join(rendered) + b"]"
 
 
-def _unreadable(error: UnreadableRecordError, fetch: FetchRequest) -> RestError:
+def _unreadable(error: RecordNotJsonError, fetch: FetchRequest) -> RestError:
     return RestError(
         422,
         RestCode.JSON_CONVERSION,

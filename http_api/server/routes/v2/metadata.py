@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MetadataRoutes:
-    """Metadata of the v2 door. Owner: the app; holds no state of its own."""
+    """Metadata of the v2 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -39,16 +39,19 @@ class MetadataRoutes:
             router.add("GET", path, handler, V2)
 
     async def brokers(self, request: web.Request) -> web.Response:
-        """Ids of the brokers that are alive."""
+        """Answer the ids of the live brokers."""
         return _reply(request, v2.brokers(b.broker_id for b in live_brokers(self._apis.image)))
 
     async def topics(self, request: web.Request) -> web.Response:
-        """Names, internal topics left out."""
+        """Answer the topics' names, without internal topics."""
         names = sorted(set(self._apis.image.topic_ids) - v2.INTERNAL_TOPICS)
         return _reply(request, names)
 
     async def topic(self, request: web.Request, topic: str) -> web.Response:
-        """One topic with its effective configs; unknown is 40403 here, 40401 everywhere else."""
+        """Answer one topic with its effective configs; an unknown one is 40403 only on this path.
+
+        Every other path answers 40401.
+        """
         found = await topic_or_404(
             self._apis, topic_name(topic), RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED
         )
@@ -56,19 +59,19 @@ class MetadataRoutes:
         return _reply(request, v2.topic(found.name, configs, _partitions(found)))
 
     async def partitions(self, request: web.Request, topic: str) -> web.Response:
-        """All partitions of a topic."""
+        """Answer all partitions of a topic."""
         found = await topic_or_404(self._apis, topic_name(topic), RestCode.TOPIC_NOT_FOUND)
         return _reply(request, _partitions(found))
 
     async def partition(self, request: web.Request, topic: str, partition: str) -> web.Response:
-        """One partition."""
+        """Answer one partition."""
         name, number = topic_name(topic), partition_id(partition)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         partition_or_404(found, number)
         return _reply(request, _partitions(found)[number])
 
     async def offsets(self, request: web.Request, topic: str, partition: str) -> web.Response:
-        """Both ends of a partition, from its leader."""
+        """Answer the beginning and end offset of a partition, from its leader."""
         name, number = topic_name(topic), partition_id(partition)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         partition_or_404(found, number)

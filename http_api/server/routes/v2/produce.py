@@ -1,7 +1,8 @@
 """``POST /topics/T`` and ``POST /topics/T/partitions/P``.
 
-The hot path: one decode of the body, no Python work per record here but the row of the answer
-(bytes formatting) and the base64 check of a binary body. Partitioning happens in the broker.
+The hot path: one decode of the body; per record only the answer's row (bytes formatting) and the
+base64 check of a binary body are Python work here. The broker partitions the records. The fast lane
+uses `read_records` and `answer_with_failures`, so both ways answer alike.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _EXPECTED_BODY = 'expected {"records":[{"key"?,"value"?,"partition"?,"timestamp"
 
 
 class ProduceRoutes:
-    """Writes of the v2 door. Owner: the app; holds no state of its own."""
+    """Writes of the v2 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -80,13 +81,13 @@ class ProduceRoutes:
         router.add("POST", "/topics/{topic}/partitions/{partition}", self.to_partition, V2)
 
     async def to_topic(self, request: web.Request, topic: str) -> web.StreamResponse:
-        """Each record to its own partition, else by its key."""
+        """Append each record to the partition it names, else to the one its key selects."""
         return await self._produce(request, topic_name(topic), None)
 
     async def to_partition(
         self, request: web.Request, topic: str, partition: str
     ) -> web.StreamResponse:
-        """All records to one partition."""
+        """Append all records to one partition."""
         name = topic_name(topic)
         return await self._produce(request, name, partition_id(partition))
 
@@ -139,7 +140,7 @@ class ProduceRoutes:
     async def _refused_as_a_whole(
         self, produce: ProduceRequest, error: KafkaError
     ) -> web.StreamResponse:
-        """One error for all records: a wrong request is 4xx, what a retry may mend has rows.
+        """Answer one error for all records: 4xx for a wrong request, rows for a retriable failure.
 
         So a client reads one shape whether one record failed or all of them.
         """
@@ -163,17 +164,20 @@ class ProduceRoutes:
 
 
 def answer(results: Sequence[RecordResult]) -> web.Response:
-    """One row per record, in request order."""
+    """Return one row per record, in request order."""
     row = v2.OFFSET_ROW
     try:
         rows = [row % (result.partition, result.offset) for result in results]
-    except TypeError:  # a record that failed has no offset: looked for only now, as it is rare
+    except TypeError:  # a failed record has no offset; checked only here, as failures are rare
         return answer_with_failures(results)
     return reply(v2.produce_reply(rows), V2)
 
 
 def answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
-    """Some records failed. If nothing was stored: 503 if that is certain and a retry may help."""
+    """Return the rows of results of which some failed.
+
+    The status is 503 if certainly nothing was stored and a retry may succeed, else 200.
+    """
     failures = [result.error for result in results if result.error is not None]
     rows = [
         v2.OFFSET_ROW % (result.partition, result.offset)
@@ -191,15 +195,15 @@ def answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
 def read_records(
     body: bytes, stored_as: RecordFormat, limits: BrokerLimits, partition: PartitionId | None
 ) -> Sequence[ProduceRecord]:
-    """The records of a body, within the limits: the first is counted before it is decoded.
+    """Return the records of a body within the limits; objects are counted before decoding.
 
-    ``partition``: the path's, which no record may contradict.
+    ``partition`` is the path's, which no record may contradict.
 
     Raises:
         RestError: 413 over a limit; 422 another partition than the path's; else as `_records`.
     """
     most = limits.max_objects_per_request
-    if len(body) > 2 * most:  # a shorter one can't hold more: there is no need to count
+    if len(body) > 2 * most:  # a shorter body can't hold more objects: no need to count
         objects = body.count(b"{")
         if objects > most:
             raise _too_many(f"{objects} JSON objects", "max_objects_per_request", most)
@@ -213,7 +217,7 @@ def read_records(
 
 
 def _check_one_partition(records: Sequence[ProduceRecord], partition: PartitionId) -> None:
-    """Written to the path's, a record that names another would be where nobody looks for it."""
+    """Refuse a record that names another partition than the path: its reader would not find it."""
     for index, record in enumerate(records):
         if record.partition is not None and record.partition != partition:
             text = (
@@ -224,10 +228,10 @@ def _check_one_partition(records: Sequence[ProduceRecord], partition: PartitionI
 
 
 def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
-    """The records of a body.
+    """Return the records of a body.
 
     Raises:
-        RestError: 400/400 what is not JSON or of the wrong kind, 422/422 wrong fields.
+        RestError: 400/400 for a body that is not JSON or of the wrong kind, 422/422 for wrong fields.
     """
     try:
         records = decode_records(body)
@@ -247,7 +251,7 @@ def _too_many(what: str, limit: str, most: int) -> RestError:
 
 
 def _no_schemas(body: bytes, embedded: EmbeddedFormat) -> RestError:
-    """What a format that needs a schema registry gets: we have none."""
+    """Return the refusal of a format that needs a schema registry, which does not exist here."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

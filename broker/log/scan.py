@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from broker.log.disk import Disk
 
+
 SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 """Name of a segment in use: not of a file that is out of use, or not yet in use."""
 
