@@ -138,7 +138,7 @@ class Sequencer:
             raise RuntimeError(msg)
         channel = self._channels.get(partition)
         if channel is None:
-            channel = SequencedSender(self._producer_id, together=False)
+            channel = SequencedSender(self._producer_id, can_batch=False)
             self._channels[partition] = channel
         self._waiting += 1
 

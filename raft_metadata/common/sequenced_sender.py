@@ -21,7 +21,9 @@ network or on a deposed leader, is refused because of that epoch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import IntEnum, auto
+from typing import Final
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BATCHES_REMEMBERED, EPOCH_MAX, Claim, next_sequence
@@ -89,30 +91,97 @@ class PendingProduce:
             done(base_offset, error)
 
 
+class BatchState(IntEnum):
+    """Knowledge of the sender about one batch and its attempts.
+
+    An attempt is under way in SENDING, RESENDING and SENDING_VOID.
+    """
+
+    READY = auto()
+    """No attempt was made, or every attempt surely appended nothing."""
+    SENDING = auto()
+    DOUBTFUL = auto()
+    """An attempt had an unknown outcome, so the batch may have been appended."""
+    RESENDING = auto()
+    """As DOUBTFUL, with another attempt under way."""
+    VOID = auto()
+    """Surely never appended under its sequence: a batch before it left a gap."""
+    SENDING_VOID = auto()
+    """As VOID; the attempt under way was made before the gap was known."""
+
+
+class BatchEvent(IntEnum):
+    """Events that change a batch's state."""
+
+    SENT = auto()
+    REFUSED = auto()
+    """The attempt surely appended nothing."""
+    UNKNOWN = auto()
+    """The attempt may have appended the batch."""
+    VOIDED = auto()
+    """A batch before this one surely is not appended, so every log refuses this one."""
+
+
+_S, _E = BatchState, BatchEvent
+TRANSITIONS: Final[Mapping[tuple[BatchState, BatchEvent], BatchState]] = {
+    (_S.READY, _E.SENT): _S.SENDING,
+    (_S.READY, _E.VOIDED): _S.VOID,
+    (_S.SENDING, _E.REFUSED): _S.READY,
+    (_S.SENDING, _E.UNKNOWN): _S.DOUBTFUL,
+    (_S.SENDING, _E.VOIDED): _S.SENDING_VOID,
+    (_S.DOUBTFUL, _E.SENT): _S.RESENDING,
+    (_S.DOUBTFUL, _E.VOIDED): _S.VOID,
+    # A refusal proves nothing about the earlier attempt: the batch may stand in the log already.
+    (_S.RESENDING, _E.REFUSED): _S.DOUBTFUL,
+    (_S.RESENDING, _E.UNKNOWN): _S.DOUBTFUL,
+    (_S.RESENDING, _E.VOIDED): _S.SENDING_VOID,
+    (_S.VOID, _E.VOIDED): _S.VOID,
+    (_S.SENDING_VOID, _E.REFUSED): _S.VOID,
+    (_S.SENDING_VOID, _E.UNKNOWN): _S.VOID,
+    (_S.SENDING_VOID, _E.VOIDED): _S.SENDING_VOID,
+}
+"""Every step that a batch can take. An answer that it was appended removes it from the sender."""
+
+_ATTEMPT_UNDER_WAY = frozenset({_S.SENDING, _S.RESENDING, _S.SENDING_VOID})
+_MAY_BE_APPENDED = frozenset({_S.DOUBTFUL, _S.RESENDING})
+
+
 class InFlightBatch:
     """Produces that are sent as one batch under one sequence; ``text`` never changes."""
 
-    __slots__ = (
-        "calling", "claim", "count", "doubtful", "error", "members", "ordinal", "text", "void",
-        "was_first",
-    )  # fmt: skip
+    __slots__ = ("claim", "count", "error", "members", "ordinal", "state", "text", "was_first")
 
     def __init__(self, members: list[PendingProduce], claim: Claim, ordinal: int) -> None:
         self.ordinal = ordinal
-        """Number of batches that this channel numbered before this one."""
+        """Number of batches that this sender numbered before this one."""
         self.members = members
         self.claim = claim
         self.count = sum(member.count for member in members)
         self.text = b",".join([member.text for member in members])
-        self.calling = False
+        self.state = BatchState.READY
         self.was_first = False
         """True if no earlier batch was in flight at its last attempt."""
-        self.doubtful = False
-        """True if an attempt had an unknown outcome, so the batch may have been appended."""
-        self.void = False
-        """True if it was sent behind a batch that surely is not appended, so no log took it."""
         self.error: KafkaError | None = None
         """The error of the last attempt, or None."""
+
+    def step(self, event: BatchEvent) -> None:
+        """Change the state as `TRANSITIONS` says; KeyError for a step that no batch can take."""
+        self.state = TRANSITIONS[self.state, event]
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while an attempt has not been answered."""
+        return self.state in _ATTEMPT_UNDER_WAY
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if an earlier attempt may have appended it."""
+        return self.state in _MAY_BE_APPENDED
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if a client whose deadline passes now cannot be told that it was not written."""
+        return self.is_under_way or self.is_doubtful
 
     @property
     def first(self) -> PendingProduce:
@@ -137,7 +206,7 @@ class InFlightBatch:
 class SequencedSender:
     """The ordered stream of produces from one sender to one partition.
 
-    One channel carries produces of one strength (acks=all, or less). The caller calls `due` until
+    One sender carries produces of one strength (acks=all, or less). The caller calls `due` until
     it returns None, sends each batch, reports `succeeded` or `failed` for each, and calls `expire`
     as time passes; after each of these calls `due` may return a batch again.
     """
@@ -155,14 +224,14 @@ class SequencedSender:
         "spare_producer_id",
     )  # fmt: skip
 
-    def __init__(self, producer_id: int, *, together: bool = True) -> None:
+    def __init__(self, producer_id: int, *, can_batch: bool = True) -> None:
         """Start with the first epoch of ``producer_id``.
 
-        ``together`` False sends each produce as a request of its own, so that each is refused
+        ``can_batch`` False sends each produce as a request of its own, so that each is refused
         alone.
         """
         self._producer_id = producer_id
-        self._can_batch = together
+        self._can_batch = can_batch
         self._epoch = 0
         self._sequence = 0
         self._batches_formed = 0
@@ -186,7 +255,9 @@ class SequencedSender:
     def has_failed(self) -> bool:
         """True if the first batch in flight is to be sent again: later, or to another leader."""
         return (
-            bool(self._in_flight) and self._sends_one_at_a_time and not self._in_flight[0].calling
+            bool(self._in_flight)
+            and self._sends_one_at_a_time
+            and not self._in_flight[0].is_under_way
         )
 
     def add(self, waiting: PendingProduce) -> None:
@@ -209,11 +280,11 @@ class SequencedSender:
     def due(self) -> InFlightBatch | None:
         """Return the next batch to send and mark it as in flight, or None."""
         for batch in self._in_flight:
-            if batch.calling:
+            if batch.is_under_way:
                 if self._sends_one_at_a_time:
                     return None
-            elif batch.doubtful or not self._has_gap:
-                batch.calling = True
+            elif batch.is_doubtful or not self._has_gap:
+                batch.step(BatchEvent.SENT)
                 batch.was_first = batch is self._in_flight[0]
                 return batch
         if self._has_gap or not self._queue:
@@ -224,7 +295,7 @@ class SequencedSender:
             if self._sends_one_at_a_time or span >= IN_FLIGHT_MAX:
                 return None
         batch = self._form_batch()
-        batch.calling = True
+        batch.step(BatchEvent.SENT)
         batch.was_first = not self._in_flight
         self._in_flight.append(batch)
         return batch
@@ -247,7 +318,6 @@ class SequencedSender:
 
     def succeeded(self, batch: InFlightBatch, base_offset: int) -> None:
         """Complete the produces of a batch that was appended at ``base_offset``; -1 for acks=0."""
-        batch.calling = False
         self._in_flight.remove(batch)
         self._sends_one_at_a_time = False
         at = base_offset
@@ -262,25 +332,31 @@ class SequencedSender:
 
         ``is_final``: no retry can succeed, because the partition no longer exists.
         """
-        batch.calling = False
+        was_doubtful = batch.is_doubtful
+        is_unknown = error.outcome is Outcome.UNKNOWN
+        batch.step(BatchEvent.UNKNOWN if is_unknown else BatchEvent.REFUSED)
         batch.error = error
         self._sends_one_at_a_time = True
-        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and batch.doubtful):
+        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and was_doubtful):
             error = KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
             self._give_up(batch, error)  # its offset is not known, and a retry can't tell
-        elif error.outcome is Outcome.UNKNOWN and not batch.void:
-            batch.doubtful = True
-        elif not batch.doubtful:
-            early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not batch.was_first
-            if batch.void or batch.is_partly_complete:
-                self._has_gap = True  # renumber it, without the produces completed already
-            elif early:
-                pass  # overtook the one before it on another connection: retry in its turn
-            elif error.code in _SEQUENCE_REFUSALS:
-                self._has_gap = True
-            elif is_final or error.code not in RETRIABLE_REFUSALS:
-                self._give_up(batch, error)
+        elif batch.state is BatchState.VOID:
+            self._has_gap = True
+        elif batch.state is BatchState.READY:
+            self._refused(batch, error, is_final=is_final)
         self._begin_next_epoch()
+
+    def _refused(self, batch: InFlightBatch, error: KafkaError, *, is_final: bool) -> None:
+        """Retry, renumber or give up a batch that surely is not appended."""
+        is_early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not batch.was_first
+        if batch.is_partly_complete:
+            self._has_gap = True  # renumber it, without the produces completed already
+        elif is_early:
+            pass  # overtook the one before it on another connection: retry in its turn
+        elif error.code in _SEQUENCE_REFUSALS:
+            self._has_gap = True
+        elif is_final or error.code not in RETRIABLE_REFUSALS:
+            self._give_up(batch, error)
 
     def _give_up(self, batch: InFlightBatch, error: KafkaError) -> None:
         """Complete the produces of a batch with the error and start renumbering the others."""
@@ -298,7 +374,7 @@ class SequencedSender:
         it were never sent as the first one, so a log that lacks it refuses them.
         """
         for batch in self._in_flight[gap + 1 :]:
-            batch.void, batch.doubtful = True, False
+            batch.step(BatchEvent.VOIDED)
 
     def give_up(self) -> None:
         """Complete all produces because the sender stops.
@@ -306,7 +382,7 @@ class SequencedSender:
         Produces that may have been appended get an unknown outcome, the others NOT_WRITTEN.
         """
         for batch in self._in_flight:
-            error = _expiry_error(batch.error, in_doubt=batch.calling or batch.doubtful)
+            error = _expiry_error(batch.error, in_doubt=batch.is_in_doubt)
             for member in batch.members:
                 member.settle(-1, error)
         for member in self._queue:
@@ -321,7 +397,7 @@ class SequencedSender:
         """
         for batch in self._in_flight:
             if any(each.done and each.deadline_ms <= now_ms for each in batch.members):
-                in_doubt = batch.calling or batch.doubtful
+                in_doubt = batch.is_in_doubt
                 error = _expiry_error(batch.error, in_doubt=in_doubt)
                 # A produce reported as not written is never sent again: give up this sequence.
                 self._has_gap |= not in_doubt
@@ -344,13 +420,13 @@ class SequencedSender:
         """
         if self._has_gap:
             for at, batch in enumerate(self._in_flight):
-                if not batch.calling and not batch.doubtful:
+                if not batch.is_in_doubt:
                     self._mark_void_behind(at)
                     break
         for batch in self._in_flight:
-            if batch.calling or (batch.doubtful and batch.is_awaited):
+            if batch.is_under_way or (batch.is_doubtful and batch.is_awaited):
                 return
-        if any(batch.doubtful for batch in self._in_flight):
+        if any(batch.is_doubtful for batch in self._in_flight):
             self._has_gap = True
         used_up = self._epoch == EPOCH_MAX
         if not self._has_gap or (used_up and self.spare_producer_id is None):
@@ -358,7 +434,7 @@ class SequencedSender:
         again = [
             member
             for batch in self._in_flight
-            if not batch.doubtful
+            if not batch.is_doubtful
             for member in batch.members
             if member.done is not None
         ]
