@@ -13,7 +13,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from broker.log.partition_log import ReadableLog
+    from broker.log.partition_log import PartitionLog
     from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
     from broker.replication.partition import Partition
@@ -108,7 +108,7 @@ class Reads:
 
 
 def read_now(
-    log: ReadableLog, offset: int, max_bytes: int, partition: Partition, *, packed: bool
+    log: PartitionLog, offset: int, max_bytes: int, partition: Partition, *, packed: bool
 ) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
     """What is below the high watermark, as (`FetchResult.slices`, `FetchResult.packed`)."""
     if packed:
