@@ -1,1 +1,1 @@
-"""What it costs and how long it takes, beside a floor of the benchmark's own, in the same run."""
+"""Benchmarks: costs and durations, each beside a floor of the benchmark's own in the same run."""

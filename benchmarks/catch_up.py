@@ -1,4 +1,4 @@
-"""What acks=all costs while a new replica is filled beside it: alone, unthrottled, throttled.
+"""Cost to acks=all while a new replica is filled beside it: alone, unthrottled, throttled.
 
 ``python -m benchmarks.catch_up [--megabytes 1024] [--rate 20]``. A topic of one partition is moved
 to a broker that lacks it (Kafka's reassignment), while one connection writes one record after the
@@ -39,26 +39,26 @@ MB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of one phase, in milliseconds."""
+    """Latencies of one phase, in milliseconds."""
 
     millis: list[float]
     seconds: float
 
     def text(self) -> str:
-        """p50, p99, worst."""
+        """Return p50, p99 and the worst as text."""
         p50, p99 = percentile(self.millis, 0.5), percentile(self.millis, 0.99)
         return f"{p50:.1f} / {p99:.1f} / {max(self.millis):.0f} ms"
 
 
 async def measure(cluster: Product, megabytes: int, rate_mb: int) -> list[Row]:
-    """Three phases on one cluster."""
+    """Run the three phases on one cluster."""
     base = f"{cluster.now().brokers[0].url}/v3/clusters/{cluster.now().cluster_id}"
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         await _create(session, base, FILLED, [1, 2], flush="os")
         await _create(session, base, BESIDE, [1, 2, 3], flush="ack")
         url = cluster.now().brokers[0].url
         await _fill(session, url, megabytes)
-        await asyncio.to_thread(os.sync)  # else the disk is busy with that for seconds
+        await asyncio.to_thread(os.sync)  # else the disk is busy with the filled data for seconds
         alone = await _write(session, url, asyncio.sleep(ALONE_S))
         free = await _write(session, url, _move(session, base, [1, 3]))
         await _throttle(session, base, rate_mb * MB)
@@ -121,7 +121,7 @@ async def _fill(session: aiohttp.ClientSession, url: str, megabytes: int) -> Non
 async def _write(
     session: aiohttp.ClientSession, url: str, until: Coroutine[Any, Any, None]
 ) -> Latencies:
-    """One record after the other until that is done."""
+    """Write one record after the other until `until` completes; return the latencies."""
     millis: list[float] = []
     began = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
@@ -160,7 +160,7 @@ async def _move(session: aiohttp.ClientSession, base: str, replicas: list[int]) 
 
 
 async def _left(session: aiohttp.ClientSession, base: str) -> int:
-    """Offsets that the new replica lacks."""
+    """Return the number of offsets that the new replica lacks."""
     answer = await session.get(f"{base}/topics/{FILLED}/partitions/0/reassignment")
     moving = await answer.json()
     return int(max(row["lag"] for row in moving["progress"] if not row["is_in_sync"]))
@@ -172,7 +172,7 @@ async def _throttle(session: aiohttp.ClientSession, base: str, rate: int) -> Non
 
 
 async def run(megabytes: int, rate_mb: int) -> list[Row]:
-    """On a fresh cluster."""
+    """Run the phases on a fresh cluster."""
     async with calm_product() as cluster:
         return await measure(cluster, megabytes, rate_mb)
 

@@ -1,8 +1,8 @@
-"""What compaction costs, and what it saves: `python -m benchmarks.compaction [DIRECTORY]`.
+"""Costs and savings of compaction: `python -m benchmarks.compaction [DIRECTORY]`.
 
-A partition's log on a real disk: how fast it is compacted at full speed and at the default rate,
-how long the loop is held meanwhile, and how long a group coordinator loads 1 M commits of 1,000
-keys before and after.
+A partition's log on a real disk: the speed of compaction unlimited and at the default rate, the
+time for which the loop is blocked meanwhile, and the time in which a group coordinator loads 1 M
+commits of 1,000 keys before and after.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TICK_S = 0.001
 
 
 def filled(directory: Path, name: str, batch: int, total: int) -> tuple[LogManager, PartitionLog]:
-    """Commits of `KEYS` keys in turn, so many in a batch."""
+    """Return a log of commits of `KEYS` keys in turn, many in a batch."""
     config = LogConfig(
         segment_bytes=SEGMENT_BYTES,
         flush_before_ack=False,
@@ -81,7 +81,7 @@ def filled(directory: Path, name: str, batch: int, total: int) -> tuple[LogManag
 
 
 def load(log: PartitionLog) -> float:
-    """Seconds a coordinator takes to fold all of it."""
+    """Return the seconds a coordinator needs to read all of it."""
     state, offset, end = GroupsState(), 0, log.log_end_offset
     began = time.perf_counter()
     while offset < end:
@@ -95,7 +95,7 @@ def load(log: PartitionLog) -> float:
 
 
 async def clean(log: PartitionLog, rate: int) -> tuple[CleaningStats, float, float, list[float]]:
-    """One pass: what it did, wall and CPU seconds, and how late the loop was at each tick."""
+    """Run one pass; return its figures, wall and CPU seconds, and the loop's delays, sorted."""
     late: list[float] = []
 
     async def ticks() -> None:
@@ -122,7 +122,7 @@ async def clean(log: PartitionLog, rate: int) -> tuple[CleaningStats, float, flo
 
 
 def tell(what: str, size: int, seconds: tuple[float, float], late: list[float]) -> None:
-    """One line of figures; ``seconds``: of the wall's clock, of CPU."""
+    """Print one line of figures; ``seconds`` are wall-clock and CPU seconds."""
     wall, cpu = seconds
     p99 = late[int(len(late) * 0.99)] * 1000
     print(
@@ -133,7 +133,7 @@ def tell(what: str, size: int, seconds: tuple[float, float], late: list[float]) 
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark of the module's docstring."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
         for batch, total in ((100, COMMITS), (1, COMMITS // 10)):
             for name, rate in (("full speed", 1 << 40), ("default rate", 1 << 25)):

@@ -1,8 +1,8 @@
-"""What compression.type=zstd costs and saves: `python -m benchmarks.compression [DIRECTORY]`.
+"""Costs and savings of compression.type=zstd: `python -m benchmarks.compression [DIRECTORY]`.
 
-The flights of the demo (or made-up ones, where they are not there) as a leader appends them and as
-readers get them, CPU time a megabyte of lines, beside a topic that is not compressed; then one
-batch of a megabyte at every level, the worst that the loop is held.
+The flights of the demo (or generated rows if they are absent) as a leader appends them and as
+readers get them: CPU time per megabyte of lines, beside a topic that is not compressed. Then one
+batch of a megabyte at every level: the longest time for which the loop is blocked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEVELS = (1, 2, 3, 4, 5, 6, 9, 12, 19)
 
 
 def flights() -> Iterator[dict[str, str]]:
-    """Rows of the demo's data."""
+    """Return rows of the demo's data."""
     if not FLIGHTS.exists():
         for n in range(100_000):
             yield {"flight": str(n * 7919 % 9_999), "carrier": "UA", "dest": "IAH", "row": str(n)}
@@ -47,7 +47,7 @@ def flights() -> Iterator[dict[str, str]]:
 
 
 def bodies(batch: int) -> list[bytes]:
-    """Produce bodies of so many records, about `TOTAL_BYTES` in all."""
+    """Return produce bodies of so many records each, about `TOTAL_BYTES` in all."""
     made, size, rows = [], 0, flights()
     while size < TOTAL_BYTES:
         records = [{"key": row.get("flight"), "value": row} for row in islice(rows, batch)]
@@ -59,7 +59,7 @@ def bodies(batch: int) -> list[bytes]:
 
 
 def log_in(folder: Path, name: str, *, zstd: bool) -> PartitionLog:
-    """A log of its own on a real disk, never synced."""
+    """Return a log of its own on a real disk, never synced."""
     config = LogConfig(flush_before_ack=False, zstd=zstd)
     manager = LogManager(folder / name, on_failed=print, default_config=config)
     manager.open()
@@ -67,7 +67,7 @@ def log_in(folder: Path, name: str, *, zstd: bool) -> PartitionLog:
 
 
 def append(log: PartitionLog, body: bytes) -> None:
-    """As a request of one partition is."""
+    """Append as a request for one partition does."""
     log.append_as_leader(
         decode_records(body),
         key_format=RecordFormat.JSON,
@@ -78,21 +78,21 @@ def append(log: PartitionLog, body: bytes) -> None:
 
 
 def cpu_ms(work: Callable[[], object]) -> float:
-    """CPU time, all threads."""
+    """Return the CPU time in milliseconds, over all threads."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1000
 
 
 def read(log: PartitionLog, how: Callable[[int], int]) -> None:
-    """All of it; ``how`` reads from an offset and says where it came to."""
+    """Read the whole log; ``how`` reads from an offset and returns the next one."""
     offset = 0
     while offset < log.log_end_offset:
         offset = how(offset)
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark of the module's docstring."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
         for batch in (1, 10, 100, 1_000):
             measure(Path(folder), batch)
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def measure(folder: Path, batch: int) -> None:
-    """One line for each kind of topic."""
+    """Print one line for each kind of topic."""
     made = bodies(batch)
     sizes = {}
     for zstd in (False, True):
@@ -146,7 +146,7 @@ def measure(folder: Path, batch: int) -> None:
 
 
 def lines_in(log: PartitionLog) -> int:
-    """Bytes, before anything is compressed."""
+    """Return the number of bytes before compression."""
     offset = size = 0
     while offset < log.log_end_offset:
         found = log.read(offset, FETCH_BYTES, log.log_end_offset)
@@ -156,7 +156,7 @@ def lines_in(log: PartitionLog) -> int:
 
 
 def levels() -> None:
-    """One batch of a megabyte: how long the loop would be held, and for what."""
+    """Print time and ratio of compressing a batch of a megabyte, for each level."""
     rows = islice(flights(), 5_000)
     lines = b"".join(
         b'{"offset":%d,"key":null,"value":%b}\n' % (n, orjson.dumps(row))

@@ -15,7 +15,7 @@ from http_api.client.consumer import fetch_lines
 
 
 async def read(url: str, topic: str, seconds: float) -> dict[str, float]:
-    """Read partition 0 from offset 0 to the end, again and again, until the time is over."""
+    """Read partition 0 from offset 0 to the end, repeatedly, until the time is over."""
     records = offset = 0
     began, cpu = time.monotonic(), time.process_time()
     async with AsyncClient([url]) as client:

@@ -1,8 +1,8 @@
-"""Longest silence after a fault, felt by writers that never stop trying.
+"""Longest silence after a fault, measured by writers that never stop trying.
 
 Writes are sent every 10 ms whatever became of the earlier ones, through brokers that the fault does
-not touch, so a request that is stuck can't hide that writing is possible again. A gap is the
-longest time between two acknowledgements from the fault on.
+not touch, so a request that hangs cannot hide that writing is possible again. A gap is the longest
+time between two acknowledgements from the fault on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOPIC = "failover"
 EVERY_S = 0.01
 TIMEOUT_MS = 5000
 MAX_UNDER_WAY = 1000
-"""10 s of writes: more silence than that is a failure, not a figure."""
+"""Most writes in flight, 10 s of them: a longer silence is a failure, not a figure."""
 CALM_BEFORE_S = 0.5
 CALM_AFTER_S = 1.0
 SILENCE_LIMIT_S = 15.0
@@ -37,13 +37,13 @@ METADATA_EVERY_S = 0.02
 
 
 def longest_gap(times: Sequence[float], since: float) -> float:
-    """Longest time between neighbours that ends after `since`; the last one before counts."""
+    """Return the longest gap that ends after `since`; it may begin before `since`."""
     ordered = sorted(times)
     return max((b - a for a, b in pairwise(ordered) if b > since), default=0)
 
 
 class Writer:
-    """One record every `EVERY_S`, each request a task of its own."""
+    """A writer of one record every `EVERY_S`, each request in a task of its own."""
 
     def __init__(self, http: Http, urls: list[str]) -> None:
         self._http = http
@@ -55,7 +55,7 @@ class Writer:
         self.slowest_ms = 0.0
 
     async def run(self) -> None:
-        """Until `stop`; returns when every answer is there."""
+        """Write until `stop`; return when every request is answered."""
         number = 0
         async with asyncio.TaskGroup() as tasks:
             while not self._stopped:
@@ -82,7 +82,7 @@ class Writer:
 
 
 async def _produce_trial(product: Product, break_it: Callable[[Node], None]) -> tuple[float, float]:
-    """Break the leader under load; (longest gap, slowest acknowledged write) in ms."""
+    """Break the leader under load; return (longest gap, slowest acknowledged write) in ms."""
     leader = await product.leader(TOPIC)
     others = [broker.url for broker in product.now().brokers if broker.id != leader.id]
     writer = Writer(product.http, others)
@@ -101,7 +101,10 @@ async def _produce_trial(product: Product, break_it: Callable[[Node], None]) -> 
 
 
 async def _wait_calm(acknowledged_ms: Sequence[float], broken_ms: float) -> None:
-    """Two sessions long at least, and until acknowledgements have come for a second on end."""
+    """Wait two sessions at least, and then until acknowledgements are steady again.
+
+    Steady means: within the last `CALM_AFTER_S` no gap of 200 ms or more.
+    """
     clock = SystemClock()
     await asyncio.sleep(2.5)
     while True:
@@ -117,7 +120,8 @@ async def _wait_calm(acknowledged_ms: Sequence[float], broken_ms: float) -> None
 
 
 async def _metadata_trial(product: Product, trial: int) -> tuple[float, float]:
-    """Kill the active controller under metadata writes; (longest gap, slowest write) in ms."""
+    """Kill the active controller under metadata writes; return (longest gap, slowest write) in ms.
+    """
     clock = SystemClock()
     now = product.now()
     history = History([])
@@ -152,7 +156,7 @@ async def _metadata_trial(product: Product, trial: int) -> tuple[float, float]:
 
 
 async def measure(product: Product, trials: int) -> list[Row]:
-    """Each fault `trials` times, on a cluster that is whole again before each."""
+    """Inject each fault `trials` times, on a cluster that is whole again before each."""
     await product.create_topic(TOPIC)
     send = product.cluster.signal_node
 

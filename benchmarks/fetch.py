@@ -25,23 +25,23 @@ CONNECTIONS = 4
 FILL_REQUESTS = 600
 FILL_RECORDS = 100
 START_OFFSET = 50
-"""In the middle of a batch: what a reader usually asks for after another reader's page size."""
+"""Offset in the middle of a batch, a usual start for a reader with its own page size."""
 SHAPES = {
     "NDJSON": ("application/x-ndjson", "", ratio_at_least(0.6)),
     "NDJSON as the SDK asks": ("application/x-ndjson", "&include=batches", None),
     "array of lines": ("application/vnd.quorumlog.lines+json", "", ratio_at_least(0.45)),
     "v2 records": (JSON_V2, "", None),
 }
-"""Accept, what the query says besides, budget."""
+"""Name of a shape → its Accept, further query parameters, budget."""
 TURN_S = 0.5
-"""A shape, then the next: what else runs on this machine changes from second to second, and a
-ratio of two runs that lie further apart says more about that than about either."""
+"""Length of a shape's turn. The machine's other load changes from second to second, so only runs
+close to each other give a ratio that does not depend on it."""
 GOOD_ANSWER = '"offset":'
 CONSUMER_BUDGET = at_least(300_000, " records/s")
 
 
 async def fill(product: Product) -> None:
-    """Some 9 MB in one partition, in batches of 100."""
+    """Write about 9 MB to one partition, in batches of 100."""
     await product.create_topic(TOPIC, flush="os")
     leader = await product.leader(TOPIC)
     path = f"/topics/{TOPIC}/partitions/0"
@@ -63,7 +63,7 @@ async def fill(product: Product) -> None:
 
 
 async def per_cpu_second(product: Product, seconds: float, rounds: int) -> list[Row]:
-    """MB of answers per CPU-second of the leader, straight to it; medians of many short turns.
+    """Return MB of answers per CPU-second of the leader, fetched directly; medians of many turns.
 
     The floor has its turn before the shapes have theirs; a ratio is of one such turn.
     """
@@ -127,7 +127,7 @@ def _fetch_row(name: str, runs: list[Measured], limits: list[float]) -> Row:
 
 
 async def consumer(product: Product, seconds: float) -> list[Row]:
-    """One Python process that reads and decodes every value: by offset, and as a group's member."""
+    """Measure one Python process that decodes every value: by offset, and as a group's member."""
     leader = await product.leader(TOPIC)
     alone = _reader("benchmarks.consumer_read", leader.url, seconds)
     member = _reader("benchmarks.group_read", leader.url, seconds)

@@ -2,8 +2,8 @@
 
 One partition, one leader, followers on a push stream: parse, append, group fdatasync, push,
 acknowledge by the least durable end. No epochs, no limits, no recovery, no partitions, one short
-answer per request. It shares no code with the product, so a ratio to it says what the product's
-promises cost.
+answer per request. It shares no code with the product, so a ratio to it is the cost of the
+product's guarantees.
 
     python -m benchmarks.floor leader FILE [--fsync] [--followers N]    prints: ready HTTP STREAM
     python -m benchmarks.floor follower FILE STREAM_PORT [--fsync]      prints: ready
@@ -37,7 +37,7 @@ except ImportError:
     from zlib import crc32
 
 HEADER = struct.Struct("<IIqI")
-"""crc of the lines, their length, base offset, count."""
+"""Header of a batch: crc of the lines, their length, base offset, count."""
 DURABLE_END = struct.Struct("<q")
 CATCH_UP_BYTES = 1 << 20
 STREAM_BUFFER_BYTES = 4 << 20
@@ -46,7 +46,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class Incoming(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
-    """One record of a request; its offset is set when it is appended."""
+    """A record of a request; its offset is set when it is appended."""
 
     offset: int = -1
     key: str | None = None
@@ -64,7 +64,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class LogFlusher:
-    """Group commit: one thread, one fdatasync at a time; who asks meanwhile shares the next."""
+    """Group commit: one thread, one fdatasync at a time; requests meanwhile share the next one."""
 
     def __init__(self, fd: int, done: Callable[[int], None]) -> None:
         self._fd = fd
@@ -103,7 +103,7 @@ class LogFlusher:
 
 
 class Log:
-    """The file, its ends, and on the leader those who wait for the high watermark."""
+    """The file, its ends, and on the leader the requests that wait for the high watermark."""
 
     def __init__(self, path: Path, *, fsync: bool, followers: int) -> None:
         self.fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o644)
@@ -119,7 +119,7 @@ class Log:
         self._loop = asyncio.get_running_loop()
 
     def produce(self, body: bytes, answered: Callable[[int, int], None]) -> None:
-        """Append a request's records; `answered(base, count)` once they are replicated."""
+        """Append a request's records; call `answered(base, count)` once they are replicated."""
         if not body.isascii():
             body.decode()
         records = _decode(body).records
@@ -138,7 +138,7 @@ class Log:
         self.flush()
 
     def append_pushed(self, batches: memoryview) -> None:
-        """A follower's append: whole batches, checked and written as they came."""
+        """Append a follower's whole batches, checked and written as they arrived."""
         at, size = 0, len(batches)
         while at < size:
             crc, length, base, count = HEADER.unpack_from(batches, at)
@@ -152,14 +152,14 @@ class Log:
         self.flush()
 
     def flush(self) -> None:
-        """Ask for durability up to the present end (at once, where fsync is off)."""
+        """Request durability up to the present end (immediate without fsync)."""
         if self._flusher is None:
             self._set_durable(self.end)
         else:
             self._flusher.flush(self.end)
 
     def acknowledge(self, follower: int, durable_end: int) -> None:
-        """A follower's durable end has moved."""
+        """Note a follower's new durable end."""
         self._follower_ends[follower] = durable_end
         self._advance()
 
@@ -189,7 +189,8 @@ class Log:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client; one request at a time. Just enough HTTP for the load generator."""
+    """A client's connection; one request at a time, with just enough HTTP for the load generator.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -219,12 +220,12 @@ class HttpConnection(asyncio.Protocol):
 
     def _answer(self, base: int, count: int) -> None:
         body = b'{"base_offset":%d,"count":%d}' % (base, count)
-        if not self._transport.is_closing():  # a generator leaves without waiting
+        if not self._transport.is_closing():  # the load generator may have disconnected
             self._transport.write(ANSWER % (len(body), body))
 
 
 class LeaderStream(asyncio.Protocol):
-    """The leader's side of one follower: pushes batches as they stand, reads durable ends."""
+    """The leader's side of one follower: pushes batches unchanged, reads durable ends."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -275,7 +276,7 @@ class LeaderStream(asyncio.Protocol):
 
 
 class FollowerStream(asyncio.BufferedProtocol):
-    """The follower's side: appends what is pushed, acknowledges its durable end."""
+    """The follower's side: appends pushed batches, acknowledges its durable end."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -330,7 +331,7 @@ async def lead(path: Path, *, fsync: bool, followers: int) -> None:
 
 
 async def follow(path: Path, leader_port: int, *, fsync: bool) -> None:
-    """Follow until the leader is gone."""
+    """Follow until the leader ends."""
     log = Log(path, fsync=fsync, followers=0)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: FollowerStream(log), "127.0.0.1", leader_port)
@@ -361,7 +362,7 @@ def main() -> None:
 
 
 def tune_process() -> None:
-    """Keep freed memory instead of giving it back per request, and let the collector rest."""
+    """Keep freed memory instead of returning it per request, and collect garbage less often."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:

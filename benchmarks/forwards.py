@@ -1,12 +1,12 @@
-"""What a request costs that crosses from one broker to another: CPU of both ends, in one process.
+"""CPU cost of a request forwarded from one broker to another: both ends, in one process.
 
     python -m benchmarks.forwards
 
 Both ends are the product's (`ForwardedProduces`, the peer channel, the peer listener, its requests)
 and talk over loopback; the log behind them answers in the next turn of the loop. Each turn has a
 produce of one record for each of so many partitions, all led by the other broker. Thread time, the
-least of `ROUNDS`: other work on the machine hardly shows. *tasks* is the way without `post` and
-`answer_directly`, which is left for what these can't take.
+least of `ROUNDS`, so that other work on the machine hardly counts. *tasks* is the way without
+`post` and `answer_directly`, which remains for requests that these cannot handle.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ BODY = b'{"records":[{"key":"k0001","value":{"id":1,"note":"%b"}}]}' % (b"x" * 8
 
 
 class Log:
-    """In place of `LocalPartitions`: takes everything, and says so in the next turn."""
+    """Replacement of `LocalPartitions`: accepts everything and answers in the next turn."""
 
     def __init__(self) -> None:
         self._end = 0
@@ -85,14 +85,14 @@ class Log:
 
 
 class Tasks(PeerRequests):
-    """Each request is a task."""
+    """Peer services that handle each request in a task."""
 
     def answer_directly(self, *_: object) -> bool:
         return False
 
 
 class Ids:
-    """In place of the controllers."""
+    """Replacement of the controllers as a source of producer ids."""
 
     async def next(self) -> int:
         return 7
@@ -137,7 +137,7 @@ def _image(peer: str, partitions: int) -> MetadataImage:
 
 @asynccontextmanager
 async def crossing(partitions: int, *, tasks: bool) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """One turn: a produce for each partition, until all are answered."""
+    """Run one turn: a produce for each partition, until all are answered."""
     nobody = cast("Any", None)
     services = (Tasks if tasks else PeerRequests)(
         cast("Any", Log()), nobody, nobody, nobody, nobody
@@ -181,7 +181,7 @@ async def crossing(partitions: int, *, tasks: bool) -> AsyncIterator[Callable[[]
 
 
 async def measure(partitions: int) -> list[float]:
-    """µs of CPU a crossing: by tasks, posted; in turn, the least of each."""
+    """Return µs of CPU per forwarded request, by tasks and posted; in turn, the least of each."""
     least = [float("inf")] * 2
     async with crossing(partitions, tasks=True) as one, crossing(partitions, tasks=False) as other:
         for _ in range(ROUNDS):
@@ -210,7 +210,7 @@ async def _turn(forwards: ForwardedProduces, requests: list[Append]) -> None:
 
 
 async def run() -> None:
-    """The table."""
+    """Print the table."""
     print("| partitions in a turn | tasks, µs a crossing | posted |\n| --- | --- | --- |")
     for partitions in PARTITIONS:
         by_tasks, posted = await measure(partitions)
@@ -218,7 +218,7 @@ async def run() -> None:
 
 
 def main() -> None:
-    """On the loop the product has."""
+    """Run on the product's event loop."""
     print(machine())
     run_loop(run())
 

@@ -19,7 +19,7 @@ MAX_BYTES = 1_048_576
 
 
 def read(url: str, topic: str, seconds: float) -> dict[str, float]:
-    """Read the topic from its beginning to its end, again and again, until the time is over."""
+    """Read the topic from its beginning to its end, repeatedly, until the time is over."""
     settings = InstanceSettings(auto_offset_reset="earliest")
     records = 0
     with Client([url]) as client, GroupConsumer(client, f"read-{topic}", settings) as consumer:

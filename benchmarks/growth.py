@@ -1,4 +1,5 @@
-"""Cost stays flat as data grows: a fetch in a large log, a produce among many partitions."""
+"""Cost as data grows, which must stay flat: a fetch in a large log, a produce to many partitions.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ VALUE_BYTES = 900
 FILL_RECORDS = 500
 FILL_CONNECTIONS = 4
 FETCH_BYTES = 4_096
-"""A few records: then what it costs to find them shows."""
+"""Size of an answer: a few records, so that the cost of finding them shows."""
 OFFSETS = 2_000
-"""Drawn at random, and asked for in turn."""
+"""Number of random offsets, fetched in turn."""
 PARTITIONS = 5_000
 FETCH_BUDGET = at_most(1.2, " × of the small log")
 PRODUCE_BUDGET = at_most(1.5, " × of one partition")
 
 
 async def measure(product: Product, seconds: float, rounds: int, scale: float) -> list[Row]:
-    """Both figures; ``scale`` 1.0: 4 GB against 200 MB, 5,000 partitions against one."""
+    """Measure both; ``scale`` 1.0: 4 GB against 200 MB, 5,000 partitions against one."""
     rows = []
     for what, figure in (("fetch", _fetches), ("produce", _produces)):
         try:
             rows.append(await figure(product, seconds, rounds, scale))
-        except RuntimeError as error:  # the other one may still be measured
+        except RuntimeError as error:  # the other figure may still be measured
             rows.append(Row(what=f"growth, {what}", product=NO_FIGURE, note=str(error)[:300]))
     return rows
 
@@ -45,7 +46,7 @@ async def measure(product: Product, seconds: float, rounds: int, scale: float) -
 
 
 async def _fetches(product: Product, seconds: float, rounds: int, scale: float) -> Row:
-    """CPU of the broker per fetch, replication factor 1, both logs in the page cache."""
+    """Measure the broker's CPU per fetch, replication factor 1, both logs in the page cache."""
     sizes = {"small": int(SMALL_BYTES * scale), "large": int(LARGE_BYTES * scale)}
     requests, leaders = {}, {}
     for name, size in sizes.items():
@@ -74,7 +75,7 @@ async def _fetches(product: Product, seconds: float, rounds: int, scale: float) 
 
 
 def _fill(leader: Node, topic: str, size: int) -> int:
-    """Write so many bytes of values; the number of records."""
+    """Write so many bytes of values; return the number of records."""
     path = f"/topics/{topic}/partitions/0"
     bodies = [produce_body(FILL_RECORDS, VALUE_BYTES, seed) for seed in range(2)]
     load = Load(
@@ -109,7 +110,7 @@ def _at_random(topic: str, end: int) -> list[bytes]:
 
 
 async def _produces(product: Product, seconds: float, rounds: int, scale: float) -> Row:
-    """p50 over one connection, acks=all, RF 3, fsync: the same broker's partitions in turn."""
+    """Measure p50 over one connection, acks=all, RF 3, fsync, to a broker's partitions in turn."""
     count = max(2, int(PARTITIONS * scale))
     await product.create_topic("growth-one")
     await product.create_topic("growth-many", partitions=count)
@@ -143,7 +144,7 @@ async def _produces(product: Product, seconds: float, rounds: int, scale: float)
 
 
 def _write_each_once(leader: Node, requests: list[bytes]) -> None:
-    """The first write makes a partition's files, on three brokers: that is not what is measured."""
+    """Write to each partition: the first write creates files, which is not to be measured."""
     load = Load(
         targets=[target(leader)],
         requests=requests,

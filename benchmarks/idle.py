@@ -1,4 +1,4 @@
-"""What a cluster costs that nobody uses."""
+"""Cost of a cluster that serves no requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY_BUDGET = at_most(60, " MB")
 
 
 async def measure(product: Product, seconds: float) -> list[Row]:
-    """Memory of each process after a while without topics, and the CPU they use meanwhile."""
+    """Measure each process's memory after a while without topics, and the CPU used meanwhile."""
     pids = server_pids(product.now())
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     await asyncio.sleep(seconds)

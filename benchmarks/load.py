@@ -1,14 +1,14 @@
 """Load generator: raw sockets, requests rendered beforehand, one epoll loop, closed loop.
 
 An aiohttp client costs 80 to 100 µs a request, more than the server under test. Here a request
-costs one send, one receive, a look at the status line and at one text that only a good answer
-holds. Every connection has one request in flight.
+costs one send, one receive, a check of the status line and of one text that only a good answer
+contains. Every connection has one request in flight.
 
     python -m benchmarks.load HOST:PORT … < spec.json     prints one JSON object
 
 The specification: ``{"requests": [base64, …], "connections", "seconds", "warm_up_s", "expect"}``;
-connection i goes to target i mod targets and sends the requests in turn. ``"head_first": true``:
-head and body leave in two packets, as Python's clients send them.
+connection i uses target i mod targets and sends the requests in turn. ``"head_first": true``: head
+and body are sent in two packets, as Python's clients do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ RECEIVE_BYTES = 1 << 20
 SOCKET_BUFFER_BYTES = 4 << 20
 ANSWER_DEADLINE_S = 30.0
 LOOK_AT_BYTES = 300
-"""A good answer's mark stands in its first record."""
+"""Bytes of a body searched for the expected text, which is in a good answer's first record."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was measured after the warm-up."""
+    """Figures measured after the warm-up."""
 
     requests: int = 0
     errors: int = 0
@@ -44,7 +44,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Connection:
-    """One socket, and how much of the present answer is missing."""
+    """A socket, and the number of bytes missing of the present answer."""
 
     socket: socket.socket
     request: int
@@ -58,7 +58,7 @@ class Connection:
 
 
 class Generator:
-    """Owns its sockets; `run` blocks for the given time."""
+    """Sender of the load. Owns its sockets; `run` blocks for the given time."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class Generator:
         return [connection.socket for connection in self._connections.values()]
 
     def close(self) -> None:
-        """Drop all connections, whatever is under way."""
+        """Close all connections, whatever is in flight."""
         self._epoll.close()
         for connected in self.sockets():
             connected.close()
 
     def run(self, warm_up_s: float, seconds: float) -> dict[str, Any]:
-        """Send until the time is over, then take what is still under way.
+        """Send until the time is over, then receive the answers still in flight.
 
         Returns:
             The figures after the warm-up: elapsed seconds, requests, errors, body bytes, requests a
@@ -182,7 +182,7 @@ class Generator:
         self._look(connection, head, size)
 
     def _look(self, connection: Connection, start: int, size: int) -> None:
-        """Does the body's beginning, which may come in pieces, hold what a good answer holds?"""
+        """Search the beginning of the body, which may arrive in pieces, for the expected text."""
         if not connection.looked:
             text = connection.beginning + self._buffer[start : min(start + LOOK_AT_BYTES, size)]
             if len(text) < LOOK_AT_BYTES and connection.missing > 0:
@@ -208,18 +208,18 @@ class Generator:
 
 
 def render_post(path: str, body: bytes, content_type: str) -> bytes:
-    """A whole POST request as bytes."""
+    """Return a whole POST request as bytes."""
     head = f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: {content_type}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def render_get(path: str, accept: str) -> bytes:
-    """A whole GET request as bytes."""
+    """Return a whole GET request as bytes."""
     return f"GET {path} HTTP/1.1\r\nHost: b\r\nAccept: {accept}\r\n\r\n".encode()
 
 
 def produce_body(records: int, value_bytes: int, seed: int) -> bytes:
-    """A request of keyed records whose JSON values are exactly `value_bytes` long."""
+    """Return a request of keyed records whose JSON values are exactly `value_bytes` long."""
     parts = []
     for number in range(records):
         head = b'{"id":%d,"note":"' % (seed * 1_000_003 + number)
@@ -241,7 +241,7 @@ def main() -> None:
     )
     json.dump(generator.run(spec["warm_up_s"], spec["seconds"]), sys.stdout)
     sys.stdout.flush()
-    os._exit(0)  # no orderly close: the sockets still have answers under way
+    os._exit(0)  # no orderly close: the sockets still have answers in flight
 
 
 if __name__ == "__main__":

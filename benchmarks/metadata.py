@@ -1,7 +1,7 @@
-"""`make bench-metadata`: what 10,000 and 100,000 partitions cost, beside the budgets.
+"""`make bench-metadata`: costs of 10,000 and 100,000 partitions, beside the budgets.
 
-Every section has a fresh cluster of three brokers and three controllers. A missed budget is said,
-not punished: the exit status is 0 unless something could not be measured.
+Every section has a fresh cluster of three brokers and three controllers. A missed budget is only
+reported: the exit status is 0 unless something could not be measured.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 SECTIONS = ("quorum", "create", "leaders", "return", "join", "memory", "fencing")
 BY_DEFAULT = ("quorum", "create", "leaders", "return", "join", "memory")
 CALM_S = 3.0
-"""Registrations, first elections and start-up work are over by then."""
+"""Wait for registrations, first elections and start-up work to end."""
 REQUEST_TIMEOUT_S = 60.0
 ASKED_AT_ONCE = 300
-"""Partitions that are written to the moment the last creation is answered."""
+"""Number of partitions written to as soon as the last creation is answered."""
 ASKED_TIMEOUT_MS = 5_000
 SETTLE_S = 8.0
 FIRST_PARTITIONS = 100
@@ -49,7 +49,7 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much."""
+    """Amount of work."""
 
     sections: tuple[str, ...]
     partitions: int
@@ -61,7 +61,7 @@ class Options:
 
 @asynccontextmanager
 async def calm_product(*options: str) -> AsyncIterator[Product]:
-    """A fresh cluster that has come to rest."""
+    """Yield a fresh cluster after its start-up work."""
     async with product(*options) as cluster:
         await asyncio.sleep(CALM_S)
         yield cluster
@@ -70,7 +70,8 @@ async def calm_product(*options: str) -> AsyncIterator[Product]:
 async def create_topics(
     cluster: Product, topics: int, partitions: int, *, prefix: str = "t"
 ) -> None:
-    """All at once, RF 3, through every broker in turn; returns when all are answered 201."""
+    """Create all topics at once, RF 3, by every broker in turn; return once all are answered 201.
+    """
     now = cluster.now()
 
     async def create(number: int) -> None:
@@ -91,7 +92,7 @@ async def create_topics(
 
 
 async def measure_create(options: Options) -> list[Row]:
-    """One large topic, and a hundred of a hundredth of its size."""
+    """Create one large topic, and a hundred topics of a hundredth of its size."""
     rows = []
     for topics in (1, 100):
         async with calm_product() as cluster:
@@ -151,7 +152,7 @@ async def _create(cluster: Product, topics: int, partitions: int) -> list[Row]:
 
 
 async def _write_to_some(cluster: Product, topics: int, partitions: int) -> list[str]:
-    """The reasons of those first writes that were not acknowledged."""
+    """Return the reasons of those first writes that were not acknowledged."""
     chance = random.Random(SEED)
     everything = [(topic, number) for topic in range(topics) for number in range(partitions)]
     chosen = chance.sample(everything, min(ASKED_AT_ONCE, len(everything)))
@@ -174,7 +175,7 @@ async def _write_to_some(cluster: Product, topics: int, partitions: int) -> list
 
 
 async def measure_leaders(options: Options) -> list[Row]:
-    """A third of all leaders killed; the same with the active controller killed half way."""
+    """Kill a third of all leaders; then the same, with the active controller killed half way."""
     rows = []
     for controller_too in (False, True):
         worst: Row | None = None
@@ -203,7 +204,7 @@ async def _move_leaders(cluster: Product, *, controller_too: bool) -> Row:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             fence = await fenced
             if controller_too:
-                os.kill(active.pid, signal.SIGKILL)  # signal_node looks through /proc first
+                os.kill(active.pid, signal.SIGKILL)  # signal_node would search /proc first
             last = await _all_moved(log, led[victim], fence)
     moved = Counter(seen.epoch for seen in log.moves(fence.offset))
     took_s = (last.at_ms - fence.at_ms) / 1000
@@ -232,7 +233,7 @@ async def _led_by_broker(cluster: Product) -> dict[int, set[int]]:
 
 
 async def _all_moved(log: MetadataLog, led: set[int], fence: Seen) -> Seen:
-    """The record that gave the last of these partitions another leader."""
+    """Wait until each of these partitions has another leader; return the record of the last one."""
     left, looked = set(led), 0
     while True:
         records = list(log.moves(fence.offset))
@@ -247,7 +248,7 @@ async def _all_moved(log: MetadataLog, led: set[int], fence: Seen) -> Seen:
 
 
 async def measure_return(options: Options) -> list[Row]:
-    """A broker that was away joins every ISR again."""
+    """Measure the return of a broker to every ISR."""
     async with calm_product() as cluster:
         await create_topics(cluster, 1, options.partitions)
         await asyncio.sleep(CALM_S)
@@ -258,9 +259,9 @@ async def measure_return(options: Options) -> list[Row]:
 
 
 async def measure_memory(options: Options) -> list[Row]:
-    """What partitions that nobody uses cost the processes."""
+    """Measure the memory that unused partitions cost the processes."""
     async with calm_product() as cluster:
-        # What a process takes for the first of anything (connections, buffers) is no partition's.
+        # Memory for first uses (connections, buffers) must not count as cost of a partition.
         await create_topics(cluster, 1, FIRST_PARTITIONS, prefix="first")
         await asyncio.sleep(CALM_S)
         pids = server_pids(cluster.now())
@@ -293,7 +294,7 @@ async def measure_memory(options: Options) -> list[Row]:
 
 
 async def measure(section: str, options: Options) -> list[Row]:
-    """One section's rows."""
+    """Return one section's rows."""
     match section:
         case "quorum":
             return await metadata_commit.measure(options.kills, options.joining)
@@ -314,7 +315,7 @@ async def measure(section: str, options: Options) -> list[Row]:
 
 
 async def run(options: Options) -> list[Row]:
-    """All chosen sections."""
+    """Run all chosen sections."""
     rows: list[Row] = []
     for section in SECTIONS:
         if section in options.sections:
@@ -329,7 +330,7 @@ async def run(options: Options) -> list[Row]:
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.metadata", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of all sizes, one trial")
     parser.add_argument(

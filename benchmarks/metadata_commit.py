@@ -1,8 +1,9 @@
-"""What the metadata quorum costs: three real voters on loopback, fdatasync and all.
+"""Costs of the metadata quorum: three real voters on loopback, with fdatasync.
 
-Commit latency one after another, commands a second in a pipeline, time from the SIGKILL of the
-leader to the next commit, CPU of an idle voter, and how long a snapshot of 100,000 partitions holds
-the leader's loop. The load is made in the leader's own process, as the active controller does.
+Commit latency one after another, commands per second in a pipeline, time from the SIGKILL of the
+leader to the next commit, CPU of an idle voter, and the time for which a snapshot of 100,000
+partitions blocks the leader's loop. The load is made in the leader's own process, as the active
+controller does.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ if TYPE_CHECKING:
 
 VOTERS = (101, 102, 103)
 COMMAND = b"\0" + b"c" * 59
-"""60 bytes, as the smallest records are; the first byte tells it from a batch of the state."""
+"""A command of 60 bytes, the size of the smallest records; its first byte marks it as no batch."""
 PARTITIONS_PER_TOPIC = 1000
 RING_S = 0.001
-"""How often the leader's loop is asked whether it still runs."""
+"""Interval of the timer that detects blocks of the leader's loop."""
 WAIT_S = 30.0
 
 
@@ -62,7 +63,7 @@ WAIT_S = 30.0
 
 
 class Machine(MetadataStateMachine):
-    """The real state, and commands that change nothing."""
+    """The real state machine, which also accepts commands that change nothing."""
 
     @override
     def apply(self, index: int, term: int, payload: bytes) -> Any:
@@ -70,7 +71,7 @@ class Machine(MetadataStateMachine):
 
 
 class Voter:
-    """One voter, told what to do by lines of JSON on its standard input."""
+    """A voter, controlled by lines of JSON on its standard input."""
 
     def __init__(self, node: int, root: Path, addresses: dict[int, str]) -> None:
         self.machine = Machine()
@@ -98,7 +99,7 @@ class Voter:
         return self.quorum.submit(payload, self.quorum.term)
 
     async def answer(self, question: dict[str, Any]) -> object:
-        """The figure asked for."""
+        """Return the requested figure."""
         match question["do"]:
             case "status":
                 return dict(self.quorum.status())
@@ -174,7 +175,7 @@ class Voter:
         return {"pause_s": max(gaps), "usual_s": usual, "took_s": loop.time() - start}
 
     async def run(self) -> None:
-        """Until the end of the input."""
+        """Handle requests until the end of the input."""
         await self.quorum.start()
         calm_collector()  # both as a controller's process does
         share_promptly()
@@ -210,12 +211,12 @@ def _topic(number: int) -> Iterator[MetadataRecord]:
 
 @dataclass(slots=True)
 class Running:
-    """One life of one voter's process."""
+    """A voter's process, from start to end."""
 
     process: asyncio.subprocess.Process
 
     async def ask(self, do: str, **question: Any) -> Any:
-        """Its answer; RuntimeError if it died."""
+        """Return the process's answer, or raise RuntimeError if it died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": do, **question}).encode() + b"\n")
@@ -226,7 +227,7 @@ class Running:
         return json.loads(line)
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process by SIGKILL."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
@@ -260,7 +261,7 @@ class Cluster:
             self.up[node] = Running(process)
 
     async def leader(self) -> int:
-        """Who leads, once it has committed something."""
+        """Return the leader, once it has committed a command."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 for node, voter in self.up.items():
@@ -269,7 +270,7 @@ class Cluster:
                 await asyncio.sleep(0.005)
 
     async def settled(self) -> None:
-        """Until every voter holds the same log and knows it is committed."""
+        """Wait until every voter holds the same log and knows that it is committed."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 states = [await voter.ask("status") for voter in self.up.values()]
@@ -278,13 +279,13 @@ class Cluster:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Kill all."""
+        """Kill all voters."""
         await asyncio.gather(*(voter.kill() for voter in self.up.values()))
         self._log.close()
 
 
 def free_addresses(nodes: Sequence[int]) -> dict[int, str]:
-    """Loopback addresses nobody uses just now."""
+    """Return loopback addresses that are free at the moment."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in nodes]
     addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
     for listener in sockets:
@@ -296,7 +297,7 @@ def free_addresses(nodes: Sequence[int]) -> dict[int, str]:
 
 
 async def commits(cluster: Cluster, seconds: float) -> list[Row]:
-    """Latency one after another, throughput with 64 and 1,000 in flight."""
+    """Measure latency one after another, and throughput with 64 and 1,000 in flight."""
     leader = cluster.up[await cluster.leader()]
     took = [1000 * s for s in await leader.ask("sequential", seconds=seconds)]
     rows = [
@@ -322,7 +323,7 @@ async def commits(cluster: Cluster, seconds: float) -> list[Row]:
 
 
 async def kills(cluster: Cluster, trials: int) -> Row:
-    """SIGKILL of the leader until another has committed a command of its own."""
+    """Measure from SIGKILL of the leader until another one has committed a command of its own."""
     gaps = []
     for _ in range(trials):
         leader = await cluster.leader()
@@ -343,7 +344,7 @@ async def kills(cluster: Cluster, trials: int) -> Row:
 
 
 async def idle(cluster: Cluster, seconds: float) -> Row:
-    """CPU of the busiest voter while nobody asks anything."""
+    """Measure the CPU of the busiest voter without requests."""
     await cluster.leader()
     before = {node: cpu_seconds(voter.process.pid) for node, voter in cluster.up.items()}
     await asyncio.sleep(seconds)
@@ -359,7 +360,7 @@ async def idle(cluster: Cluster, seconds: float) -> Row:
 
 
 async def snapshot(cluster: Cluster, partitions: int) -> Row:
-    """How long the leader's loop stood still at most while it wrote a snapshot."""
+    """Return the longest block of the leader's loop while it wrote a snapshot."""
     leader = cluster.up[await cluster.leader()]
     await leader.ask("fill", partitions=partitions)
     await cluster.settled()
@@ -380,7 +381,7 @@ SECTIONS = ("idle", "commit", "kill", "snapshot")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How long, how often, and where the voters' disks are."""
+    """Durations, numbers of rounds, and the folder of the voters' disks."""
 
     sections: tuple[str, ...] = SECTIONS
     seconds: float = 5.0
@@ -391,12 +392,12 @@ class Options:
 
 
 async def measure(kills: int, partitions: int) -> list[Row]:
-    """All of it, for `make bench-metadata`."""
+    """Run all sections for `make bench-metadata`."""
     return await run(Options(trials=kills, partitions=partitions))
 
 
 async def run(options: Options) -> list[Row]:
-    """Every section on one cluster; the state grows last."""
+    """Run every section on one cluster; the state grows last."""
     rows: list[Row] = []
     root = Path(tempfile.mkdtemp(prefix="quorumlog-bench-", dir=options.folder))
     async with AsyncExitStack() as stack:
@@ -416,7 +417,7 @@ async def run(options: Options) -> list[Row]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="metadata_commit", description=__doc__)
     parser.add_argument("sections", nargs="*", default=SECTIONS, help=", ".join(SECTIONS))
     parser.add_argument("--seconds", type=float, default=5, help="each commit figure")

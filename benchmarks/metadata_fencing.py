@@ -1,4 +1,4 @@
-"""Is a live broker ever fenced under full load? Counted in the metadata log itself."""
+"""Fencings of live brokers under full load, counted in the metadata log itself (expected: none)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CONNECTIONS = 128
 RECORDS = 100
 VALUE_BYTES = 100
 ROUND_S = 20.0
-"""The topic is made anew for every round, so that the disk does not fill."""
+"""Length of a round; each has a new topic, so that the disk does not fill."""
 GOOD = '"error_code":null'
 
 
 async def measure(minutes: float) -> list[Row]:
-    """Closed-loop writes from 128 connections through all brokers: both cores are never idle."""
+    """Write in closed loops from 128 connections through all brokers: both cores are never idle."""
     rounds = max(1, round(minutes * 60 / ROUND_S))
     async with product() as cluster, MetadataLog(cluster).followed() as log:
         idle_before, all_before = _cpu_ticks()
@@ -64,7 +64,7 @@ async def _round(cluster: Product, topic: str, seconds: float) -> Measured:
 
 
 def fencing_row(log: MetadataLog, runs: Sequence[Measured], *, minutes: float, idle: float) -> Row:
-    """What the log says of these runs; ``idle`` is the share of the cores' time."""
+    """Return the row with the fencings of these runs; ``idle`` is the cores' idle share of time."""
     requests = sum(int(run.figures["requests"]) for run in runs)
     elections = sum(
         1
@@ -87,6 +87,6 @@ def fencing_row(log: MetadataLog, runs: Sequence[Measured], *, minutes: float, i
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """(idle, all) ticks of the machine so far; all cores together."""
+    """Return (idle, all) ticks of the machine so far, over all cores."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return fields[3] + fields[4], sum(fields)

@@ -2,7 +2,7 @@
 
 Real controllers, the real feed, the real `MetadataLoader` in a process of its own over the real
 channel. The brokers that hold the partitions are modelled: registered and heartbeating over HTTP,
-with nothing behind; the placement is the product's placer.
+without anything behind; the placement is the product's placer.
 
 ``python -m benchmarks.metadata_join CLUSTER_ID CONTROLLERS`` is the joining process.
 """
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 MODELLED = tuple(BrokerId(1_001 + number) for number in range(6))
 BEAT_S = 1.0
 SESSION_MS = 30_000
-"""Modelled brokers are one process of a busy machine: they need not be quick."""
+"""Session of the modelled brokers, long because one process of a busy machine serves them all."""
 PARTITIONS_PER_TOPIC = 1_000
-"""As many as one creation may assign by hand."""
+"""Partitions of a topic: as many as one creation may assign by hand."""
 JOIN_LIMIT_S = 60.0
 TICK_S = 0.005
 RETRY_S = 0.05
@@ -142,7 +142,7 @@ async def _status(cluster: Product) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _modelled_brokers(cluster: Product) -> AsyncIterator[None]:
-    """Registered, unfenced, and alive until the block ends."""
+    """Keep brokers registered, unfenced and alive until the block ends."""
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         brokers = [_Modelled(broker, cluster, session) for broker in MODELLED]
         beats = [tasks.create_task(broker.live()) for broker in brokers]
@@ -155,7 +155,7 @@ async def _modelled_brokers(cluster: Product) -> AsyncIterator[None]:
 
 
 class _Modelled:
-    """A broker that says it lives, and nothing else."""
+    """A broker that only registers and sends heartbeats."""
 
     def __init__(
         self, broker_id: BrokerId, cluster: Product, session: aiohttp.ClientSession
@@ -167,7 +167,7 @@ class _Modelled:
         self._session = session
 
     async def live(self) -> None:
-        """Register, then heartbeat every controller, for ever."""
+        """Register, then send heartbeats to every controller, until cancelled."""
         name = str(self._id)
         command = RegisterBroker(
             broker_id=self._id,
@@ -197,7 +197,7 @@ class _Modelled:
 
 
 async def _fill(cluster: Product, partitions: int) -> None:
-    """Topics of 1,000, assigned by the product's placer over the modelled brokers."""
+    """Create topics of 1,000 partitions, placed on the modelled brokers by the product's placer."""
     racks: dict[BrokerId, str | None] = dict.fromkeys(MODELLED)
     cluster_id = cluster.now().cluster_id
     active = await cluster.active_controller()
@@ -218,7 +218,7 @@ async def _fill(cluster: Product, partitions: int) -> None:
 
 
 def _join(cluster: Product) -> dict[str, Any]:
-    """What the joining process says of itself."""
+    """Run the joining process and return the figures it prints."""
     now = cluster.now()
     controllers = {node.id: urlsplit(node.url).netloc for node in now.controllers}
     command = [sys.executable, "-m", "benchmarks.metadata_join"]
@@ -262,7 +262,7 @@ async def _joined(cluster_id: str, controllers: dict[NodeId, str]) -> dict[str, 
 
 
 async def _newest(loader: MetadataLoader) -> MetadataOffset:
-    """What the active controller has committed by now."""
+    """Return the offset that the active controller has committed by now."""
     while True:
         try:
             return await loader.newest_offset()
@@ -271,7 +271,7 @@ async def _newest(loader: MetadataLoader) -> MetadataOffset:
 
 
 async def _watch_loop(longest_s: list[float]) -> None:
-    """How late a timer came at worst."""
+    """Keep the worst delay of a timer in ``longest_s[0]``, in seconds, until cancelled."""
     while True:
         asked = time.monotonic()
         await asyncio.sleep(TICK_S)

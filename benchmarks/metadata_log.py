@@ -1,4 +1,4 @@
-"""The metadata log as a follower of fetch-metadata reads it: each record, its offset, when seen."""
+"""The metadata log as a follower of fetch-metadata reads it: each record, its offset, its time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ WAIT_MS = 1_000
 TIMEOUT_S = 10.0
 RETRY_S = 0.02
 OBSERVER_ID = -1
-"""No broker's: an observer that only reads."""
+"""Id of an observer that only reads; no broker has it."""
 
 
 async def ask(
     session: aiohttp.ClientSession, cluster_id: str, node: Node, path: str, body: bytes
 ) -> bytes:
-    """One command to one controller, as a broker sends it. `CallError` on a refusal."""
+    """Send one command to one controller, as a broker does; raise `CallError` on a refusal."""
     async with session.post(
         node.url + path,
         data=body,
@@ -50,16 +50,16 @@ async def ask(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One record, as JSON."""
+    """A record as JSON, with the time of its arrival."""
 
     offset: int
     epoch: int
     at_ms: float
-    """When the answer that brought it was here."""
+    """Time at which the answer with this record arrived, in ms."""
     record: dict[str, Any]
 
     def is_fence(self, broker: int | None = None) -> bool:
-        """Whether it fences this broker, or any."""
+        """Return True if the record fences this broker; None: any broker."""
         record = self.record
         return (
             record["type"] == "broker_registration_change"
@@ -69,7 +69,7 @@ class Seen:
 
 
 class MetadataLog:
-    """Follows the log at one controller after the other, from the end of a moment on."""
+    """Reader of the log from one controller after the other, from a start on."""
 
     def __init__(self, product: Product) -> None:
         self._product = product
@@ -80,7 +80,7 @@ class MetadataLog:
         """Every record since `start`, in order."""
 
     async def start(self) -> None:
-        """From the present end of the log on."""
+        """Start at the present end of the log."""
         node = await self._product.active_controller()
         status = await self._product.http.get_json(f"{node.url}{paths.STATUS}")
         self._offset = status["next_offset"]
@@ -95,7 +95,7 @@ class MetadataLog:
             following.cancel()
 
     async def follow(self) -> None:
-        """Until cancelled. A controller that does not answer, or refuses, is left for the next."""
+        """Read until cancelled; a controller that fails or refuses is replaced by the next."""
         nodes = self._product.now().controllers
         turn = 0
         async with aiohttp.ClientSession() as session:
@@ -121,7 +121,7 @@ class MetadataLog:
         return found
 
     def take(self, answer: dict[str, Any]) -> None:
-        """What one answer brought."""
+        """Add the records of one answer."""
         if answer.get("snapshot") is not None:
             msg = "the log was compacted before it was read: records are missing"
             raise RuntimeError(msg)
@@ -139,17 +139,17 @@ class MetadataLog:
                 future.set_result(seen)
 
     def first(self, wanted: Callable[[Seen], bool]) -> asyncio.Future[Seen]:
-        """The first record from now on that is wanted."""
+        """Return a future of the first wanted record from now on."""
         future: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
         self._told.append((wanted, future))
         return future
 
     def fences(self) -> list[Seen]:
-        """Every fence seen."""
+        """Return every fencing so far."""
         return [seen for seen in self.seen if seen.is_fence()]
 
     def moves(self, since: int) -> Iterator[Seen]:
-        """Changes of partitions behind this offset."""
+        """Return changes of partitions behind this offset."""
         return (
             seen
             for seen in self.seen

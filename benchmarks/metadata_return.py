@@ -1,7 +1,8 @@
-"""A broker comes back to its partitions: from its unfencing until every ISR is whole again.
+"""Return of a broker to its partitions: from its unfencing until every ISR is whole again.
 
-It is stopped until it is fenced and out of every ISR, then killed; the supervisor starts it anew.
-All of its replicas ask to be validated, and every leader proposes them, partition by partition.
+The broker is suspended until it is fenced and out of every ISR, then killed; the supervisor starts
+it anew. All of its replicas request validation, and every leader proposes them, partition by
+partition.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BUDGET = at_most(5, " s")
 
 
 async def measure(cluster: Product, partitions: int) -> list[Row]:
-    """``cluster`` holds one topic of so many partitions, all in sync."""
+    """Measure a return; ``cluster`` holds one topic of so many partitions, all in sync."""
     brokers = cluster.now().brokers
     victim = brokers[-1]
     async with MetadataLog(cluster).followed() as log:
@@ -62,7 +63,7 @@ def _is_unfence(seen: Seen, broker: int) -> bool:
 
 
 class _Isrs:
-    """The ISR of every partition that changed, as far as the log was looked at."""
+    """The ISR of every partition that changed, as far as the log was read."""
 
     def __init__(self) -> None:
         self._isr: dict[tuple[str, int], list[int]] = {}
@@ -71,7 +72,7 @@ class _Isrs:
     async def until(
         self, log: MetadataLog, wanted: Callable[[list[int]], bool], count: int
     ) -> Seen:
-        """Until so many partitions' ISRs are as wanted; the record that made it so."""
+        """Return the record that brought so many partitions' ISRs to the wanted state."""
         good = {where for where, isr in self._isr.items() if wanted(isr)}
         while True:
             for seen in log.seen[self._looked :]:

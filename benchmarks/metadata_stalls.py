@@ -1,8 +1,8 @@
-"""How long each process stood still: asked for its health every 10 ms, from a process of its own.
+"""Longest stall of each process: a health request every 10 ms, from a process of its own.
 
-``python -m benchmarks.metadata_stalls URL…`` says `ready`, asks until its input ends, then prints
-one JSON object: URL → milliseconds of the longest answer. An answer also waits for a core, so this
-is an upper bound of what the loop itself did.
+``python -m benchmarks.metadata_stalls URL…`` prints `ready`, sends requests until its input ends,
+then prints one JSON object: URL → milliseconds of the longest answer. An answer also waits for a
+core, so this is an upper bound of the loop's own stall.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_S = 0.2
 
 
 class Stalls:
-    """The process that asks; `longest` ends it."""
+    """The measuring process; `longest` ends it."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -41,7 +41,7 @@ class Stalls:
         assert self._process.stdout.readline().startswith("ready")
 
     def longest(self) -> dict[str, float]:
-        """URL → milliseconds."""
+        """Return URL → milliseconds."""
         out, _ = self._process.communicate("", timeout=STOP_S)
         found: dict[str, float] = json.loads(out)
         return found
@@ -66,11 +66,11 @@ async def _watch(url: str, longest: dict[str, float]) -> None:
                 longest[url] = max(longest.get(url, 0), took_ms)
                 await asyncio.sleep(EVERY_S)
         except (OSError, asyncio.IncompleteReadError):
-            await asyncio.sleep(EVERY_S)  # killed: not a stall
+            await asyncio.sleep(EVERY_S)  # the process was killed: not a stall
 
 
 async def main(urls: Sequence[str]) -> None:
-    """Ask until the input ends."""
+    """Send requests until the input ends."""
     longest: dict[str, float] = {}
     async with asyncio.TaskGroup() as tasks:
         watching = [tasks.create_task(_watch(url, longest)) for url in urls]

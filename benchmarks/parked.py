@@ -1,8 +1,8 @@
-"""What waiting costs a broker: 5,000 fetches and 20,000 produces parked, then woken at once.
+"""Costs of waiting in a broker: 5,000 fetches and 20,000 produces wait, then all are completed.
 
 ``python -m benchmarks.parked``. The broker's own layer, in this process, over a real log: no HTTP.
-A fetch is awaited by a task here, as its HTTP handler's would be; a produce is parked as the fast
-lane does it, without one.
+A fetch is awaited by a task here, as in its HTTP handler; a produce waits without a task, as in the
+fast lane.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MS, KB = 1_000, 1_024
 
 
 def _records() -> tuple[MetadataRecord, ...]:
-    """Two brokers, one partition that this one leads, both in sync."""
+    """Return records of two brokers and one partition that this broker leads, both in sync."""
     replicas = (ME, OTHER)
     disks = {ME: DirectoryId("disk-1"), OTHER: DirectoryId("disk-2")}
     return (
@@ -89,7 +89,7 @@ def _records() -> tuple[MetadataRecord, ...]:
 
 
 class _Leader:
-    """One broker that leads one partition; its follower is only said."""
+    """A broker that leads one partition; its follower is simulated."""
 
     def __init__(self, directory: Path) -> None:
         config = BrokerConfig(
@@ -119,7 +119,7 @@ class _Leader:
         replica.partition.on_open(OTHER, opened, self._manager.image.brokers, SESSION, 0)
 
     async def follower_has_all(self) -> None:
-        """The follower acknowledges everything: the high watermark passes it in one step."""
+        """Let the follower acknowledge everything: the high watermark rises in one step."""
         log = self._replica.log
         while log.durable_end < log.log_end_offset:  # noqa: ASYNC110 a log has no event for it
             await asyncio.sleep(0.001)
@@ -133,7 +133,7 @@ class _Leader:
 
 
 class _Stalls:
-    """How late a callback that asks for every turn of the loop came at worst."""
+    """Worst delay of a callback that is scheduled for every turn of the loop."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -149,7 +149,7 @@ class _Stalls:
             self._loop.call_soon(self._turn)
 
     def stop(self) -> float:
-        """In milliseconds."""
+        """Return the worst delay in milliseconds."""
         self._stopped = True
         return self.longest_s * MS
 
@@ -222,7 +222,7 @@ def _row(what: str, held: float, began: float, stalls: _Stalls) -> Row:
 
 
 async def run() -> list[Row]:
-    """Both, on one partition."""
+    """Run both on one partition."""
     with tempfile.TemporaryDirectory() as directory:
         leader = _Leader(Path(directory))
         rows = [await _fetches(leader), await _produces(leader)]

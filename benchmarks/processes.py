@@ -1,4 +1,4 @@
-"""Processes the benchmark starts, and what /proc says about any process."""
+"""Processes the benchmark starts, and figures of any process from /proc."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process that said it is ready, and the words it said."""
+    """A started process that has printed `ready`, and the words behind it."""
 
     pid: int
     words: list[str]
@@ -45,13 +45,13 @@ def child(module: str, *arguments: object) -> Iterator[Child]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, from /proc/<pid>/stat."""
+    """Return user and system time of a process so far, from /proc/<pid>/stat."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 def memory_mb(pid: int) -> tuple[float, float]:
-    """(resident, proportional) set size in MB; the second shares out pages used by several."""
+    """Return the (resident, proportional) set size in MB; the second shares out common pages."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     sizes = {line.split()[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
     return sizes["Rss:"] / 1024, sizes["Pss:"] / 1024
@@ -59,12 +59,12 @@ def memory_mb(pid: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A load run: the generator's figures and each server process's CPU seconds meanwhile."""
+    """Result of a load run: the generator's figures and each server process's CPU seconds."""
 
     figures: dict[str, Any]
     cpu_s: dict[str, float]
     moved: bool = False
-    """Another broker led when it was over, so part of the load was forwarded."""
+    """True if another broker led at the end, so that part of the load was forwarded."""
 
     @property
     def requests_per_s(self) -> float:
@@ -72,7 +72,7 @@ class Measured:
 
     @property
     def problem(self) -> str:
-        """What went wrong, in a few words; empty if nothing did."""
+        """A short description of a failure; empty if there was none."""
         errors = self.figures["errors"]
         text = self.figures["first_error"]
         said = re.search(r'"(?:error|message)":"([^"]+)"', text)
@@ -83,7 +83,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What `load` is told; see there."""
+    """Specification of a load run, as in `benchmarks.load`."""
 
     targets: list[str]
     requests: list[bytes]
@@ -92,14 +92,14 @@ class Load:
     expect: str
     warm_up_s: float = 0.5
     head_first: bool = False
-    """Head and body leave in two packets."""
+    """True: head and body are sent in two packets."""
 
 
 def run_load(load: Load, servers: Mapping[str, int]) -> Measured:
     """Run the generator as a process of its own; CPU is counted from the end of its warm-up.
 
     Args:
-        load: what to send where.
+        load: targets and requests.
         servers: name → pid of the processes whose CPU counts.
     """
     spec = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONNECTIONS = 64
 VALUE_BYTES = 100
 RENDERED = 8
-"""Different requests sent in turn, so that nothing can be answered from a cache."""
+"""Number of different requests sent in turn, so that no cache can answer them."""
 RECORDS_PER_REQUEST = (1, 100, 1000)
 SPREAD_PARTITIONS = 6
 GOOD_PRODUCT = '"error_code":null'
@@ -43,7 +43,7 @@ def _requests(path: str, records: int) -> list[bytes]:
 
 @contextmanager
 def floor(*, fsync: bool) -> Iterator[tuple[str, dict[str, int]]]:
-    """A leader and two followers of the floor; its address and its pids."""
+    """Yield a leader and two followers of the floor: its address and its pids."""
     directory = Path(tempfile.mkdtemp(prefix="floor-", dir=ROOT / ".cache"))
     flags = ["--fsync"] if fsync else []
     module = "benchmarks.floor"
@@ -74,7 +74,7 @@ def _floor_run(*, flush: str, records: int, connections: int, seconds: float) ->
 async def _product_run(
     product: Product, topic: str, *, records: int, connections: int, seconds: float
 ) -> Measured:
-    """One partition, straight to its leader."""
+    """Load one partition, directly at its leader."""
     leader = await product.leader(topic)
     load = Load(
         targets=[target(leader)],
@@ -89,7 +89,7 @@ async def _product_run(
 
 
 async def throughput(product: Product, seconds: float, rounds: int) -> list[Row]:
-    """Rounds alternate between product and floor; each figure is the median of its rounds."""
+    """Alternate rounds of product and floor; each figure is the median of its rounds."""
     rows = []
     for flush, name in FLUSH_NAMES.items():
         for records in RECORDS_PER_REQUEST:
@@ -123,7 +123,7 @@ def _throughput_row(
 
 
 def _note(runs: list[Measured], records: int) -> str:
-    """Latency, CPU per record of the busiest broker and of all processes, problems."""
+    """Return latency, CPU per record of the busiest broker and of all processes, problems."""
     last = runs[-1]
     done = max(1, last.figures["requests"] * records)
     figures = last.figures
@@ -136,7 +136,7 @@ def _note(runs: list[Measured], records: int) -> str:
 
 
 async def latency(product: Product, seconds: float) -> list[Row]:
-    """One record a request over one connection, one after the other."""
+    """Measure one record per request over one connection, one after the other."""
     rows = []
     for flush, name in FLUSH_NAMES.items():
         topic = f"latency-{flush}"
@@ -159,7 +159,8 @@ async def latency(product: Product, seconds: float) -> list[Row]:
 
 
 async def spread(product: Product, seconds: float) -> list[Row]:
-    """Six partitions, requests to every broker whoever leads: two of three are forwarded."""
+    """Load six partitions through every broker whoever leads: two of three requests are forwarded.
+    """
     rows = []
     await product.create_topic("spread", partitions=SPREAD_PARTITIONS)
     now = product.now()

@@ -1,4 +1,4 @@
-"""The product as the benchmarks see it: a cluster of its own, topics, leaders, pids."""
+"""The product as the benchmarks use it: a cluster of its own, topics, leaders, pids."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Product:
     http: Http
 
     def now(self) -> ClusterFile:
-        """cluster.json as it is now."""
+        """The present content of cluster.json."""
         return self.cluster.read()
 
     async def create_topic(
         self, name: str, *, partitions: int = 1, flush: str = "ack", replicas: int = 3
     ) -> None:
-        """By default RF 3, min in-sync replicas 2; with the given flush policy."""
+        """Create a topic with the given flush policy; by default RF 3, min in-sync replicas 2."""
         configs = [{"name": "flush", "value": flush}]
         if replicas < 2:
             configs.append({"name": "min.insync.replicas", "value": "1"})
@@ -52,12 +52,12 @@ class Product:
         await self.http.post_json(f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics", body)
 
     async def delete_topic(self, name: str) -> None:
-        """Give its disk space back: the next cell should not pay for this one's dirty pages."""
+        """Delete a topic, so that its dirty pages do not slow the next measurement."""
         now = self.now()
         await self.http.delete(f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics/{name}")
 
     async def describe(self, topic: str, partition: int = 0) -> dict[str, Any]:
-        """A partition as the first broker that answers describes it."""
+        """Return a partition as the first answering broker describes it."""
         now = self.now()
         path = f"/v3/clusters/{now.cluster_id}/topics/{topic}/partitions/{partition}"
         last: CallError | None = None
@@ -72,12 +72,12 @@ class Product:
         raise last
 
     async def leader(self, topic: str, partition: int = 0) -> Node:
-        """The partition's leader."""
+        """Return the partition's leader."""
         described = await self.describe(topic, partition)
         return self.now().node(int(described["leader"]["related"].rsplit("/", 1)[1]))
 
     async def led_by(self, broker: Node, topic: str) -> list[int]:
-        """Numbers of the topic's partitions that this broker leads."""
+        """Return the numbers of the topic's partitions that this broker leads."""
         now = self.now()
         path = f"/v3/clusters/{now.cluster_id}/topics/{topic}/partitions"
         listed = await self.http.get_json(now.brokers[0].url + path, 30.0)
@@ -89,7 +89,7 @@ class Product:
         ]
 
     async def wait_healthy(self, topic: str) -> None:
-        """Until every node runs, every broker is ready and the partition's ISR is whole again."""
+        """Wait until every node runs, every broker is ready and the partition's ISR is whole."""
         async with asyncio.timeout(HEALTHY_DEADLINE_S):
             while not await self._is_healthy(topic):  # noqa: ASYNC110 others' state: polled
                 await asyncio.sleep(0.1)
@@ -109,7 +109,7 @@ class Product:
         return described["leader"] is not None and len(described["isr"]) == len(now.brokers)
 
     async def active_controller(self) -> Node:
-        """The controller that says it is active, in the highest term."""
+        """Return the controller that reports itself active, in the highest term."""
         found: tuple[int, Node] | None = None
         for node in self.now().controllers:
             try:
@@ -125,13 +125,13 @@ class Product:
 
 
 def target(node: Node) -> str:
-    """host:port for the load generator."""
+    """Return host:port for the load generator."""
     parts = urlsplit(node.url)
     return f"{parts.hostname}:{parts.port}"
 
 
 def server_pids(now: ClusterFile) -> dict[str, int]:
-    """Name → pid of every node that runs."""
+    """Return name → pid of every running node."""
     return {
         f"{node.kind} {node.id}": node.pid
         for node in (*now.brokers, *now.controllers)
@@ -141,7 +141,7 @@ def server_pids(now: ClusterFile) -> dict[str, int]:
 
 @asynccontextmanager
 async def product(*options: str) -> AsyncIterator[Product]:
-    """A fresh cluster on this machine's disk; gone when the block ends."""
+    """Yield a fresh cluster on this machine's disk; it is deleted when the block ends."""
     home = ROOT / ".cache"
     home.mkdir(exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="bench-", dir=home))

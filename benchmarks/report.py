@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A bar of ARCHITECTURE.md's table.
+    """A limit of ARCHITECTURE.md's table.
 
     At least or at most a number; `of_floor` when the number is the ratio to the floor.
     """
@@ -29,7 +29,7 @@ class Budget:
     of_floor: bool = False
 
     def met(self, value: float) -> bool:
-        """Is the value on the right side?"""
+        """Return True if the value is within the limit."""
         return value >= self.number if self.at_least else value <= self.number
 
     @override
@@ -39,25 +39,25 @@ class Budget:
 
 
 def ratio_at_least(number: float) -> Budget:
-    """At least this part of the floor."""
+    """Return a budget of at least this part of the floor."""
     return Budget(number, "", at_least=True, of_floor=True)
 
 
 def at_most(number: float, unit: str) -> Budget:
-    """At most this much."""
+    """Return a budget of at most this number."""
     return Budget(number, unit, at_least=False)
 
 
 def at_least(number: float, unit: str) -> Budget:
-    """At least this much."""
+    """Return a budget of at least this number."""
     return Budget(number, unit, at_least=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement.
+    """A measurement.
 
-    `value` is judged against the budget: the ratio where the budget is one, else the figure itself
+    `value` is compared with the budget: the ratio where the budget is one, else the figure itself
     (in the budget's unit).
     """
 
@@ -70,11 +70,11 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """Is there a budget, and is it not met?"""
+        """True if there is a budget and it is not met."""
         return self.budget is not None and (self.value is None or not self.budget.met(self.value))
 
     def cells(self) -> list[str]:
-        """As they stand in the table."""
+        """The row's cells in the table."""
         ratio = ""
         if self.budget is not None and self.budget.of_floor and self.value is not None:
             ratio = f"{self.value:.2f}"
@@ -84,13 +84,13 @@ class Row:
 
 
 NO_FIGURE = "not measured"
-"""The figure of what could not be measured: then the exit status is 1."""
+"""Figure of a row that could not be measured; the exit status is then 1."""
 
 HEAD = ["what", "product", "floor", "ratio", "budget", "", "note"]
 
 
 def table(rows: Iterable[Row]) -> str:
-    """A Markdown table with its columns aligned, to be read as it is or pasted."""
+    """Return a Markdown table with its columns aligned."""
     lines = [HEAD, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     lines.insert(1, ["-" * width for width in widths])
@@ -101,7 +101,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def missed(rows: Sequence[Row]) -> str:
-    """One sentence per budget that was not met, or one that says all were."""
+    """Return one sentence per missed budget, or one that says that all were met."""
     lines = [
         f"MISSED: {row.what}: "
         + (f"{row.value:.2f}" if row.value is not None else "not measured")
@@ -114,7 +114,7 @@ def missed(rows: Sequence[Row]) -> str:
 
 
 def machine() -> str:
-    """What the figures were measured on, and how busy it was."""
+    """Return a description of the machine and its load."""
     model = next(
         (
             line.partition(": ")[2]
@@ -140,5 +140,5 @@ def machine() -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of a non-empty sequence."""
+    """Return the nearest-rank percentile of a non-empty sequence."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]

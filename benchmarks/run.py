@@ -1,6 +1,6 @@
 """`make bench`: every figure beside its budget and, in the same run, the benchmark's own floor.
 
-A missed budget is said, not punished: the exit status is 0 unless something could not be measured.
+A missed budget is only reported: the exit status is 0 unless something could not be measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_MEASURED = (
     TypeError,
     SubprocessError,
 )
-"""What a cluster that misbehaves looks like from here."""
+"""Errors by which a misbehaving cluster shows itself to the benchmarks."""
 SECTIONS = (
     "idle", "produce", "latency", "spread", "fetch", "consumer", "growth", "failover", "spark",
 )  # fmt: skip
@@ -42,7 +42,7 @@ SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long and how often."""
+    """Durations and numbers of rounds."""
 
     sections: tuple[str, ...]
     seconds: float
@@ -54,7 +54,7 @@ class Options:
 
 
 async def run(options: Options) -> list[Row]:
-    """All chosen sections on one fresh cluster, idle first."""
+    """Run all chosen sections on one fresh cluster, idle first."""
     rows: list[Row] = []
     async with product() as cluster:
         for section in SECTIONS:
@@ -70,7 +70,7 @@ async def run(options: Options) -> list[Row]:
 
 
 async def measure(section: str, cluster: Product, options: Options) -> list[Row]:
-    """One section's rows."""
+    """Return one section's rows."""
     match section:
         case "idle":
             return await idle.measure(cluster, options.idle_s)
@@ -98,7 +98,7 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round, two trials")
     parser.add_argument(

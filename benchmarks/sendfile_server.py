@@ -1,4 +1,4 @@
-"""The limit of a fetch: the kernel copies a page-cached file to a socket, Python only says so.
+"""The limit of a fetch: the kernel copies a page-cached file to a socket, Python only starts it.
 
 python -m benchmarks.sendfile_server FILE BYTES      prints: ready PORT
 
@@ -16,7 +16,7 @@ REQUEST_BYTES = 65536
 
 
 class Connection:
-    """One client and how far its present answer is."""
+    """A client, and the progress of its present answer."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -24,7 +24,7 @@ class Connection:
 
 
 class Server:
-    """One thread, one selector. Owns its sockets until the process ends."""
+    """Server of the file: one thread, one selector. Owns its sockets until the process ends."""
 
     def __init__(self, path: str, size: int) -> None:
         self._file = os.open(path, os.O_RDONLY)

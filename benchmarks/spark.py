@@ -1,9 +1,9 @@
 """Spark reads and writes a topic, beside Spark's own JSON file source on the same rows.
 
-One process of its own holds Spark (`benchmarks.spark_run`): what it prints is turned into rows
-here. Budgets are multiples of Spark's Kafka connector, as measured when the design was made; its
-figures are from another run, so they are bars, not ratios of this run. The ratio of this run is to
-the file source.
+A separate process runs Spark (`benchmarks.spark_run`); its output is turned into rows here. Budgets
+are multiples of Spark's Kafka connector, as measured when the design was made; its figures are from
+another run, so they are fixed limits, not ratios of this run. The ratio of this run is to the file
+source.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ CELLS: dict[str, tuple[str, str, Budget | None]] = {
     "write": ("Spark batch write", "file_write", at_least(2 * KAFKA_WRITE_ROWS_PER_S, " rows/s")),
     "stream_write": ("Spark stream write, topic to topic", "file_write", None),
 }
-"""Cell → what it is, the cell of Spark's JSON files beside it, the bar."""
+"""Cell → its description, the comparable cell of Spark's JSON files, the budget."""
 
 
 async def measure(product: Product, rounds: int, *, quick: bool) -> list[Row]:
-    """Every cell, best of the rounds and of one before them that warms the JVM up."""
+    """Measure every cell, the best of the rounds and of one before them that warms up the JVM."""
     for topic in (TOPIC, WRITTEN):
         await product.create_topic(topic, partitions=PARTITIONS)
     urls = ",".join(broker.url for broker in product.now().brokers)
     rows = QUICK_ROWS if quick else ROWS
     command = [sys.executable, "-m", "benchmarks.spark_run", urls, TOPIC, WRITTEN]
-    # Nothing else runs on this loop meanwhile, and nothing should.
+    # Blocking is intended: nothing else may run on this loop meanwhile.
     answer = subprocess.run(  # noqa: ASYNC221 see above
         [*command, str(rows), str(rounds + 1)],
         cwd=Path(ROOT),

@@ -1,6 +1,6 @@
 """Spark's side of the benchmark: ``URLS TOPIC WRITTEN ROWS ROUNDS`` → figures as JSON.
 
-The rows are made by Spark and written to files and to the topic, so that both hold the same.
+Spark generates the rows and writes them to files and to the topic, so that both hold the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TASKS = 4
 
 
 class Run:
-    """One Spark, the places it reads and writes, and what was measured."""
+    """A Spark session, the places it reads and writes, and the measured figures."""
 
     def __init__(self, spark: SparkSession, urls: str, folder: Path, rows: int) -> None:
         self.spark = spark
@@ -36,7 +36,10 @@ class Run:
         self.count = 0
 
     def timed(self, name: str, work: Callable[[], float]) -> None:
-        """``work`` gives the seconds it counts, or 0 for all of its time."""
+        """Run ``work`` and note its rows per second.
+
+        ``work`` returns the seconds that count, or 0 for all of its time.
+        """
         began = time.monotonic()
         counted = work()
         took = counted or time.monotonic() - began
@@ -44,7 +47,7 @@ class Run:
         print(f"{name} {self.rows / took:,.0f} rows/s", file=sys.stderr, flush=True)
 
     def values(self) -> DataFrame:
-        """Rows with a key and a JSON value of about 100 bytes."""
+        """Return rows with a key and a JSON value of about 100 bytes."""
         return self.spark.range(0, self.rows, 1, TASKS).selectExpr(
             "concat('\"user-', id % 1000, '\"') AS key",
             "to_json(named_struct('id', id, 'user', concat('user-', id % 1000), 'page', "
@@ -53,13 +56,13 @@ class Run:
         )
 
     def table(self, topic: str, schema: str | None = None, **options: str) -> DataFrame:
-        """The topic for a batch query."""
+        """Return the topic for a batch query."""
         reader = self.spark.read.format("quorumlog").option("url", self.urls)
         reader = reader.options(subscribe=topic, **options)
         return (reader if schema is None else reader.schema(schema)).load()
 
     def live(self, topic: str, schema: str | None = None, **options: str) -> DataFrame:
-        """The topic for a streaming query."""
+        """Return the topic for a streaming query."""
         reader = self.spark.readStream.format("quorumlog").option("url", self.urls)
         reader = reader.options(subscribe=topic, startingOffsets="earliest", **options)
         return (reader if schema is None else reader.schema(schema)).load()
@@ -69,7 +72,7 @@ class Run:
         return 0.0
 
     def stream(self, frame: DataFrame, sink: str = "noop", **options: str) -> float:
-        """Seconds of the micro-batches: planning a query is not reading."""
+        """Return the seconds of the micro-batches: planning a query does not count as reading."""
         self.count += 1
         query = (
             frame.writeStream.format(sink)
@@ -84,7 +87,7 @@ class Run:
         return float(sum(one["durationMs"]["triggerExecution"] for one in triggers) / 1000)
 
     def timed_write(self, topic: str) -> None:
-        """Rows that are there already, into the topic."""
+        """Write existing rows into the topic."""
         rows = self.values().cache()
         rows.count()
         self.timed("write", lambda: self.write(rows, topic))
@@ -103,20 +106,20 @@ class Run:
 
 
 def fill(run: Run, topic: str) -> None:
-    """The same rows as files and in the topic."""
+    """Write the same rows as files and to the topic."""
     run.values().select("value").write.text(str(run.folder / "files"))
     run.timed_write(topic)
 
 
 def parsed(frame: DataFrame) -> DataFrame:
-    """The columns of the values, as one makes them of any source."""
+    """Return the columns of the values, parsed as for any source."""
     from pyspark.sql import functions as f
 
     return frame.select(f.from_json(f.col("value").cast("string"), VALUE).alias("v")).select("v.*")
 
 
 def measure(run: Run, topic: str, written: str, rounds: int) -> None:
-    """Every cell in turn, round after round."""
+    """Measure every cell in turn, round after round."""
     files = str(run.folder / "files")
     for _ in range(rounds):
         run.timed("file_batch", lambda: run.batch(run.spark.read.schema(VALUE).json(files)))

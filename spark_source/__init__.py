@@ -1,4 +1,4 @@
-"""The PySpark data source: ``spark.read.format("quorumlog")`` and what goes with it."""
+"""The PySpark data source: ``spark.read.format("quorumlog")``, its session and its pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["session"]
 
 
 def __getattr__(name: str) -> object:
-    """`session` on first use: Spark imports this package in every look-up of a data source."""
+    """Import `session` on first use: Spark imports this package in every look-up of a data source.
+    """
     if name == "session":
         from spark_source.presets import session
 

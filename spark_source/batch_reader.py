@@ -1,4 +1,4 @@
-"""``spark.read.format("quorumlog")``."""
+"""``spark.read.format("quorumlog")``: resolves both ends once, plans tasks, reads in tasks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def read_settings(options: SourceOptions, schema: StructType) -> ReadSettings:
-    """What tasks need of the options.
+    """Return the options that tasks need.
 
     Raises:
-        SchemaError: columns that can't be read.
+        SchemaError: columns that cannot be read.
     """
     typed = typed_schema(schema) if options.typed_values else None
     return ReadSettings(
@@ -43,7 +43,7 @@ def read_settings(options: SourceOptions, schema: StructType) -> ReadSettings:
 
 
 def plan(cluster: Cluster, found: Sequence[Range], options: SourceOptions) -> list[InputPartition]:
-    """The tasks for these ranges. Which ranges a task has depends on nothing but the ranges."""
+    """Return the tasks for these ranges; the division depends on nothing but the ranges."""
     if not found:
         return []
     cluster.cluster_id()
@@ -52,7 +52,7 @@ def plan(cluster: Cluster, found: Sequence[Range], options: SourceOptions) -> li
 
 
 class QuorumlogBatchReader(DataSourceReader):
-    """Plans on the driver, reads in tasks. Pickled by Spark, so it holds only options."""
+    """Planner on the driver and reader in tasks. Pickled by Spark, so it holds only options."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class QuorumlogBatchReader(DataSourceReader):
 
     @override
     def partitions(self) -> list[InputPartition]:
-        """Resolve both ends once, now: the query reads this and nothing later."""
+        """Resolve both ends once, now: the query reads these offsets and nothing later."""
         options = self._options
         cluster = Cluster(options.connection)
         try:

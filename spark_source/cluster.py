@@ -1,8 +1,8 @@
-"""The cluster as the data source sees it: the public client, asked again until it answers.
+"""The cluster as the data source uses it: the public client with retries.
 
-Every request here is a pure read, so it may go again through any broker whatever became of it
-(rule F1). A broker that dies, a leader that moves or a 503 is therefore a delay, at most
-``retryTimeoutMs``, and never a failed query.
+Driver and tasks call a `Cluster`. Every request here is a pure read, so it may be repeated through
+any broker whatever its outcome was (rule F1). So a broker that dies, a leader that moves or a 503
+is a delay, at most ``retryTimeoutMs``, and never a failed query.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLUSTERS_KEPT_MAX = 16
-"""Clusters one worker process keeps connections to."""
+"""Most clusters to which one worker process keeps connections."""
 FIRST_CONTACT_S = 10.0
-"""How long brokers of which none has ever answered are asked: a wrong URL is to be told soon, but a
-broker that was just killed is back after some two seconds."""
+"""Time for the first answer of any broker: a wrong URL should be reported soon, but a broker that
+was just killed is back after about two seconds."""
 FIRST_CONTACT_PAUSE_S = 0.25
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
@@ -40,19 +40,19 @@ OUT_OF_RANGE_STATUS = 400
 
 
 class UnknownTopicError(DataLossError):
-    """A topic that is not there, or not there any more."""
+    """A topic that does not exist, or no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One life of a topic."""
+    """A topic between its creation and its deletion; created anew it has another id."""
 
     topic_id: str
     partitions_count: int
 
 
 class Cluster:
-    """Answers of one cluster. Owned by one thread."""
+    """Client of one cluster. Owned by one thread."""
 
     def __init__(self, connection: Connection, known: Iterable[str] = ()) -> None:
         self.client = Client([*connection.urls, *known])
@@ -69,11 +69,11 @@ class Cluster:
         self.client.close()
 
     def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
-        """The call's answer.
+        """Return the call's answer, retrying for ``retry_s`` seconds.
 
         Raises:
-            ApiError: a refusal (4xx), which asking again does not mend.
-            NotServedError: nothing else in time.
+            ApiError: a refusal (4xx), which a retry does not change.
+            NotServedError: no answer in time.
         """
         retry_s = self._retry_s if retry_s is None else retry_s
         first_contact_end_s = time.monotonic() + min(retry_s, FIRST_CONTACT_S)
@@ -92,7 +92,7 @@ class Cluster:
                 raise self._not_served(error) from error
 
     def cluster_id(self) -> str:
-        """The cluster's id; the first time, all its brokers are learnt too."""
+        """Return the cluster's id; the first call also learns the URLs of all brokers."""
         if self._cluster_id is None:
             cluster_id = self.run(admin.cluster()).cluster_id
             self.client.routes.add(one.url for one in self.run(admin.brokers(cluster_id)))
@@ -100,10 +100,10 @@ class Cluster:
         return self._cluster_id
 
     def topic(self, name: str) -> Topic:
-        """The topic as it is now.
+        """Return the topic as it is now.
 
         Raises:
-            UnknownTopicError: there is none.
+            UnknownTopicError: there is no such topic.
         """
         try:
             found = self.run(admin.topic(self.cluster_id(), name))
@@ -115,7 +115,7 @@ class Cluster:
         return Topic(found.topic_id, found.partitions_count)
 
     def ends(self, name: str) -> TopicEnds:
-        """Both ends of every partition, from their leaders.
+        """Return both ends of every partition, from their leaders.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -132,12 +132,13 @@ class Cluster:
         return TopicEnds(topic.topic_id, found)
 
     def timestamp_type(self, name: str, topic_id: str) -> int:
-        """Whether records bear the client's time or the broker's, as Kafka numbers it."""
+        """Return Kafka's number of the topic's timestamp type: the client's time or the broker's.
+        """
         known = self._timestamp_types.get((name, topic_id))
         if known is None:
             try:
                 configs = self.run(admin.topic_layout(name)).configs
-            except ApiError:  # gone: whoever reads its records will say so
+            except ApiError:  # deleted: the read of its records will report it
                 return CREATE_TIME
             appended = configs.get("message.timestamp.type") == "append"
             known = LOG_APPEND_TIME if appended else CREATE_TIME
@@ -145,7 +146,7 @@ class Cluster:
         return known
 
     def learn_leaders(self, name: str) -> int:
-        """Who leads each partition, so that writes go straight there; how many there are.
+        """Learn the leader of each partition, for direct writes; return the number of partitions.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -169,7 +170,8 @@ _kept: dict[tuple[int, int, Connection, tuple[str, ...]], Cluster] = {}
 
 
 def kept_cluster(connection: Connection, known: tuple[str, ...] = ()) -> Cluster:
-    """This worker's connections to a cluster: Spark uses its processes again, task after task."""
+    """Return this worker's client of a cluster, kept because Spark reuses processes for many tasks.
+    """
     place = (os.getpid(), threading.get_ident(), connection, tuple(sorted(known)))
     cluster = _kept.get(place)
     if cluster is None:

@@ -1,7 +1,7 @@
-"""``format("quorumlog")``: what Spark finds, and how it gets at readers and writers.
+"""``format("quorumlog")``: the class that Spark finds, which creates readers and writers.
 
-Spark imports this module in every look-up of any Python data source: so it imports nothing but
-pyspark, which is there already.
+Spark imports this module in every look-up of any Python data source, so it imports nothing but
+pyspark, which is loaded already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
 
     @override
     def schema(self) -> StructType:
-        """Kafka's columns."""
+        """Return Kafka's columns."""
         from spark_source.schema import kafka_schema
 
         wants_headers = {name.lower(): value for name, value in self.options.items()}

@@ -1,13 +1,13 @@
-"""Stored lines to Arrow batches: no Python work per record on the usual path. Pure.
+"""Stored lines to Arrow batches, usually without Python work per record. Pure.
 
 A page is NDJSON with ``include=batches`` (interfaces.md §4): a line about each batch, then its
-lines ``{"offset":N,"timestamp"?,"headers"?,"key":K,"value":V}``, fields in this order. So columns
-are cut out of the lines by Arrow's own kernels, splitting at ``,"key":`` and ``,"value":``: in a
-JSON string a quote is always escaped, so neither text can stand inside a key that is a string, a
-number, true, false or null. Keys that are objects or arrays, and lines with headers, take the slow
-path: a real JSON decoder.
+lines ``{"offset":N,"timestamp"?,"headers"?,"key":K,"value":V}``, fields in this order. Arrow's own
+kernels cut columns out of the lines, splitting at ``,"key":`` and ``,"value":``: a quote in a JSON
+string is always escaped, so neither text can occur inside a key that is a string, a number, true,
+false or null. Keys that are objects or arrays, and lines with headers, take the slow path: a real
+JSON decoder.
 
-What a key or value *is* to Spark is its bytes view (interfaces.md §3): JSON text as it was sent
+The Spark column of a key or value is its bytes view (interfaces.md §3): JSON text as it was sent
 (strings keep their quotes), UTF-8 of string, the decoded bytes of binary, null for null.
 """
 
@@ -36,32 +36,32 @@ _MICROSECONDS = 1000
 
 
 class DecodingError(Exception):
-    """A page that is not what the API promises."""
+    """A page that does not have the form which the API promises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Neighbouring batches of the same formats."""
+    """Lines of neighbouring batches with the same formats."""
 
     lines: bytes
     count: int
     key_format: str
     value_format: str
     times: array[int]
-    """Per line, the time (ms) of a record that has none of its own."""
+    """Batch time in ms, one per line; the record's time unless the line has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a page comes from, and what of it is wanted."""
+    """The topic partition of a page, and the columns to produce from it."""
 
     topic: str
     partition: int
     timestamp_type: int
-    """Kafka's: 0 = create time, 1 = log append time."""
+    """Kafka's timestamp type: 0 = create time, 1 = log append time."""
     columns: tuple[str, ...]
     typed: pa.Schema | None = None
-    """Columns of values (``valueFormat=json``) instead of Kafka's."""
+    """Columns of the values' fields (``valueFormat=json``), in place of Kafka's columns."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -79,7 +79,7 @@ _decode_lines = msgspec.json.Decoder(_Line).decode_lines
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Columns of a group before they are shaped for Spark; keys and values are JSON text."""
+    """Columns of a group before conversion to Spark's types; keys and values are JSON text."""
 
     offsets: pa.Array
     own_times: pa.Array | None
@@ -89,10 +89,10 @@ class Cells:
 
 
 def decode(page: bytes, source: Source, end: int) -> Iterator[pa.RecordBatch]:
-    """The records of a page with offsets below ``end``: a batch per run of the same formats.
+    """Yield the records of a page with offsets below ``end``: a batch per run of the same formats.
 
     Raises:
-        DecodingError: the page is not such lines.
+        DecodingError: the page has another form.
     """
     typed = None if source.typed is None else TypedValues(source.typed)
     for group in groups(page):
@@ -109,7 +109,7 @@ def decode(page: bytes, source: Source, end: int) -> Iterator[pa.RecordBatch]:
 
 
 def _before(end: int, offsets: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with offsets below ``end``."""
+    """Return the rows with offsets below ``end``."""
     if not len(offsets) or offsets[-1].as_py() < end:
         return batch
     return batch.slice(0, pc.sum(pc.less(offsets, end)).as_py())
@@ -118,7 +118,7 @@ def _before(end: int, offsets: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatc
 def _decode_typed(
     group: Group, source: Source, typed: TypedValues, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """As `decode` for columns of values. Lines are cut only where something needs it."""
+    """Yield as `decode` for columns of values; lines are cut only where another column needs it."""
     schema = source.typed
     assert schema is not None
     last_line = group.lines.rfind(b"\n", 0, -1) + 1
@@ -143,7 +143,7 @@ def _decode_typed(
 
 
 def groups(page: bytes) -> Iterator[Group]:
-    """Cut a page at the lines about batches, and join neighbours of the same formats."""
+    """Split a page at the lines about batches, and yield neighbours of the same formats joined."""
     formats = ("", "")
     parts: list[bytes] = []
     times: array[int] = array("q")
@@ -180,12 +180,12 @@ def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> G
 
 
 def cut(group: Group) -> Cells:
-    """The columns of a group, as text."""
+    """Return the columns of a group, as text."""
     return _cut_quickly(group.lines) or _cut_slowly(group.lines)
 
 
 def _cut_quickly(lines: bytes) -> Cells | None:
-    """By splitting; None if that could be wrong for a line."""
+    """Cut the lines by splitting; return None if that could be wrong for a line."""
     rows = pc.split_pattern(pa.array([lines], pa.binary()), b"\n").flatten()
     rows = rows.slice(0, len(rows) - 1)
     halves = pc.split_pattern(rows, b',"value":', max_splits=1)
@@ -203,7 +203,7 @@ def _cut_quickly(lines: bytes) -> Cells | None:
 
 
 def _numbers(heads: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """Offsets and times of ``{"offset":N`` or ``{"offset":N,"timestamp":T``."""
+    """Return offsets and times of ``{"offset":N`` or ``{"offset":N,"timestamp":T``."""
     if not pc.any(pc.match_substring(heads, b",")).as_py():
         return _integers(pc.binary_slice(heads, OFFSET_AT, OFFSET_END_MAX)), None
     mark = b',"timestamp":'
@@ -220,7 +220,7 @@ def _integers(texts: pa.Array) -> pa.Array:
 
 
 def _cut_slowly(lines: bytes) -> Cells:
-    """By a JSON decoder, line by line."""
+    """Cut the lines by a JSON decoder, one after the other."""
     try:
         rows = _decode_lines(lines)
     except msgspec.MsgspecError as error:
@@ -236,7 +236,10 @@ def _cut_slowly(lines: bytes) -> Cells:
 
 
 def _headers(text: bytes) -> list[dict[str, str | bytes | None]] | None:
-    """``[{"key": text, "value": base64 or null}]``; Spark's Kafka source gives null for none."""
+    """Return a line's headers, or None for none, as Spark's Kafka source does.
+
+    ``text`` is ``[{"key": text, "value": base64 or null}]``.
+    """
     found = orjson.loads(text)
     if not found:
         return None
@@ -251,7 +254,7 @@ def _base64(text: str | None) -> bytes | None:
 
 
 def _shape(cells: Cells, group: Group, source: Source) -> pa.RecordBatch:
-    """The wanted columns, in their fixed types."""
+    """Return the wanted columns, in their fixed types."""
     makers: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: bytes_view(cells.keys, group.key_format),
         "value": lambda: bytes_view(cells.values, group.value_format),
@@ -277,7 +280,7 @@ def _timestamps(cells: Cells, group: Group) -> pa.Array:
 
 
 def bytes_view(texts: pa.Array, form: str) -> pa.Array:
-    """The client's bytes behind these JSON texts.
+    """Return the bytes that these JSON texts represent to the client.
 
     Raises:
         DecodingError: a format this reader does not know.

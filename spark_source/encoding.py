@@ -1,9 +1,9 @@
 """Arrow batches to bodies of produce requests. Pure.
 
-Records go to their partitions here, by the documented rule (interfaces.md §3), so that each request
-goes straight to a leader: what a broker has to split and pass on costs the cluster twice. The text
-of all records is joined by Arrow's kernels. JSON of a user's is put into a body only once it was
-read as JSON by itself: so a value can't end its record and smuggle in another.
+Records are assigned to their partitions here, by the documented rule (interfaces.md §3), so that
+each request is sent directly to a leader: a request that a broker has to split and forward costs
+the cluster twice. Arrow's kernels join the text of all records. A user's JSON is put into a body
+only after it was parsed as JSON by itself, so a value cannot end its record and add another one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from spark_source.options import SinkOptions
 
 BODY_BYTES_MAX = 1 << 20
-"""Of one request, unless a single record is larger: a log's batch ends at 1 MB too."""
+"""Largest body of a request, unless a single record is larger; a log's batch ends at 1 MB too."""
 BODY_RECORDS_MAX = 20_000
-"""Of one request; brokers take 100,000 (max_records_per_request)."""
+"""Most records of a request; brokers accept 100,000 (max_records_per_request)."""
 SHOWN_BYTES_MAX = 80
 
 _NULL = pa.scalar(b"null", pa.binary())
@@ -47,30 +47,30 @@ class Chunk:
 
     topic: str
     partition: int | None
-    """None: the topic is not there yet, so the broker that makes it places them."""
+    """None: the topic does not exist yet; the broker that creates it assigns partitions."""
     records: list[bytes]
 
 
 class Placement(Protocol):
-    """What is to be known of topics to place records."""
+    """Facts about topics that are needed to assign records to partitions."""
 
     def partitions(self, topic: str) -> int:
-        """How many it has; 0 while it is not there."""
+        """Return the number of partitions; 0 while the topic does not exist."""
 
     def unkeyed(self, topic: str) -> int:
-        """The partition for the next run of records without a key."""
+        """Return the partition for the next run of records without a key."""
 
 
 def body_of(records: Sequence[bytes]) -> bytes:
-    """The body of a produce request."""
+    """Return the body of a produce request."""
     return b'{"records":[' + b",".join(records) + b"]}"
 
 
 def encode(batch: pa.RecordBatch, options: SinkOptions, placement: Placement) -> Iterator[Chunk]:
-    """A batch as requests, in its order for each partition.
+    """Yield a batch as requests, in its order for each partition.
 
     Raises:
-        RejectedError: a row that can't be written, with what is wrong with it.
+        RejectedError: a row that cannot be written, with the reason.
     """
     names = batch.schema.names
     values = _texts(batch.column("value"), options.value_format, "value")
@@ -98,7 +98,7 @@ def encode(batch: pa.RecordBatch, options: SinkOptions, placement: Placement) ->
 def _topics(
     batch: pa.RecordBatch, names: Sequence[str], options: SinkOptions
 ) -> Iterator[tuple[str, pa.Array | None]]:
-    """Each topic of the batch and which rows are for it; None: all of them."""
+    """Yield each topic of the batch and a mask of its rows; None: all rows."""
     if options.topic is not None:
         yield options.topic, None
         return
@@ -112,12 +112,12 @@ def _topics(
 
 
 def _taken(column: pa.Array, rows: pa.Array | None) -> pa.Array:
-    """These rows of a column; of None, None."""
+    """Return these rows of a column; None for no column."""
     return column if column is None or rows is None else column.filter(rows)
 
 
 def _naming(texts: pa.Array, named: pa.Array | None) -> pa.Array:
-    """The records with the partition in each that is to have one."""
+    """Return the records with the partition added to each that names one."""
     if named is None:
         return texts
     numbers = named.cast(pa.string()).cast(pa.binary())
@@ -133,7 +133,7 @@ def _naming(texts: pa.Array, named: pa.Array | None) -> pa.Array:
 def _places(
     topic: str, placement: Placement, named: pa.Array | None, views: pa.Array | None
 ) -> list[int] | int:
-    """Each record's partition: as named, else by its key, else that of this run."""
+    """Return each record's partition: the named one, else by key, else that of this run."""
     if (views is None or views.null_count == len(views)) and named is None:
         return placement.unkeyed(topic)
     count, run = placement.partitions(topic), None
@@ -155,9 +155,9 @@ def _places(
 
 
 def _key_views(column: pa.Array, texts: pa.Array, form: TextFormat) -> pa.Array:
-    """The bytes a key's partition is computed from; null for none.
+    """Return the bytes from which a key's partition is computed; null for no key.
 
-    JSON text is taken as brokers store it: without blanks around it, line breaks as blanks.
+    JSON text is normalized as brokers store it: without blanks around it, line breaks as blanks.
     """
     if form is TextFormat.BINARY:
         return column.cast(pa.binary())
@@ -181,7 +181,7 @@ def _records(
 
 
 def _texts(column: pa.Array, form: TextFormat, what: str) -> pa.Array:
-    """Keys or values as the JSON text the request holds; null for null."""
+    """Return keys or values as the JSON text of the request; null for null."""
     if form is TextFormat.JSON:
         raw = column.cast(pa.binary())
         _check_json(raw, what)
@@ -222,7 +222,7 @@ def _check_json(column: pa.Array, what: str) -> None:
 
 
 def _headers(column: pa.Array) -> pa.Array:
-    """``[{"key": text, "value": base64 or null}]``."""
+    """Return each row's field ``,"headers":[{"key": text, "value": base64 or null}]``, or b""."""
     texts = []
     for row in column.to_pylist():
         found = [
@@ -237,7 +237,7 @@ def _base64_text(value: bytes | None) -> str | None:
 
 
 def _chunks(topic: str, partition: int | None, records: list[bytes]) -> Iterator[Chunk]:
-    """Cut by bytes and by number; never an empty one."""
+    """Yield the records in chunks limited by bytes and by number; never an empty chunk."""
     ends = list(accumulate(map(len, records)))
     at = 0
     while at < len(records):

@@ -1,4 +1,4 @@
-"""What the data source refuses or can't do, in words for whoever runs the query.
+"""Errors of the data source, worded for the user who runs the query.
 
 Spark shows the last line of a Python error to the user, so each message is complete by itself.
 """
@@ -7,24 +7,24 @@ from __future__ import annotations
 
 
 class SparkSourceError(Exception):
-    """Whatever this data source raises on purpose."""
+    """Base of all errors that this data source raises on purpose."""
 
 
 class OptionError(SparkSourceError, ValueError):
-    """An option that is missing, unknown, or not what it should be."""
+    """An option that is missing, unknown or invalid."""
 
 
 class SchemaError(SparkSourceError, ValueError):
-    """Columns that can't be read or written."""
+    """Columns that cannot be read or written."""
 
 
 class DataLossError(SparkSourceError):
-    """Records the query was to read are not there any more (``failOnDataLoss``)."""
+    """Records of the query's range no longer exist (``failOnDataLoss``)."""
 
 
 class NotServedError(SparkSourceError):
-    """The cluster did not do what was asked within ``retryTimeoutMs``."""
+    """The cluster did not serve a request within ``retryTimeoutMs``."""
 
 
 class RejectedError(SparkSourceError):
-    """A record that the cluster will never take."""
+    """A record that the cluster will never accept."""

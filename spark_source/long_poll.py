@@ -1,8 +1,8 @@
-"""Waiting for new records without asking all the time.
+"""Long poll of an idle stream: waits for new records without a stream of requests.
 
-Spark asks an idle source for its latest offset every 10 ms. Here such a question waits instead: one
-fetch per partition waits at the broker and the first that answers ends the wait, so that an idle
-stream costs a few requests a second and a new record is seen at once.
+Spark asks an idle source for its latest offset every 10 ms. Here that call waits: one fetch per
+partition waits at the broker, and the first answer ends the wait. So an idle stream costs a few
+requests per second and a new record is noticed at once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from spark_source.options import Connection
 
 POLLS_MAX = 32
-"""Partitions watched at a time, each by a thread; with more, new records are seen when a wait ends
-by time-out."""
+"""Most partitions watched at a time, one thread each; records of others are noticed when a wait
+ends by time-out."""
 MARGIN_S = 1.0
 PAUSE_AFTER_ERROR_S = 0.5
-"""A topic that is gone answers at once: not to be asked without end."""
+"""Pause after a failed fetch: fetches of a deleted topic fail at once, and are repeated."""
 
 Place = tuple[str, int, int]
 
 
 class LongPoll:
-    """Owned by one stream reader, used by one thread; has threads of its own."""
+    """Waiting fetches of one stream reader, used by one thread; has threads of its own."""
 
     def __init__(self, connection: Connection, wait_ms: int) -> None:
         self._connection = connection
@@ -43,7 +43,7 @@ class LongPoll:
         self._waiting: dict[Place, Future[bool]] = {}
 
     def wait(self, position: Position, known: tuple[str, ...]) -> bool:
-        """Until something may have happened behind a position; False if nothing has in time."""
+        """Wait until records may exist behind a position; return False if none appeared in time."""
         wanted = [
             (topic, partition, offset)
             for topic, offsets in sorted(position.items())
@@ -67,7 +67,7 @@ class LongPoll:
         return False
 
     def _poll(self, place: Place, known: tuple[str, ...]) -> bool:
-        """Whether the offset may be there now. A question that fails is one to ask again."""
+        """Return True if the offset may exist now, or if the fetch failed and is to be repeated."""
         topic, partition, offset = place
         call = consumer.fetch_stored(topic, partition, offset, wait_ms=self._wait_ms, max_bytes=1)
         try:
@@ -77,7 +77,7 @@ class LongPoll:
             return True
 
     def _cluster(self, known: tuple[str, ...]) -> Cluster:
-        """This thread's own connections."""
+        """Return this thread's own client."""
         cluster: Cluster | None = getattr(self._own, "cluster", None)
         if cluster is None:
             cluster = self._own.cluster = Cluster(self._connection, known)

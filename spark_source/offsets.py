@@ -1,9 +1,9 @@
-"""Offsets of a query: their JSON, where to start and end, how much at once. Pure.
+"""Offsets of a query: their JSON, start and end, limits per micro-batch. Pure.
 
-The JSON that Spark keeps in its checkpoint is
-``{"v":1,"topics":{"orders":{"id":"<topic id>","p":{"0":123}}}}``. Spark compares offsets by their
-text, so it is always built in sorted order. The topic's id is in it because a topic that was
-deleted and created anew has the same name and other records (Kafka's source can't tell).
+The JSON that Spark keeps in its checkpoint is ``{"v":1,"topics":{"orders":{"id":"<topic
+id>","p":{"0":123}}}}``. Spark compares offsets by their text, so it is always built in sorted
+order. It contains the topic's id because a topic that was deleted and created anew has the same
+name and other records (Kafka's source cannot detect that).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """The next offset to read of each partition, in one life of a topic."""
+    """The next offset to read of each partition, of the topic with this id."""
 
     topic_id: str
     partitions: Mapping[int, int]
 
 
 Position = Mapping[str, TopicOffsets]
-"""Topic name → offsets."""
+"""Topic name → the next offsets to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
-    """What a topic holds: partition → (earliest offset, next offset to be written)."""
+    """Ends of a topic: partition → (earliest offset, next offset to be written)."""
 
     topic_id: str
     partitions: Mapping[int, tuple[int, int]]
@@ -44,7 +44,7 @@ class TopicEnds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Offsets ``start`` to before ``end`` of one partition."""
+    """Offsets of one partition, from ``start`` to before ``end``."""
 
     topic: str
     topic_id: str
@@ -52,7 +52,7 @@ class Range:
     start: int
     end: int
     from_earliest: bool = False
-    """Nothing of it was read before: what retention has taken in the meantime is no loss."""
+    """True if the partition was not read before: records deleted by retention are then no loss."""
 
     @property
     def size(self) -> int:
@@ -60,7 +60,7 @@ class Range:
 
 
 def to_json(position: Position) -> dict[str, Any]:
-    """As Spark keeps it."""
+    """Return the form that Spark keeps."""
     return {
         "v": VERSION,
         "topics": {
@@ -74,10 +74,10 @@ def to_json(position: Position) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> Position:
-    """The inverse of `to_json`.
+    """Return the position of `to_json`'s form.
 
     Raises:
-        SparkSourceError: not such an offset, or of another version.
+        SparkSourceError: another form or another version.
     """
     try:
         version = found["v"]
@@ -97,11 +97,11 @@ def from_json(found: Mapping[str, Any]) -> Position:
 def resolve(
     ends: Mapping[str, TopicEnds], named: PartialOffsets, default: int, *, fail_on_data_loss: bool
 ) -> Position:
-    """The offsets an option means: -2 and -1 resolved, what it does not name by its default.
+    """Return the offsets of an option, with -2 and -1 resolved and ``default`` for the rest.
 
     Raises:
         OptionError: a partition that does not exist.
-        DataLossError: an offset outside what the partition holds.
+        DataLossError: an offset outside the partition's range.
     """
     position = {}
     for topic, held in ends.items():
@@ -144,7 +144,7 @@ def _resolve_one(
 
 
 def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Position:
-    """The latest offsets, never behind ``start``; what is not subscribed to any more stays.
+    """Return the latest offsets, none below ``start``; topics no longer subscribed keep theirs.
 
     Raises:
         DataLossError: a topic was deleted and created anew since ``start``.
@@ -165,10 +165,10 @@ def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Po
 
 
 def check_same_lives(start: Position, end: Position, *, fail_on_data_loss: bool) -> None:
-    """No topic of both may have another id.
+    """Check that every topic of both positions has the same id.
 
     Raises:
-        DataLossError: one has.
+        DataLossError: a topic was deleted and created anew.
     """
     if not fail_on_data_loss:
         return
@@ -184,7 +184,7 @@ def check_same_lives(start: Position, end: Position, *, fail_on_data_loss: bool)
 
 
 def ranges(start: Position, end: Position, *, fail_on_data_loss: bool) -> list[Range]:
-    """What lies between two offsets, in sorted order. The same two give the same ranges, always.
+    """Return the ranges between two positions, sorted; equal positions give equal ranges.
 
     A partition that ``start`` does not know is read from its first record.
 
@@ -213,10 +213,10 @@ def ranges(start: Position, end: Position, *, fail_on_data_loss: bool) -> list[R
 
 
 def limit(start: Position, end: Position, max_rows: int) -> Position:
-    """At most ``max_rows`` offsets from ``start`` towards ``end``, shared out by lag.
+    """Return a position at most ``max_rows`` offsets after ``start``, shared out by lag.
 
-    Every partition that lags gets one, while there are enough; so a short queue is not starved by
-    long ones. What rounding leaves goes to the longest.
+    Every partition that lags gets one offset, while there are enough, so long queues do not starve
+    a short one. The remainder of rounding goes to the longest.
     """
     lagging = ranges(start, end, fail_on_data_loss=False)
     total = sum(one.size for one in lagging)

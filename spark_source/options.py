@@ -1,7 +1,7 @@
-"""Options of the source and the sink: names, defaults, and errors that say what was meant. Pure.
+"""Options of the source and the sink: names, defaults, and errors that name the nearest. Pure.
 
-The names are those of Spark's Kafka source where it has the option. Spark hands options over as
-text, with the keys in lower case.
+The names are those of Spark's Kafka source where it has the option. Spark passes options as text,
+with the keys in lower case.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 URL_VARIABLE = "QUORUMLOG_URL"
-"""The environment variable that stands in for the option `url`."""
+"""The environment variable that replaces the option `url`."""
 
 EARLIEST = -2
 LATEST = -1
-"""As in Kafka's JSON offsets."""
+"""Numbers for the earliest and the latest offset, as in Kafka's JSON offsets."""
 
 LONG_POLL_MS_DEFAULT = 500
-"""Idle cost is one request per partition and this time; stopping a query never waits for it."""
+"""Wait of an idle stream: its cost is one request per partition and wait. Stopping a query never
+waits for it."""
 LONG_POLL_MS_MAX = 30_000
 RETRY_TIMEOUT_MS_DEFAULT = 60_000
-"""A leader change takes one or two seconds, a cluster killed whole and started again about ten."""
+"""Time for retries: a leader change takes one or two seconds, the restart of a whole cluster about
+ten."""
 ROWS_PER_TASK_DEFAULT = 20_000
-"""A Python task costs some 50 ms on two busy cores: below this many rows it is not worth one."""
+"""Rows worth a task of their own: a Python task costs some 50 ms on two busy cores."""
 FETCH_BYTES_DEFAULT = 4 << 20
-"""One answer is one Arrow batch. Arrow offsets are 32 bits, JVM buffers like a few MB."""
+"""Size of an answer, which becomes one Arrow batch: Arrow offsets have 32 bits, and a few MB suit
+the JVM's buffers."""
 FETCH_BYTES_MAX = 64 << 20
 
 COMMON = ("url", "servers", "retryTimeoutMs")
@@ -61,28 +64,28 @@ LATER = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
-"""Options of Spark's Kafka source that this one does not have yet."""
+"""Options of Spark's Kafka source that this source does not have yet."""
 _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname"})
-"""Spark passes these on to every source; they are not ours to judge."""
+"""Options that Spark passes to every source; they are not checked here."""
 
 PartialOffsets = dict[str, dict[int, int]]
-"""Topic → partition → offset, `EARLIEST` or `LATEST`. What is not named has the default."""
+"""Topic → partition → offset, `EARLIEST` or `LATEST`. A partition not named has the default."""
 
 
 class TextFormat(Enum):
-    """What bytes to write are."""
+    """Format of the bytes to write."""
 
     BINARY = "binary"
-    """Any bytes: stored as they are."""
+    """Any bytes, stored unchanged."""
     JSON = "json"
-    """JSON text: stored as JSON, which every reader sees as JSON."""
+    """JSON text, stored as JSON: every reader gets JSON."""
     STRING = "string"
-    """Plain text, only for keys: stored as a JSON string."""
+    """Plain text, only for keys, stored as a JSON string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How to reach the cluster."""
+    """The brokers' URLs and the time for retries in seconds."""
 
     urls: tuple[str, ...]
     retry_s: float
@@ -90,7 +93,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What to read, and how."""
+    """The checked options of a read."""
 
     connection: Connection
     topics: tuple[str, ...]
@@ -110,7 +113,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where to write, and what the columns hold."""
+    """The checked options of a write."""
 
     connection: Connection
     topic: str | None
@@ -121,10 +124,10 @@ class SinkOptions:
 def source_options(
     given: Mapping[str, str], environment: Mapping[str, str], *, streaming: bool
 ) -> SourceOptions:
-    """The options of a read.
+    """Return the options of a read.
 
     Raises:
-        OptionError: naming the option, the value and what is expected.
+        OptionError: names the option, the value and the expectation.
     """
     options = _lowered(given)
     _check_names(options, (*COMMON, *SOURCE))
@@ -163,10 +166,10 @@ def source_options(
 
 
 def sink_options(given: Mapping[str, str], environment: Mapping[str, str]) -> SinkOptions:
-    """The options of a write.
+    """Return the options of a write.
 
     Raises:
-        OptionError: naming the option, the value and what is expected.
+        OptionError: names the option, the value and the expectation.
     """
     options = _lowered(given)
     _check_names(options, (*COMMON, *SINK))
@@ -239,7 +242,7 @@ def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _offsets(options: Mapping[str, str], name: str, default: int) -> tuple[PartialOffsets, int]:
-    """(what is named, what holds for the rest)."""
+    """Return (the offsets the option names, the default for all others)."""
     text = options.get(name.lower(), "").strip()
     words = {"": default, "earliest": EARLIEST, "latest": LATEST}
     if text.lower() in words:

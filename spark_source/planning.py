@@ -1,7 +1,7 @@
-"""Ranges to Spark tasks. Pure: the same ranges and options give the same tasks, always.
+"""Division of ranges into Spark tasks. Pure: the same ranges and options give the same tasks.
 
-Each Python task costs tens of milliseconds, so small ranges share one; a long range is cut only
-where an option asks for it.
+Each Python task costs tens of milliseconds, so small ranges share one; a long range is divided only
+if an option requests it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tasks(found: Sequence[Range], options: SourceOptions) -> list[tuple[Range, ...]]:
-    """What each task reads; every offset in exactly one of them."""
+    """Return the ranges of each task; every offset is in exactly one of them."""
     pieces = list(found)
     if options.max_records_per_partition is not None:
         pieces = _cut(pieces, options.max_records_per_partition)
@@ -33,7 +33,7 @@ def tasks(found: Sequence[Range], options: SourceOptions) -> list[tuple[Range, .
 
 
 def _cut(pieces: Sequence[Range], size: int) -> list[Range]:
-    """Into pieces of at most this size."""
+    """Divide the ranges into pieces of at most ``size`` offsets."""
     return [
         replace(one, start=at, end=min(at + size, one.end), from_earliest=one.from_earliest)
         for one in pieces
@@ -42,7 +42,7 @@ def _cut(pieces: Sequence[Range], size: int) -> list[Range]:
 
 
 def _share(pieces: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
-    """Over this many tasks, the largest first, each to the task that has least so far."""
+    """Distribute the ranges over ``count`` tasks, largest first, each to the smallest task."""
     if not pieces:
         return []
     loads = [0] * count

@@ -1,6 +1,6 @@
-"""A Spark session without the traps.
+"""A Spark session with settings that avoid known traps.
 
-Each setting is here because its lack cost somebody an hour; what the user sets wins.
+Each setting is here because its default is slow or fails; the user's own settings take precedence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL_MASTER = "local[2,4]"
-"""Two cores, and a task may fail three times: plain local[N] fails a query at the first failure."""
+"""Two cores, and four attempts per task: plain local[N] fails a query at a task's first failure."""
 
 STACK = "spark.driver.extraJavaOptions"
 PRESETS: Mapping[str, str] = {
@@ -45,12 +45,12 @@ LOCAL_PRESETS: Mapping[str, str] = {
 }
 
 QUICK_JVM = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For runs that are over before the JVM's second compiler would have paid for itself."""
+"""JVM options for runs too short for the JVM's second compiler to pay off."""
 QUICK_PYTHON = """#!/bin/sh
 PYTHONPATH=${PYTHONPATH#*pyspark.zip:} exec '%s' "$@"
 """
-"""The JVM puts an archive of pyspark without compiled files first on the path of each worker, which
-then compiles pyspark anew: 0.4 s a process. Here the installed one is taken."""
+"""Script that starts a worker with the installed pyspark. The JVM puts an archive of pyspark,
+without compiled files, first on each worker's path; compiling it anew costs 0.4 s per process."""
 
 
 def session(
@@ -60,16 +60,16 @@ def session(
     conf: Mapping[str, str] | None = None,
     quick: bool = False,
 ) -> SparkSession:
-    """The session of this process, made with presets for a machine of one's own.
+    """Return the session of this process, created with presets for a single machine.
 
     Args:
-        name: what Spark calls the application.
+        name: Spark's name of the application.
         master: default `LOCAL_MASTER`; presets for local disks only with a local one.
         quick: for short local runs (demos, tests): starts sooner, computes more slowly.
-        conf: settings that win over the presets, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
+        conf: settings that override the presets, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
     """
     chosen = master or LOCAL_MASTER
-    # Workers must be this Python: another one has no pyarrow, and fails only by time-out.
+    # Workers must use this Python: another one may lack pyarrow, and fails only by time-out.
     os.environ.setdefault("PYSPARK_PYTHON", _quick_python() if quick else sys.executable)
     if chosen.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -90,7 +90,7 @@ def session(
 
 
 def _quick_python() -> str:
-    """A script that is this Python; gone when the program ends."""
+    """Return a script that starts this Python; it is deleted when the program ends."""
     folder = Path(tempfile.mkdtemp(prefix="quorumlog-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     script = folder / "python"
@@ -100,5 +100,6 @@ def _quick_python() -> str:
 
 
 def _is_found_by_itself() -> bool:
-    """Whether Spark's look-up finds the source: not in an editable install by plain pip."""
+    """Return True if Spark's look-up finds the source; False in an editable install by plain pip.
+    """
     return any(found.name == "pyspark_quorumlog" for found in pkgutil.iter_modules())

@@ -1,7 +1,7 @@
-"""Kafka's column names and types, for Spark and for Arrow, and what a user may ask of them.
+"""Kafka's column names and types, for Spark and for Arrow, and the check of a user's schema.
 
-Arrow types are fixed here, because Spark hands the buffers of a batch to the JVM as they are: a
-type that differs from the announced one would be read as garbage.
+Arrow types are fixed here, because Spark passes the buffers of a batch to the JVM unchanged: a type
+that differs from the announced one would be read as garbage.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ HEADERS_COLUMN: tuple[DataType, pa.DataType] = (
 
 
 def columns(*, include_headers: bool) -> dict[str, tuple[DataType, pa.DataType]]:
-    """Every column there is to read."""
+    """Return every column that can be read."""
     return {**KAFKA_COLUMNS, "headers": HEADERS_COLUMN} if include_headers else KAFKA_COLUMNS
 
 
 def kafka_schema(*, include_headers: bool) -> StructType:
-    """What ``load()`` gives without a schema of the user's own."""
+    """Return the schema of ``load()`` without a schema of the user's own."""
     found = columns(include_headers=include_headers)
     return StructType([StructField(name, kind) for name, (kind, _) in found.items()])
 
 
 def chosen_columns(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
-    """The columns a user's ``.schema(…)`` asks for: only those are made.
+    """Return the columns of a user's ``.schema(…)``: only those are produced.
 
     Raises:
         SchemaError: a name or type that the source does not have.
@@ -74,6 +74,6 @@ def chosen_columns(schema: StructType, *, include_headers: bool) -> tuple[str, .
 
 
 def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
-    """The Arrow schema of these columns."""
+    """Return the Arrow schema of these columns."""
     there = columns(include_headers=True)
     return pa.schema([(name, there[name][1]) for name in names])

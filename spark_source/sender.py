@@ -1,9 +1,9 @@
 """Sends chunks of records until each one is acknowledged: at least once.
 
-One request is under way at a time, so records keep their order within a partition. What surely was
-not written goes again freely; what may have been written goes again too, which is where a repeated
-record can come from. Rule F1 forbids that where nobody asked for it: here the sink's guarantee,
-at-least-once, asks for it, and the user is told so.
+One request is in flight at a time, so records keep their order within a partition. Records that
+certainly were not written are sent again; so are records that may have been written, and this can
+duplicate a record. Rule F1 forbids that unless it is requested: this sink's documented guarantee,
+at-least-once, requests it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 REQUEST_TIMEOUT_S = 15.0
-"""A broker answers after its own produce time-out (10 s) at the latest."""
+"""Time-out of a request; a broker answers after its own produce time-out (10 s) at the latest."""
 RETRIABLE_STATUS_MIN = 500
 _WRITTEN = b'"error_code":null'
 
 
 class Sender:
-    """Owned by one task."""
+    """Sender of a task's records. Owned by one task."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Sender:
         self._sleep = sleep
 
     def send(self, chunk: Chunk) -> None:
-        """Returns once every record of it is acknowledged by all in-sync replicas.
+        """Send a chunk; return once all in-sync replicas have acknowledged every record of it.
 
         Raises:
-            RejectedError: the cluster will never take one of them.
+            RejectedError: the cluster will never accept one of the records.
             NotServedError: not all were acknowledged within the time for retries.
         """
         pending = chunk.records
@@ -101,10 +101,10 @@ class Sender:
 
 
 def _failures(answer: Answer) -> dict[int, RecordOutcome]:
-    """Which records are to go again: index → why. Empty, nearly always.
+    """Return the records to send again, by index, with their outcomes; nearly always empty.
 
     Raises:
-        RejectedError: one will never be taken.
+        RejectedError: a record that will never be accepted.
     """
     if b'"error_code":' not in answer.body.replace(_WRITTEN, b""):
         return {} if _WRITTEN in answer.body else dict(enumerate(parse_outcomes(answer)))

@@ -1,8 +1,8 @@
 """``spark.readStream.format("quorumlog")``.
 
-Spark fixes the offsets of a micro-batch in its checkpoint before it runs it, and runs the very same
-offsets again after a crash. Offsets are immutable in the log (nothing past the high watermark is
-ever served), so a batch that is run again holds the same records.
+Spark fixes the offsets of a micro-batch in its checkpoint before it runs it, and runs the same
+offsets again after a crash. Offsets are immutable in the log (nothing above the high watermark is
+ever served), so a repeated batch holds the same records.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 
 class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query on the driver (its planner methods), and a copy in each task (`read`).
+    """Reader of one query: planner on the driver, and a copy in each task for `read`.
 
-    The driver's copy gets a `Driver`, lazily; that of a task never does, and only it is pickled.
+    The driver's copy creates a `Driver` on first use; the task's copies never do, and the `Driver`
+    is not pickled.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -56,12 +57,13 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @override
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on the stream ends here."""
+        """End the stream at the present latest offsets."""
         self._at_driver().set_target()
 
     @override
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; ``start`` if there is nothing new within the wait."""
+        """Return the end of the next micro-batch; ``start`` if no record arrives within the wait.
+        """
         begin = offsets.from_json(start)
         end = self._at_driver().latest(begin)
         if isinstance(limit, ReadMaxRows):
@@ -70,13 +72,13 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @override
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What Spark shows as the source's latest offset: as last seen, it costs no request."""
+        """Return the latest offsets for Spark's display, as last seen: no request is made."""
         seen = self._at_driver().seen
         return None if seen is None else offsets.to_json(seen)
 
     @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch: the same offsets give the same tasks, also in a re-run."""
+        """Return a micro-batch's tasks: the same offsets give the same tasks, also in a re-run."""
         found = offsets.ranges(
             offsets.from_json(start),
             offsets.from_json(end),
@@ -90,7 +92,7 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @override
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the checkpoint is Spark's, and Spark does not call this for a last batch."""
+        """Do nothing: the checkpoint is Spark's, and Spark does not call this for a last batch."""
 
     def _at_driver(self) -> Driver:
         if self._driver is None:
@@ -103,7 +105,7 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class Driver:
-    """The part of a stream that asks the cluster. Owned by one `QuorumlogStreamReader`."""
+    """The part of a stream that sends requests. Owned by one `QuorumlogStreamReader`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.cluster = Cluster(options.connection)
@@ -112,10 +114,10 @@ class Driver:
         self._poll: LongPoll | None = None
         self._idle_at: Position | None = None
         self.seen: Position | None = None
-        """The latest offsets as last seen."""
+        """Latest offsets as last seen; None before the first request."""
 
     def initial(self) -> Position:
-        """Where a query without a checkpoint starts."""
+        """Return the start of a query without a checkpoint."""
         options = self._options
         ends = {topic: self.cluster.ends(topic) for topic in options.topics}
         return offsets.resolve(
@@ -129,7 +131,7 @@ class Driver:
         self._target = self._ask({})
 
     def latest(self, begin: Position) -> Position:
-        """The latest offsets; if they are ``begin``, those after a wait for new ones."""
+        """Return the latest offsets; if they equal ``begin``, wait for new records once."""
         if self._target is not None:
             return self._advance(begin, self._target)
         if begin != self._idle_at:
@@ -152,7 +154,7 @@ class Driver:
         return offsets.advance(begin, latest, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def _ask(self, begin: Position) -> Position:
-        """The latest offsets of the topics. A topic that went away keeps where it was, or fails."""
+        """Return the topics' latest offsets; a deleted topic keeps its old ones, or is an error."""
         found = {}
         for topic in self._options.topics:
             try:

@@ -1,7 +1,7 @@
-"""What a Spark task does: fetch its ranges page by page and decode them.
+"""The reading Spark task: fetches its ranges page by page and decodes them.
 
-A task keeps no state between calls but its connections. Everything that can be waited out is
-waited out here, because outside a cluster manager Spark fails a query at the first failed task.
+A task keeps no state between calls but its connections. Every temporary failure is waited out here,
+because outside a cluster manager Spark fails a query at the first failed task.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCH_WAIT_MS = 1_000
-"""Right after a leader change the high watermark may be behind what was planned: wait for it."""
+"""Time a fetch waits at the broker: right after a leader change the high watermark may be below the
+planned end."""
 FIRST_RECORD_BYTES = 256
-"""How long a record is taken to be until the first answer tells."""
+"""Assumed size of a record until the first answer is measured."""
 FETCH_BYTES_MIN = 64 << 10
 MARGIN = 1.1
 
 
 class TaskRanges(InputPartition):
-    """What one task reads, and whom it may ask. Pickled by Spark."""
+    """The ranges of one task, and the brokers known to the driver. Pickled by Spark."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class TaskRanges(InputPartition):
         self.ranges = ranges
         self.urls = urls
         self.timestamp_types = timestamp_types
-        """By topic."""
+        """Topic → Kafka's number of its timestamp type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,8 @@ class ReadSettings:
 
 
 def read_task(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """The task's records. Spark makes up an empty partition where there is nothing to read."""
+    """Yield the task's records; Spark makes up an empty partition where there is nothing to read.
+    """
     if not isinstance(partition, TaskRanges):
         return
     cluster = kept_cluster(settings.connection, partition.urls)
@@ -82,7 +84,7 @@ def read_task(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.
 
 
 class RangeReader:
-    """Reads one range from its start to its end. Owned by one task."""
+    """Reader of one range from its start to its end. Owned by one task."""
 
     def __init__(
         self,
@@ -101,11 +103,11 @@ class RangeReader:
         self._record_bytes = float(FIRST_RECORD_BYTES)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The range's records.
+        """Yield the range's records.
 
         Raises:
-            DataLossError: some are not there any more (and ``failOnDataLoss``).
-            NotServedError: the cluster did not give them in time.
+            DataLossError: records no longer exist (and ``failOnDataLoss``).
+            NotServedError: the cluster did not serve them in time.
         """
         progress_s = self._now_s()
         while self._next < self._range.end:
@@ -128,7 +130,7 @@ class RangeReader:
             raise NotServedError(msg) from error
 
     def _fetch(self) -> consumer.StoredPage | None:
-        """A page; None if the position was moved over a gap."""
+        """Return a page; None if the position was moved over a gap."""
         left = (self._range.end - self._next) * self._record_bytes * MARGIN
         call = consumer.fetch_stored(
             self._range.topic,
@@ -152,7 +154,7 @@ class RangeReader:
         return page
 
     def _refused(self, error: ApiError) -> None:
-        """Out of range, or the topic is gone: move on, or say what is lost."""
+        """Handle a refused offset or a deleted topic: skip the records, or report them as lost."""
         if error.status == NOT_FOUND:
             self._lost(str(error), self._range.end)
             return

@@ -1,9 +1,9 @@
-"""Values that are JSON objects straight into the columns of a user's schema (``valueFormat=json``).
+"""Values that are JSON objects, as columns of a user's schema (``valueFormat=json``). Pure.
 
-Arrow's JSON reader takes the stored lines as they are, ``{"offset":N,"key":K,"value":{…}}``, and
-makes typed columns of the value's fields: no ``from_json`` in the JVM. A field that is missing is
-null, one that is not asked for is skipped, and a value that does not fit the schema (no object,
-text for a number) is a row of nulls. Pure.
+Arrow's JSON reader parses the stored lines directly, ``{"offset":N,"key":K,"value":{…}}``, into
+typed columns of the value's fields: no ``from_json`` in the JVM. A missing field is null, a field
+that is not in the schema is skipped, and a value that does not fit the schema (no object, text for
+a number) is a row of nulls.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _SCALARS: dict[type[DataType], pa.DataType] = {
     DoubleType: pa.float64(),
 }
 _META = {f"_{name}": name for name in KAFKA_COLUMNS if name not in {"value", "timestampType"}}
-"""Columns about the record, beside those of its value: ``_offset`` and so on."""
+"""Name of a column about the record (``_offset`` and so on) → the Kafka column behind it."""
 
 
 def typed_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of a user's columns.
+    """Return the Arrow schema of a user's columns.
 
     Raises:
-        SchemaError: a type that JSON values can't be read as.
+        SchemaError: JSON values cannot be read as a column's type.
     """
     if schema.fieldNames() == list(KAFKA_COLUMNS):
         msg = (
@@ -61,7 +61,7 @@ def typed_schema(schema: StructType) -> pa.Schema:
 
 
 def meta_of(name: str) -> str | None:
-    """The Kafka column behind ``_offset`` and the like."""
+    """Return the Kafka column behind ``_offset`` and the like, or None."""
     return _META.get(name)
 
 
@@ -88,7 +88,7 @@ def _arrow(name: str, kind: DataType) -> pa.DataType:
 
 
 class TypedValues:
-    """Parses runs of lines into the value's fields. One per task; holds no data."""
+    """Parser of runs of lines into the value's fields. One per task; holds no data."""
 
     def __init__(self, schema: pa.Schema) -> None:
         fields = [field for field in schema if field.name not in _META]
@@ -99,7 +99,7 @@ class TypedValues:
         )
 
     def parse(self, lines: bytes, count: int) -> pa.StructArray:
-        """The values of ``count`` lines, each an object with a field ``value``."""
+        """Return the values of ``count`` lines, each an object with a field ``value``."""
         whole = self._try(lines, count)
         if whole is not None:
             return whole
@@ -108,7 +108,7 @@ class TypedValues:
         )
 
     def _parse_parts(self, lines: Sequence[bytes]) -> list[pa.StructArray]:
-        """By halves, so that a bad line costs the logarithm of its run and spoils only itself."""
+        """Parse by halves, so that only a bad line is null, and costs the logarithm of its run."""
         whole = self._try(b"".join(lines), len(lines))
         if whole is not None:
             return [whole]
@@ -118,7 +118,7 @@ class TypedValues:
         return [*self._parse_parts(lines[:half]), *self._parse_parts(lines[half:])]
 
     def _try(self, lines: bytes, count: int) -> pa.StructArray | None:
-        """None if a line does not fit."""
+        """Parse all lines at once; return None if a line does not fit."""
         size = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         try:
             table = pj.read_json(pa.BufferReader(lines), size, self._options)
@@ -132,7 +132,7 @@ class TypedValues:
 
 
 def as_lines(values: pa.Array) -> bytes:
-    """Bytes views as lines that `TypedValues.parse` takes."""
+    """Return bytes views as lines that `TypedValues.parse` reads."""
     rows = (
         b"null" if row is None else row.replace(b"\n", b" ").replace(b"\r", b" ")
         for row in values.to_pylist()

@@ -1,6 +1,6 @@
 """``df.write`` and ``df.writeStream`` with ``format("quorumlog")``: append, at least once.
 
-A task that Spark runs again, a batch that is replayed after a crash and a request whose answer was
+A task that Spark repeats, a batch that is replayed after a crash and a request whose answer was
 lost each write their records again. Nothing acknowledged to Spark is ever missing.
 """
 
@@ -41,13 +41,13 @@ EXPECTED = (
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task wrote."""
+    """Result of a task."""
 
     rows: int
 
 
 def check_columns(schema: StructType, options: SinkOptions, *, overwrite: bool) -> None:
-    """Look at the columns before the first row is written.
+    """Check the columns before the first row is written.
 
     Raises:
         SchemaError: a column is missing, unknown or of another type; or not an append.
@@ -86,7 +86,7 @@ def _is_fit(name: str, kind: DataType) -> bool:
 
 
 class Topics:
-    """The topics a task writes to, looked at once. See `encoding.Placement`."""
+    """The topics of a task, each looked up once; implements `encoding.Placement`."""
 
     def __init__(self, cluster: Cluster, start: Callable[[int], int] = secrets.randbelow) -> None:
         self._cluster = cluster
@@ -95,7 +95,8 @@ class Topics:
         self._next: dict[str, int] = {}
 
     def partitions(self, topic: str) -> int:
-        """How many the topic has; 0 while it is not there: a first produce may make it."""
+        """Return the number of partitions; 0 while the topic does not exist (a produce creates it).
+        """
         count = self._counts.get(topic)
         if count is None:
             try:
@@ -105,7 +106,7 @@ class Topics:
         return count
 
     def unkeyed(self, topic: str) -> int:
-        """In turn, from a random one on, as brokers do it."""
+        """Return the next partition in turn, starting at a random one, as brokers do it."""
         count = self.partitions(topic)
         at = self._next.get(topic)
         at = self._start(count) if at is None else (at + 1) % count
@@ -114,13 +115,16 @@ class Topics:
 
 
 class _Writer:
-    """Pickled into the tasks; Spark makes a new one to commit each batch, so it asks nobody."""
+    """Row writer of a task. Pickled by Spark.
+
+    Spark constructs a new one to commit each batch, so construction makes no requests.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Every row, acknowledged."""
+        """Write every row; return once all are acknowledged."""
         cluster = kept_cluster(self._options.connection)
         topics = Topics(cluster)
         sender = Sender(cluster.client, self._options)
@@ -133,9 +137,9 @@ class _Writer:
 
 
 class QuorumlogBatchWriter(_Writer, DataSourceArrowWriter):
-    """``df.write``.
+    """Writer of ``df.write``.
 
-    The records are in the log as the tasks write them: there is nothing to commit or take back.
+    Records are in the log as soon as the tasks write them: there is nothing to commit or to undo.
     """
 
     @override
@@ -144,7 +148,7 @@ class QuorumlogBatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class QuorumlogStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """``df.writeStream``; see `QuorumlogBatchWriter`."""
+    """Writer of ``df.writeStream``; as in `QuorumlogBatchWriter` there is nothing to commit."""
 
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -39,35 +39,32 @@ def pytest_report_header(config: pytest.Config) -> str:
 # ---------------------------------------------------------------- the two workers
 
 
-def is_by_units(config: pytest.Config) -> bool:
-    return bool(config.getoption("dist") == "loadfile")
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
-    return workers.UnitScheduling(config, log) if is_by_units(config) else None
+    is_by_units = config.getoption("dist") == "loadfile"
+    return workers.UnitScheduling(config, log) if is_by_units else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if is_by_units(config):
+    if hasattr(config, "workerinput"):
         workers.sort_items(items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker: pass on what the summary counts."""
+    """Pass on from a worker what the summary counts."""
     sent: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if sent is not None:
         sent[POWER_CUTS] = power_cut.cuts_by_kind
 
 
 def pytest_testnodedown(node: WorkerController) -> None:
-    """In the process that prints: add what a worker counted."""
+    """Add what a worker counted, in the process that prints the summary."""
     received: dict[str, Any] = getattr(node, "workeroutput", {})
     for kind, cuts in received.get(POWER_CUTS, {}).items():
         power_cut.cuts_by_kind[kind] = power_cut.cuts_by_kind.get(kind, 0) + cuts
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Never a silent stand-in (rules.md K): which kind of power was cut, and why not the other."""
+    """Print which kind of power was cut, and why not the other: no silent stand-in (rules.md K)."""
     if not power_cut.cuts_by_kind:
         return
     terminalreporter.section("power cuts")

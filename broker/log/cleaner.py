@@ -55,7 +55,7 @@ SYNC_BYTES = 4_194_304
 """Bytes written between two syncs: one long sync at the end would delay the flusher's syncs."""
 
 Pace = Callable[[int], None]
-"""A function called after so many bytes of work; waits to keep the rate, or raises `CleaningStopped`."""
+"""Called after so many bytes of work; waits to keep the rate, or raises `CleaningStopped`."""
 
 
 class CleaningStopped(Exception):  # noqa: N818 nothing went wrong

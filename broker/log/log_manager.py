@@ -27,11 +27,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
-
-from typing_extensions import override
 
 from broker.log.checkpoints import decode_checkpoint
 from broker.log.directory_files import (
@@ -64,7 +62,7 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -74,6 +72,11 @@ FILES_UNLINKED_PER_STEP = 256
 """Files unlinked in one step, off the event loop."""
 TRUNCATED_FILES_PER_STEP = 4
 """Share of it for truncated segments: 1 to 2 s of a busy disk if each holds 1 GB."""
+LOCK_FILE = "lock"
+HIGH_WATERMARK_INTERVAL_MS = 5_000
+"""Kafka's replica.high.watermark.checkpoint.interval.ms."""
+_DIRECTORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}-\d+")
+
 _log = logging.getLogger("broker.log")
 
 
@@ -176,181 +179,58 @@ class SegmentRemovals:
                 _log.warning("file stays until the next start path=%s error=%s", path, error)
 
 
-class DamagedLogs(ABC):
-    """Offline, damaged and quarantined logs of a `LogManager`, its only heir; on the event loop."""
+@dataclass(frozen=True, slots=True)
+class OfflineLog:
+    """A partition that is not served from this disk: not in ISR or ELR (rules Q5, R6)."""
 
-    def __init__(self, disk: Disk, root: str, remove_delay_ms: int) -> None:
-        self.offline: dict[TopicIdPartition, StorageError] = {}
-        """Offline partitions: not served from this disk, not in ISR or ELR (rules Q5, R6)."""
-        self.damaged: dict[TopicIdPartition, PartitionLog] = {}
-        """Offline logs that were open when their damage was found; a subset of ``offline``."""
-        self.in_use: set[TopicIdPartition] = set()
-        """Logs that are damaged and used as they are (`use_damaged`); not in ``offline``."""
-        self.too_many_copies: set[TopicIdPartition] = set()
-        """Offline logs not quarantined at the last try: `DAMAGED_COPIES_MAX` copies exist."""
-        self.lost: list[tuple[str, BaseException]] = []
-        """(log name, error) of damage found in open logs and not yet taken by `take_found_damage`."""
-        self.unclean: dict[TopicIdPartition, str] = {}
-        """Partitions to report at every registration until `forget_unclean`; durable (rule R6)."""
-        self.failed: BaseException | None = None
-        self.removals = SegmentRemovals(disk, remove_delay_ms)
-        self._logs: dict[TopicIdPartition, PartitionLog] = {}
-        self._keys: dict[str, TopicIdPartition] = {}
-        self._directory_files = DirectoryFiles(disk, root)
-        self._quarantine = Quarantine(disk, root)
-        self._is_noted = True
-        """True if the file ``damaged`` on the disk equals ``unclean``."""
+    error: StorageError
+    log: PartitionLog | None = None
+    """The log, if it was open when its damage was found; None if recovery refused it."""
+    has_too_many_copies: bool = False
+    """True if it was not quarantined at the last try: `DAMAGED_COPIES_MAX` copies exist."""
 
-    @abstractmethod
-    def _fail_all(self, error: BaseException) -> None:
-        """Take all logs of this directory offline (rule Q2)."""
 
-    # found
+class DamageMarks:
+    """Partitions to report as damaged at every registration, with reasons; durable (rule R6).
 
-    def _refuse(self, name: str, key: TopicIdPartition, error: CorruptionError) -> None:
-        _log.error("partition offline log=%s error=%s", name, error)
-        self._keys[name] = key
-        self.offline[key] = error
-        self.unclean[key] = str(error)
-        self._is_noted = False
-        self.note_damage()
+    Owned by the `LogManager`. A mark is on the disk before the broker registers without the
+    replica, so that no later start takes the damaged log for a healthy one.
+    """
 
-    def note_damage(self) -> None:
-        """Write ``unclean`` to the disk, if it has changed.
+    def __init__(self, files: DirectoryFiles) -> None:
+        self._files = files
+        self.reasons: dict[TopicIdPartition, str] = {}
+        self.is_saved = True
+        """True if the file ``damaged`` on the disk equals ``reasons``."""
+
+    def load(self) -> None:
+        """Read the marks of the last run."""
+        self.reasons = self._files.read_damaged()
+
+    def add(self, key: TopicIdPartition, reason: str) -> None:
+        """Mark a partition; durable after `save`."""
+        self.reasons[key] = reason
+        self.is_saved = False
+
+    def remove(self, key: TopicIdPartition) -> bool:
+        """Remove a mark; return False if there was none. Durable after `save`."""
+        if self.reasons.pop(key, None) is None:
+            return False
+        self.is_saved = False
+        return True
+
+    def save(self) -> None:
+        """Write the marks to the disk if they have changed.
 
         Raises:
             OSError: the disk failed, or is full; then it must be called again.
         """
-        if not self._is_noted:
-            self._directory_files.write_damaged(self.unclean)
-            self._is_noted = True
-
-    def _on_log_failed(self, name: str | None, error: BaseException) -> None:
-        """Take one log offline whose durable bytes are damaged; all (None) if the disk failed."""
-        if name is None:
-            self._fail_all(error)
-            return
-        key = self._keys[name]
-        log = self._logs.get(key)
-        if log is None:
-            return
-        if key in self.in_use and not isinstance(error, InDoubtError):
-            log.failed = self.failed  # only this read is refused; the rest of the log is served
-            return
-        self.lost.append((name, error))
-        self.give_up(key, error)
-
-    def identity(self, name: str) -> TopicIdPartition | None:
-        """Return the key of the log of this name; None if it was deleted since."""
-        return self._keys.get(name)
-
-    def give_up(self, key: TopicIdPartition, error: BaseException) -> None:
-        """Take this open log offline as damaged: it takes no more bytes and is reported."""
-        log = self._logs.pop(key)
-        log.failed = log.failed or error
-        self.damaged[key] = log
-        self.in_use.discard(key)
-        damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
-        try:
-            self._refuse(log.name, key, damage)
-        except OSError as full:
-            if full.errno not in TRANSIENT_ERRNOS:
-                self._fail_all(full)
-
-    def take_found_damage(self) -> list[tuple[str, BaseException]]:
-        """Return the damage found in open logs since the last call."""
-        lost, self.lost = self.lost, []
-        return lost
-
-    # resolved
-
-    def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> bool:
-        """Quarantine a damaged log, so that an empty one can be filled from a peer.
-
-        To be called only once the controller has recorded the damage: the mark in ``unclean`` is
-        removed too. A crash in between leaves the mark without a directory, which is reported
-        again. Returns False if as many damaged copies of this replica as are kept exist already.
-
-        Raises:
-            OSError: not possible now; the next call does the rest.
-        """
-        key = TopicIdPartition(topic_id, partition)
-        if key not in self.offline:
-            return True
-        name = self._name_of(key)
-        if self._quarantine.has_yet_to_move(name):
-            place = self._quarantine.place_for_damaged(key)
-            if place is None:
-                self.too_many_copies.add(key)
-                return False
-            self._close_damaged(key)
-            self._quarantine.move(name, place)
-        self._quarantine.sync()
-        self.forget_unclean(topic_id, partition)
-        self.note_damage()
-        del self.offline[key], self._keys[name]
-        self.too_many_copies.discard(key)
-        return True
-
-    def use_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """Serve this damaged open log as it is, as no replica has more: it takes bytes again.
-
-        The mark in ``unclean`` is removed: a start may open the log as it is, and finds unreadable
-        batches again.
-
-        Raises:
-            OSError: the mark could not be removed; must be called again.
-        """
-        key = TopicIdPartition(topic_id, partition)
-        log = self.damaged[key]
-        self.forget_unclean(topic_id, partition)
-        self.note_damage()
-        del self.damaged[key], self.offline[key]
-        log.failed = self.failed
-        self._logs[key] = log
-        self.in_use.add(key)
-        self.removals.note(log)
-        log.request_flush()
-
-    def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """Stop reporting this partition: the broker's image shows it recorded (rule R6)."""
-        key = TopicIdPartition(topic_id, partition)
-        if self.unclean.pop(key, None) is not None:
-            self._is_noted = False
-            self.note_damage()
-
-    def _close_damaged(self, key: TopicIdPartition) -> None:
-        log = self.damaged.pop(key, None)
-        if log is not None:
-            log.close()
-            self.removals.forget(log)
-
-    # quarantine
-
-    def purge(self, names: Iterable[str]) -> None:
-        """Unlink these quarantined directories: their grace period is over."""
-        self._quarantine.purge(names)
-
-    def quarantined(self) -> list[str]:
-        """Return the names that `purge` may take: ``<topic id>:<partition><mark>`` of each log."""
-        return self._quarantine.names()
-
-    def _quarantine_directory(self, name: str, quarantined: str) -> bool:
-        """Move the directory to quarantine, not yet durably; return False if there was none."""
-        self._keys.pop(name, None)
-        return self._quarantine.move(name, quarantined)
-
-    def _name_of(self, key: TopicIdPartition) -> str:
-        return next(name for name, other in self._keys.items() if other == key)
+        if not self.is_saved:
+            self._files.write_damaged(self.reasons)
+            self.is_saved = True
 
 
-LOCK_FILE = "lock"
-HIGH_WATERMARK_INTERVAL_MS = 5_000
-"""Kafka's replica.high.watermark.checkpoint.interval.ms."""
-_DIRECTORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}-\d+")
-
-
-class LogManager(DamagedLogs):
+class LogManager:
     """All partition logs of a broker, its open segment files and its flusher; on the event loop.
 
     ``open`` locks the directory, recovers every log in it and syncs what it found (rule Q1);
@@ -373,7 +253,18 @@ class LogManager(DamagedLogs):
     ) -> None:
         self.root = str(data_dir / "log")
         self._disk = disk or Disk()
-        super().__init__(self._disk, self.root, remove_delay_ms)
+        self.offline: dict[TopicIdPartition, OfflineLog] = {}
+        """Partitions on this disk that are not served; never in ``_logs`` too."""
+        self.found_damage: list[tuple[str, BaseException]] = []
+        """(log name, error) of damage in open logs, not yet taken by `take_found_damage`."""
+        self.failed: BaseException | None = None
+        """The failure of the disk, after which no log of this directory is trusted (rule Q2)."""
+        self.removals = SegmentRemovals(self._disk, remove_delay_ms)
+        self._logs: dict[TopicIdPartition, PartitionLog] = {}
+        self._keys: dict[str, TopicIdPartition] = {}
+        self._directory_files = DirectoryFiles(self._disk, self.root)
+        self._marks = DamageMarks(self._directory_files)
+        self._quarantine = Quarantine(self._disk, self.root)
         self._on_failed = on_failed
         self._files = OpenFiles(self._disk, min(max_open_segments, descriptors_for_segments()))
         self._files.on_pressure = self._flush_for_descriptors
@@ -419,7 +310,7 @@ class LogManager(DamagedLogs):
             self.removals.unlink_later,
             self._producers,
         )
-        self.unclean = self._directory_files.read_damaged()
+        self._marks.load()
         last_shutdown = self._directory_files.take_clean_shutdown()
         self.clean_broker_epoch = None if last_shutdown is None else last_shutdown.broker_epoch
         clean = None if last_shutdown is None else last_shutdown.logs
@@ -518,8 +409,11 @@ class LogManager(DamagedLogs):
         except (OSError, StorageError) as error:
             _log.error("shutdown is not clean error=%s", error)
         finally:
-            for log in (*self._logs.values(), *self.damaged.values()):
+            for log in self._logs.values():
                 log.close()
+            for offline in self.offline.values():
+                if offline.log is not None:
+                    offline.log.close()
             flusher.close()
             self._disk.close(self._lock)
             self._shared = None
@@ -605,22 +499,173 @@ class LogManager(DamagedLogs):
             log = self._logs.pop(key, None)
             if log is not None:
                 log.close()
-                self.in_use.discard(key)
                 self.removals.forget(log)
                 moved |= self._quarantine_directory(log.name, text_of(key) + mark)
             elif key in self.offline:
                 self._close_damaged(key)
                 moved |= self._quarantine_directory(self._name_of(key), text_of(key) + mark)
             self.offline.pop(key, None)
-            marked |= self.unclean.pop(key, None) is not None
+            marked |= self._marks.remove(key)
         if moved:
             self._quarantine.sync()
         if marked:  # otherwise the next start would refuse a healthy new replica
-            self._directory_files.write_damaged(self.unclean)
+            self._marks.save()
 
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark now."""
         self._directory_files.write_high_watermarks(encode_high_watermarks(self._logs.items()))
+
+    # damage
+
+    @property
+    def unclean(self) -> Mapping[TopicIdPartition, str]:
+        """Partitions to report at every registration, with reasons, until `forget_unclean`."""
+        return self._marks.reasons
+
+    def save_damage_marks(self) -> None:
+        """Write `unclean` to the disk if it has changed.
+
+        Raises:
+            OSError: the disk failed, or is full; then it must be called again.
+        """
+        self._marks.save()
+
+    def was_open(self, key: TopicIdPartition) -> bool:
+        """Return True if this partition is offline and its log was open when damage was found."""
+        offline = self.offline.get(key)
+        return offline is not None and offline.log is not None
+
+    def is_served_damaged(self, key: TopicIdPartition) -> bool:
+        """Return True if this log is damaged and served as it is (`use_damaged`)."""
+        log = self._logs.get(key)
+        return log is not None and log.is_served_damaged
+
+    def partitions_with_too_many_copies(self) -> list[TopicIdPartition]:
+        """Return the offline partitions that keep their place: too many damaged copies exist."""
+        return [key for key, offline in self.offline.items() if offline.has_too_many_copies]
+
+    def _refuse(
+        self, name: str, key: TopicIdPartition, error: StorageError, log: PartitionLog | None = None
+    ) -> None:
+        _log.error("partition offline log=%s error=%s", name, error)
+        self._keys[name] = key
+        self.offline[key] = OfflineLog(error, log)
+        self._marks.add(key, str(error))
+        self._marks.save()
+
+    def _on_log_failed(self, name: str | None, error: BaseException) -> None:
+        """Take one log offline whose durable bytes are damaged; all (None) if the disk failed."""
+        if name is None:
+            self._fail_all(error)
+            return
+        key = self._keys[name]
+        log = self._logs.get(key)
+        if log is None:
+            return
+        if log.is_served_damaged and not isinstance(error, InDoubtError):
+            log.serve_damaged(self.failed)  # only this read is refused; the rest is served
+            return
+        self.found_damage.append((name, error))
+        self.take_offline(key, error)
+
+    def key_by_name(self, name: str) -> TopicIdPartition | None:
+        """Return the key of the log of this name; None if it was deleted since."""
+        return self._keys.get(name)
+
+    def take_offline(self, key: TopicIdPartition, error: BaseException) -> None:
+        """Take this open log offline as damaged: it takes no more bytes and is reported."""
+        log = self._logs.pop(key)
+        log.take_offline(error)
+        damage = error if isinstance(error, CorruptionError) else CorruptionError(str(error))
+        try:
+            self._refuse(log.name, key, damage, log)
+        except OSError as full:
+            if full.errno not in TRANSIENT_ERRNOS:
+                self._fail_all(full)
+
+    def take_found_damage(self) -> list[tuple[str, BaseException]]:
+        """Return the damage found in open logs since the last call."""
+        found, self.found_damage = self.found_damage, []
+        return found
+
+    def reset_damaged(self, topic_id: TopicId, partition: PartitionId) -> bool:
+        """Quarantine a damaged log, so that an empty one can be filled from a peer.
+
+        To be called only once the controller has recorded the damage: the mark in `unclean` is
+        removed too. A crash in between leaves the mark without a directory, which is reported
+        again. Returns False if as many damaged copies of this replica as are kept exist already.
+
+        Raises:
+            OSError: not possible now; the next call does the rest.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        offline = self.offline.get(key)
+        if offline is None:
+            return True
+        name = self._name_of(key)
+        if self._quarantine.has_yet_to_move(name):
+            place = self._quarantine.place_for_damaged(key)
+            if place is None:
+                self.offline[key] = replace(offline, has_too_many_copies=True)
+                return False
+            self._close_damaged(key)
+            self._quarantine.move(name, place)
+        self._quarantine.sync()
+        self.forget_unclean(topic_id, partition)
+        self._marks.save()
+        del self.offline[key], self._keys[name]
+        return True
+
+    def use_damaged(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Serve this damaged open log as it is, as no replica has more: it takes bytes again.
+
+        The mark in `unclean` is removed: a start may open the log as it is, and finds unreadable
+        batches again.
+
+        Raises:
+            OSError: the mark could not be removed; must be called again.
+        """
+        key = TopicIdPartition(topic_id, partition)
+        log = self.offline[key].log
+        assert log is not None, f"{key} was not open when its damage was found"
+        self.forget_unclean(topic_id, partition)
+        self._marks.save()
+        del self.offline[key]
+        log.serve_damaged(self.failed)
+        self._logs[key] = log
+        self.removals.note(log)
+        log.request_flush()
+
+    def forget_unclean(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Stop reporting this partition: the broker's image shows it recorded (rule R6)."""
+        if self._marks.remove(TopicIdPartition(topic_id, partition)):
+            self._marks.save()
+
+    def _close_damaged(self, key: TopicIdPartition) -> None:
+        """Close an offline log that was open when its damage was found, once."""
+        offline = self.offline[key]
+        if offline.log is not None:
+            self.offline[key] = replace(offline, log=None)
+            offline.log.close()
+            self.removals.forget(offline.log)
+
+    # quarantine
+
+    def purge(self, names: Iterable[str]) -> None:
+        """Unlink these quarantined directories: their grace period is over."""
+        self._quarantine.purge(names)
+
+    def quarantined(self) -> list[str]:
+        """Return the names that `purge` may take: ``<topic id>:<partition><mark>`` of each log."""
+        return self._quarantine.names()
+
+    def _quarantine_directory(self, name: str, quarantined: str) -> bool:
+        """Move the directory to quarantine, not yet durably; return False if there was none."""
+        self._keys.pop(name, None)
+        return self._quarantine.move(name, quarantined)
+
+    def _name_of(self, key: TopicIdPartition) -> str:
+        return next(name for name, other in self._keys.items() if other == key)
 
     # internal
 
@@ -653,9 +698,9 @@ class LogManager(DamagedLogs):
         key = TopicIdPartition(
             TopicId(str(fields["topic_id"])), PartitionId(int(str(fields["partition"])))
         )
-        if key in self.unclean:
+        if key in self._marks.reasons:
             # Found damaged before this start, perhaps in bytes that recovery does not read again.
-            self._refuse(name, key, CorruptionError(self.unclean[key]))
+            self._refuse(name, key, CorruptionError(self._marks.reasons[key]))
             return
         try:
             clean_end = None if clean is None else clean[0]
@@ -715,11 +760,10 @@ class LogManager(DamagedLogs):
     def _check_creatable(self, topic: TopicName, key: TopicIdPartition) -> None:
         name = f"{topic}-{key.partition}"
         self.identify(topic, key.partition, key.topic_id)
-        if key in self.offline or self.failed is not None:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"log {name} is offline: {self.offline.get(key) or self.failed}",
-            )
+        offline = self.offline.get(key)
+        if offline is not None or self.failed is not None:
+            reason = self.failed if offline is None else offline.error
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log {name} is offline: {reason}")
         other = self._keys.get(name)
         if other is not None and other != key:
             raise KafkaError(
@@ -749,12 +793,11 @@ class LogManager(DamagedLogs):
         self.removals.note(log)
         self.on_log_start(log)
 
-    @override
     def _fail_all(self, error: BaseException) -> None:
         """Take all logs offline: after a failed sync or write none is trusted (rule Q2)."""
         if self.failed is not None:
             return
         self.failed = error
         for log in self._logs.values():
-            log.failed = log.failed or error
+            log.take_offline(error)
         self._on_failed(error)

@@ -81,6 +81,7 @@ class PartitionLog:
         "failed",
         "generation",
         "high_watermark",
+        "is_served_damaged",
         "last_epoch",
         "log_end_offset",
         "log_start_offset",
@@ -114,6 +115,9 @@ class PartitionLog:
         self.generation = 0
         self.last_epoch = -1
         self.failed: BaseException | None = None
+        """Reason why the log is offline: it takes no bytes and refuses reads; None while served."""
+        self.is_served_damaged = False
+        """True if its bytes are damaged and no replica has more: reads of the rest are served."""
         self.on_durable: Callable[[], None] | None = None
         self._stored: LogSegments | None = None
         self._requested_log_start = 0
@@ -688,6 +692,15 @@ class PartitionLog:
         return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
 
     # errors
+
+    def take_offline(self, error: BaseException) -> None:
+        """Refuse appends and reads from now on; the first error stays the reason."""
+        self.failed = self.failed or error
+
+    def serve_damaged(self, disk_failure: BaseException | None) -> None:
+        """Take appends and serve the readable rest, unless the disk has failed (rule Q2)."""
+        self.failed = disk_failure
+        self.is_served_damaged = True
 
     def _refuse(self) -> NoReturn:
         raise KafkaError(

@@ -64,12 +64,12 @@ class LogKeeper:
         if partition_id in self._aside:
             self._quarantine([partition_id])
         self._logs.identify(topic.name, number, topic.topic_id)
-        damage = self._logs.offline.get(partition_id)
-        if damage is not None:
+        offline = self._logs.offline.get(partition_id)
+        if offline is not None:
             if not self._set_damaged_aside(image, partition_id):
                 return self._open_refused(image, partition_id, config)
             if events is not None:
-                note_repaired(events, partition_id, damage)
+                note_repaired(events, partition_id, offline.error)
         holder = self._logs.holder(topic.name, number)
         if holder is not None and holder != topic.topic_id:
             # A name has one topic id at a time: this one says that the other was deleted (M5).
@@ -84,7 +84,7 @@ class LogKeeper:
         registration = image.partition(*partition_id)
         if partition_id not in self._recorded_damage(image) or registration is None:
             return False
-        if partition_id in self._logs.damaged:
+        if self._logs.was_open(partition_id):
             return False  # found since that registration: see `Repairs`
         if not registration.has_leader or registration.leader == self._config.broker_id:
             return False
@@ -106,7 +106,7 @@ class LogKeeper:
         registration = image.partition(*partition_id)
         me = self._config.broker_id
         leads = registration is not None and registration.isr == (me,) == (registration.leader,)
-        if not leads or partition_id in self.unopenable or partition_id in self._logs.damaged:
+        if not leads or partition_id in self.unopenable or self._logs.was_open(partition_id):
             return None
         if not self._logs.open_offline(*partition_id):
             self.unopenable.add(partition_id)

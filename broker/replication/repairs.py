@@ -106,7 +106,7 @@ class Repairs:
     def look(self, now_ms: int) -> None:
         """Take in what was found since the last tick; look again at what waits."""
         for name, error in self._logs.take_found_damage():
-            where = self._logs.identity(name)
+            where = self._logs.key_by_name(name)
             if where is None:
                 continue
             replica = self._host.replica(where)
@@ -115,7 +115,7 @@ class Repairs:
                 # An older controller learns of it from the registration of the next life only.
                 self._events.close()
                 self._faults.fatal(f"log {name} failed", error)
-            elif replica is not None and where in self._logs.damaged:
+            elif replica is not None and self._logs.was_open(where):
                 self._found(replica, error)
         waiting = self.damaged or self._logs.offline
         if waiting and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
@@ -138,7 +138,7 @@ class Repairs:
     def _look_at_refused(self) -> None:
         """Logs that a start refused: the disk may have room by now, or an operator made some."""
         image = self._host.image
-        refused = (where for where in self._logs.offline if where not in self._logs.damaged)
+        refused = (where for where in self._logs.offline if not self._logs.was_open(where))
         for where in list(islice(refused, LOOKED_AT_ONCE)):
             if image.partition(*where) is not None:
                 key = key_of(where.topic_id, where.partition)
@@ -154,13 +154,14 @@ class Repairs:
     def _can_lead(self, key: Key) -> bool:
         """Whether there is a log to lead with: none whose change stopped on the way."""
         where, logs = self.damaged[key].partition.id, self._logs
-        is_open = where in logs.damaged or where in logs.in_use
+        is_open = logs.was_open(where) or logs.is_served_damaged(where)
         return is_open and not isinstance(self._reasons[key], InDoubtError)
 
     def _tell(self, key: Key, replica: Replica, now_ms: int) -> None:
         """What nobody can mend but an operator."""
         if self._is_to_tell(key, now_ms):
-            is_full = replica.partition.id in self._logs.too_many_copies
+            offline = self._logs.offline.get(replica.partition.id)
+            is_full = offline is not None and offline.has_too_many_copies
             _log.error("damaged replica can't be filled again: %s log=%s leads=%s error=%s",
                 TOO_MANY_COPIES if is_full else "no sound replica leads",
                 replica.log.name,
@@ -170,11 +171,11 @@ class Repairs:
 
     def _tell_of_refused(self, now_ms: int) -> None:
         """Of those a start refused: somebody sound leads, and only the operator is waited for."""
-        for where in self._logs.too_many_copies & self._logs.offline.keys():
+        for where in self._logs.partitions_with_too_many_copies():
             key = key_of(where.topic_id, where.partition)
             if key not in self.damaged and self._is_to_tell(key, now_ms):
                 _log.error("damaged replica can't be filled again: %s copies=log/%s/%s error=%s",
-                    TOO_MANY_COPIES, FOLDER, text_of(where), self._logs.offline[where],
+                    TOO_MANY_COPIES, FOLDER, text_of(where), self._logs.offline[where].error,
                 )  # fmt: skip
 
     def _is_to_tell(self, key: Key, now_ms: int) -> bool:
@@ -215,10 +216,10 @@ class Repairs:
 
     def reasons(self) -> dict[TopicIdPartition, str]:
         """The replicas that are damaged now, also those that go on with what is left."""
-        found = {where: str(error) for where, error in self._logs.offline.items()}
+        found = {where: str(offline.error) for where, offline in self._logs.offline.items()}
         for key, replica in self.damaged.items():
             found[replica.partition.id] = str(self._reasons[key])
-        for where in self._logs.too_many_copies & found.keys():
+        for where in self._logs.partitions_with_too_many_copies():
             found[where] += f"; not filled again: {TOO_MANY_COPIES}"
         return found
 
@@ -249,7 +250,7 @@ class Repairs:
         is_deposed = registration.leader != self._me and registration.leader_epoch > role.epoch
         if is_deposed and isinstance(role, LeaderState):
             self._host.stand_down(replica)  # rule G3: a full disk, which has no mark, is no reason
-        self._logs.note_damage()
+        self._logs.save_damage_marks()
         if registration.leader == self._me:
             if not self._can_lead(key):
                 return True
@@ -273,7 +274,7 @@ class Repairs:
 
     def _use(self, replica: Replica) -> None:
         """Nobody else has what this one has: it goes on, but for what can't be read."""
-        if replica.partition.id in self._logs.damaged:
+        if self._logs.was_open(replica.partition.id):
             self._logs.use_damaged(*replica.partition.id)
             _log.error("damaged replica is the last one, it goes on log=%s error=%s",
                 replica.log.name, self._reasons[replica.key],
@@ -281,8 +282,8 @@ class Repairs:
 
     def _give_up(self, replica: Replica) -> None:
         """Others count again: it takes no more bytes."""
-        if replica.partition.id in self._logs.in_use:
-            self._logs.give_up(replica.partition.id, self._reasons[replica.key])
+        if self._logs.is_served_damaged(replica.partition.id):
+            self._logs.take_offline(replica.partition.id, self._reasons[replica.key])
 
     def forget(self, key: Key) -> None:
         """The replica is gone from here."""

@@ -24,7 +24,7 @@ from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
@@ -95,12 +95,12 @@ class WhiteBox:
             "events": {"sequence": events.sequence, "dropped": events.dropped},
             "replicas": hosted,
             "leaders": led,
-            "offline": self._named({where: str(why) for where, why in logs.offline.items()}),
+            "offline": self._named({where: str(log.error) for where, log in logs.offline.items()}),
             "unclean": self._named(logs.unclean),
             "damaged": self._named(self._manager.repairs.reasons()),
         }
 
-    def _named(self, partitions: dict[TopicIdPartition, str]) -> Facts:
+    def _named(self, partitions: Mapping[TopicIdPartition, str]) -> Facts:
         rows: list[Facts] = []
         for where, reason in partitions.items():
             if len(rows) == NAMED_MAX:

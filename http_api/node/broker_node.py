@@ -1,4 +1,10 @@
-"""A broker process, put together: the one place that knows every part of it (interfaces.md §1)."""
+"""The broker process: constructs every part of a broker and runs them until a stop signal.
+
+`run_broker` is called by ``quorumlog broker``. It opens the node's folder, then starts in order:
+the channels to controllers and peers, the `BrokerServer` (which opens the logs), the peer listener
+and the HTTP listener. On a stop signal the broker shuts down under the controller's control, and
+the parts stop in reverse order (interfaces.md §1).
+"""
 
 from __future__ import annotations
 
@@ -28,11 +34,12 @@ from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import BrokerId, NodeId
 
 HTTP_SHUTDOWN_GRACE_S = 1.0
-"""Long polls end with the broker; leaderships have moved by then."""
+"""Time for requests in flight at a stop. Leaderships have moved by then, so only long polls are
+cut off."""
 
 
 def run_broker(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
-    """Run the broker of this configuration until it is told to stop; the exit code."""
+    """Run the broker of this configuration until a stop signal; return the exit code."""
     with opened_node(path, overrides, "broker", insecure=insecure, json_log=json_log) as node:
         keep_freed_memory()
         run_loop(_serve(node))
@@ -40,7 +47,7 @@ def run_broker(path: Path, overrides: Sequence[str], *, insecure: bool, json_log
 
 
 async def _serve(node: OpenedNode) -> None:
-    """Logs first (rule Q1), then the listeners, then the way into the cluster; stop in reverse."""
+    """Start logs, listeners and registration in this order (rule Q1); stop them in reverse."""
     config = node.config
     broker_id = BrokerId(config.node_id)
     faults = ProcessFaultHandler()
@@ -107,7 +114,8 @@ async def _listen(
 
 
 def controller_dial(config: NodeConfig, kind: str) -> dict[NodeId, str]:
-    """This node's own ways to controllers, from ``[dial]``."""
+    """Return this node's own addresses of controllers, from ``[dial]``, for one kind of listener.
+    """
     found = {}
     for controller_id in config.controllers:
         address = config.dial.get(f"controller-{controller_id}.{kind}")

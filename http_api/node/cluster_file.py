@@ -1,6 +1,7 @@
-"""``cluster.json``: what a local cluster is and how it stands (interfaces.md §2).
+"""``cluster.json``: the nodes and the state of a local cluster (interfaces.md §2).
 
-Written by rename, so that a reader sees one whole state. ``pid`` is null while a node is down.
+`quorumlog up` writes the file and other commands read it. Each write is a rename, so a reader sees
+one complete state. ``pid`` is null while a node is down.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CLUSTER_FILE = "cluster.json"
 
 
 class ClusterState(Enum):
-    """READY and STOPPED say what was reached; a crash leaves the last word standing."""
+    """State of a local cluster; after a crash of the supervisor the last written state remains."""
 
     STARTING = "starting"
     READY = "ready"
@@ -31,7 +32,7 @@ class ClusterState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEntry:
-    """One node. ``url`` is what clients use, ``inner`` the peer or the Raft address."""
+    """A node of the cluster. ``url`` is for clients, ``inner`` the peer or the Raft address."""
 
     role: str
     node_id: int
@@ -47,7 +48,7 @@ class NodeEntry:
 
     @property
     def addresses(self) -> NodeAddresses:
-        """Where it listens, as far as this file knows."""
+        """Addresses of the node's listeners, as far as this file has them."""
         http = parse_address(self.url.partition("://")[2], f"{CLUSTER_FILE}: {self.name}.url")
         return NodeAddresses(self.role, self.node_id, http, self.inner)
 
@@ -64,7 +65,7 @@ class NodeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """The whole file as a value."""
+    """The content of the file. Immutable."""
 
     cluster_id: ClusterId
     state: ClusterState
@@ -77,7 +78,7 @@ class ClusterDescription:
         return self.controllers + self.brokers
 
     def with_pid(self, name: str, pid: int | None) -> ClusterDescription:
-        """The same, with one node up or down."""
+        """Return a copy with another pid of one node; None: it is down."""
 
         def change(entries: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
             return tuple(replace(e, pid=pid) if e.name == name else e for e in entries)
@@ -85,7 +86,7 @@ class ClusterDescription:
         return replace(self, controllers=change(self.controllers), brokers=change(self.brokers))
 
     def all_down(self, state: ClusterState, supervisor_pid: int | None) -> ClusterDescription:
-        """The same, with no node running."""
+        """Return a copy in which no node runs."""
         return replace(
             self,
             state=state,
@@ -96,7 +97,7 @@ class ClusterDescription:
 
 
 def write_cluster_file(data_dir: Path, description: ClusterDescription) -> None:
-    """Replace the file."""
+    """Replace the file durably."""
     content = {
         "cluster_id": description.cluster_id,
         "state": description.state.value,
@@ -109,7 +110,7 @@ def write_cluster_file(data_dir: Path, description: ClusterDescription) -> None:
 
 
 def read_cluster_file(data_dir: Path) -> ClusterDescription | None:
-    """The cluster of this directory, or None where none was made. A damaged file is exit 74."""
+    """Return the directory's cluster, or None if there is none; a damaged file is exit 74."""
     path = data_dir / CLUSTER_FILE
     try:
         content = json.loads(path.read_bytes())
@@ -128,7 +129,7 @@ def read_cluster_file(data_dir: Path) -> ClusterDescription | None:
 
 
 def _entry(role: str, content: dict[str, Any], data_dir: Path) -> NodeEntry:
-    """The folder may have moved since: paths follow from the data directory, not from the file."""
+    """Return a node's entry, with paths from the data directory: the folder may have been moved."""
     return make_entry(
         data_dir,
         role,
@@ -142,7 +143,7 @@ def _entry(role: str, content: dict[str, Any], data_dir: Path) -> NodeEntry:
 def make_entry(
     data_dir: Path, role: str, node_id: int, *, url: str, inner: Address, pid: int | None = None
 ) -> NodeEntry:
-    """An entry whose paths follow the layout of interfaces.md §2."""
+    """Return an entry whose paths follow the layout of interfaces.md §2."""
     name = f"{role}-{node_id}"
     return NodeEntry(
         role=role,

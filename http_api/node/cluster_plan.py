@@ -1,7 +1,8 @@
-"""From the arguments of ``quorumlog up`` and what the directory holds to a cluster to be run.
+"""Plan of a local cluster, from the arguments of ``quorumlog up`` and the directory's content.
 
-Everything that can be refused is refused here, before anything is written or started: numbers that
-contradict the directory (exit 2), a port in use (69), a directory in use (75).
+`prepare_cluster` is called before anything is started, and refuses everything that can be refused
+before anything is written: numbers that contradict the directory (exit 2), a port in use (69), a
+directory in use (75).
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from http_api.node.settings import SettingValue
 DEFAULT_CONTROLLERS = 3
 DEFAULT_BROKERS = 3
 PORTS_FREED_WITHIN_S = 5.0
-"""Nodes of a supervisor that was killed end within 2 s; until then they hold their ports."""
+"""Longest wait for the ports of earlier nodes; they end within 2 s of their supervisor's death."""
 
 _log = logging.getLogger("node.up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The arguments of ``quorumlog up``. None = not said: what the directory holds, else 3."""
+    """The arguments of ``quorumlog up``. None: not given; the directory's number, else 3."""
 
     data_dir: Path
     controllers: int | None = None
@@ -56,7 +57,7 @@ class UpOptions:
 
 
 def check_numbers(options: UpOptions) -> None:
-    """Refuse numbers no cluster can have."""
+    """Refuse numbers that no cluster can have."""
     if options.controllers is not None and options.controllers not in CONTROLLER_COUNTS:
         expected = ", ".join(str(count) for count in CONTROLLER_COUNTS)
         msg = f"--controllers {options.controllers}: expected one of {expected}"
@@ -70,7 +71,7 @@ def check_numbers(options: UpOptions) -> None:
 
 
 def check_same_cluster(options: UpOptions, held: ClusterDescription) -> None:
-    """Refuse other numbers than the directory holds; more brokers are welcome."""
+    """Refuse numbers that differ from the directory's; more brokers are accepted."""
     if options.controllers not in (None, len(held.controllers)):
         msg = f"--controllers {options.controllers}: {options.data_dir} holds a cluster with"
         msg += f" {len(held.controllers)} controllers, which can't be changed"
@@ -86,7 +87,7 @@ def check_same_cluster(options: UpOptions, held: ClusterDescription) -> None:
 
 
 def plan_new(options: UpOptions) -> tuple[list[NodeAddresses], list[NodeAddresses]]:
-    """Controllers and brokers of a cluster that is to be made, with their ports."""
+    """Return the controllers and brokers of a new cluster, with their ports."""
     counts = {
         "controller": DEFAULT_CONTROLLERS if options.controllers is None else options.controllers,
         "broker": DEFAULT_BROKERS if options.brokers is None else options.brokers,
@@ -104,7 +105,7 @@ def plan_new(options: UpOptions) -> tuple[list[NodeAddresses], list[NodeAddresse
 
 
 def plan_added(count: int, present: Sequence[NodeAddresses]) -> list[NodeAddresses]:
-    """Addresses of brokers that are added: by the scheme if the cluster follows it."""
+    """Return addresses for added brokers: by the fixed scheme if all present nodes follow it."""
     brokers = [node for node in present if node.role == "broker"]
     base = brokers[0].http.port
     follows = all(node == scheme_addresses(node.role, _index(node), base) for node in present)
@@ -124,9 +125,9 @@ def _index(node: NodeAddresses) -> int:
 async def prepare_cluster(
     options: UpOptions, environment: Mapping[str, str], lock: FolderLock
 ) -> ClusterDescription:
-    """Find or make the cluster of the directory, with every folder formatted and every port free.
+    """Return the directory's cluster, formatted first if new, with every port checked as free.
 
-    Takes ``lock`` first: the directory is not even read before (rule Q4).
+    Acquires ``lock`` before it reads the directory (rule Q4).
     """
     check_numbers(options)
     overrides = parse_overrides(options.overrides)
@@ -172,7 +173,7 @@ async def _find_again(
 
 
 async def check_ports(nodes: Sequence[NodeAddresses], wait_s: float) -> None:
-    """End with exit 69 if a listener can't be opened, and still can't ``wait_s`` later."""
+    """Exit with 69 if a listener cannot be opened, and still cannot ``wait_s`` seconds later."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while (found := first_in_use(nodes)) is not None:

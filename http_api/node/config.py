@@ -1,7 +1,9 @@
-"""What one node is told: its ``config.toml``, the environment, ``--set`` (interfaces.md §2).
+"""Configuration of one node: its ``config.toml``, the environment, ``--set`` (interfaces.md §2).
 
-Order: file < environment ``QUORUMLOG_SECTION__KEY`` < ``--set``. A key nobody knows ends the
-process with exit 2 and the nearest name, whichever way it came.
+`load_node_config` reads the file, applies ``QUORUMLOG_SECTION__KEY`` over it and ``--set`` over
+both, checks every value and the relations between them, and returns a `NodeConfig`. An unknown key
+ends the process with exit 2 and the nearest known name, in every source. `render_config` writes the
+file of a new node.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from raft_metadata.common.tls import TlsFiles
 ENVIRONMENT_PREFIX = "QUORUMLOG_"
 ROLES = ("broker", "controller")
 LAG_PER_SESSION = 2.5
-"""Rule R9: a replica leaves the ISR after at most this many sessions."""
+"""Highest ``replica_lag_time_max_ms``, in broker sessions: a replica that lags leaves the in-sync
+replicas after at most this many (rule R9)."""
 HEARTBEATS_PER_ELECTION = 3
-"""As `QuorumConfig` asks: one lost heartbeat must not start an election."""
+"""Least number of Raft heartbeats in an election time-out, as `QuorumConfig` requires: one lost
+heartbeat must not start an election."""
 
 _NODE_KEYS = ("id", "role", "cluster_id", "data_dir", "rack", "log_level", "log_format")
 _ADDRESS_KEYS = ("http", "peer", "raft")
@@ -55,7 +59,7 @@ _Section = TypeVar("_Section")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``host:port`` as written; brackets around an IPv6 host."""
+    """A host and a port, written ``host:port`` with brackets around an IPv6 host."""
 
     host: str
     port: int
@@ -67,7 +71,8 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. A name other than localhost may be anything."""
+        """True if only this machine can reach it; a name other than localhost may be any machine.
+        """
         if self.host == "localhost":
             return True
         try:
@@ -78,7 +83,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerAddresses:
-    """Where the others find a controller, unless ``[dial]`` says otherwise."""
+    """Addresses of a controller for all other nodes, unless ``[dial]`` overrides them."""
 
     http: Address
     raft: Address
@@ -86,7 +91,7 @@ class ControllerAddresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """One node's configuration, checked. ``inner`` is the peer or the Raft listener, by role."""
+    """The checked configuration of a node. ``inner`` is the peer or the Raft listener, by role."""
 
     node_id: NodeId
     role: str
@@ -99,7 +104,7 @@ class NodeConfig:
     controllers: Mapping[int, ControllerAddresses]
     dial: Mapping[str, Address] = field(default_factory=dict)
     tls: TlsFiles | None = None
-    """Mutual TLS, for the controllers' Raft listeners only so far."""
+    """Files for mutual TLS; only the controllers' Raft listeners use it so far."""
     rack: str | None = None
     log_level: str = "info"
     log_format: str = "text"
@@ -108,19 +113,20 @@ class NodeConfig:
     timeouts: BrokerTimeouts = BrokerTimeouts()
     raft: RaftTimeouts = RaftTimeouts()
     stated: frozenset[str] = frozenset()
-    """Names of the configs that file, environment or ``--set`` gave a value."""
+    """Names of the configs that have a value in the file, the environment or a ``--set``."""
 
     @property
     def name(self) -> str:
-        """``broker-1``, ``controller-101``: in logs, in ``[dial]``, as folder."""
+        """The node's name in logs, in ``[dial]`` and as folder: ``broker-1``, ``controller-101``.
+        """
         return f"{self.role}-{self.node_id}"
 
     def way_to(self, target: str, kind: str, advertised: Address) -> Address:
-        """This node's own way to ``kind`` (http, peer, raft) of the node named ``target``."""
+        """Return the address at which this node dials ``kind`` (http, peer, raft) of ``target``."""
         return self.dial.get(f"{target}.{kind}", advertised)
 
     def broker_config(self, directory_id: DirectoryId) -> BrokerConfig:
-        """What the broker is told; only where ``role`` is broker."""
+        """Return the configuration of the broker; only where ``role`` is broker."""
         return BrokerConfig(
             broker_id=BrokerId(self.node_id),
             cluster_id=self.cluster_id,
@@ -137,7 +143,7 @@ class NodeConfig:
 
 
 def parse_address(value: object, origin: str) -> Address:
-    """``host:port`` with a port from 1 to 65535."""
+    """Return ``host:port`` with a port from 1 to 65535 as an address, or raise ConfigError."""
     host, colon, port = str(value).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536:
@@ -166,7 +172,7 @@ def load_node_config(
 
 
 def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of the file, every section and key known, values not checked yet."""
+    """Return the file's tables; sections and keys are checked, values are not yet."""
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)
@@ -193,7 +199,7 @@ def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def overlay_environment(table: dict[str, dict[str, Any]], environment: Mapping[str, str]) -> None:
-    """Put ``QUORUMLOG_SECTION__KEY`` over the file."""
+    """Apply ``QUORUMLOG_SECTION__KEY`` over the file's tables."""
     for name, value in sorted(environment.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or "__" not in name:
             continue
@@ -236,7 +242,8 @@ def _inline_table(text: str, origin: str) -> Any:
 
 
 def _flat_dial(table: Mapping[str, Any]) -> dict[str, Any]:
-    """An unquoted ``broker-2.http`` is a nested table in TOML: take it as it was meant."""
+    """Return ``[dial]`` with flat keys; TOML reads an unquoted ``broker-2.http`` as a nested table.
+    """
     flat: dict[str, Any] = {}
     for target, value in table.items():
         if isinstance(value, dict):
@@ -273,7 +280,7 @@ def _check_key(section: str, key: str, origin: str) -> None:
 
 
 def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> NodeConfig:
-    """Check every value and the relations between them."""
+    """Check every value and the relations between them, and return the configuration."""
     origin = str(path)
     node = table["node"]
     for key in ("id", "role", "cluster_id", "data_dir"):
@@ -364,7 +371,7 @@ def _controllers(table: Mapping[str, Any], origin: str) -> dict[int, ControllerA
 
 
 def _tls(table: Mapping[str, Any], path: Path) -> TlsFiles | None:
-    """All three files or none; what is in them is looked at when they are used."""
+    """Return all three TLS files, or None for none; their content is checked when they are used."""
     if not table:
         return None
     for key, meaning in _TLS_HINTS.items():
@@ -386,9 +393,9 @@ def _checked_settings(table: Mapping[str, Mapping[str, Any]], origin: str) -> di
 
 
 def settle_relations(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """All settings: what was given, and defaults that fit it. Refuses what contradicts itself.
+    """Return all settings: the given ones, and defaults that fit them; refuse contradictions.
 
-    Where only the session was given, the times that hang on it follow: a heartbeat fits four times
+    If only the session is given, the times that depend on it follow: a heartbeat fits four times
     into a session, and a replica's lag is at most 2.5 sessions (rule R9).
     """
     values: dict[str, Any] = {row.name: row.default for row in BY_NAME.values()} | dict(given)
@@ -402,14 +409,15 @@ def settle_relations(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
             values[name] = min(values[name], limit)
     _at_most(values, "broker_heartbeat_interval_ms", session // 2, "half a session", origin)
     _at_most(values, "replica_lag_time_max_ms", lag_limit, "2.5 sessions", origin)
-    # rule G3: a deposed leader that lives is in the ISR for longer than its last proof counts
+    # A deposed leader that still runs must stay an in-sync replica for longer than its last
+    # proof of leadership counts (rule G3).
     proof_ms = min(session, values["broker_disconnect_grace_ms"])
     if values["replica_lag_time_max_ms"] < proof_ms:
         what = "the session, or broker_disconnect_grace_ms if that is less"
         lag = values["replica_lag_time_max_ms"]
         msg = f"{origin}: replica_lag_time_max_ms = {lag}, expected at least {proof_ms} ({what})"
         raise ConfigError(msg)
-    # rule M8: a cluster that can never acknowledge is refused, not started
+    # A cluster that can never acknowledge is refused, not started (rule M8).
     replicas = values["default_replication_factor"]
     _at_most(values, "min_insync_replicas", replicas, "default_replication_factor", origin)
     heartbeat_limit = (values["election_timeout_ms"] - 1) // HEARTBEATS_PER_ELECTION
@@ -434,7 +442,7 @@ def _section(kind: type[_Section], values: Mapping[str, Any]) -> _Section:
 
 
 def _refuse_public_bind(config: NodeConfig) -> None:
-    """Decision D11: nothing listens beyond this machine unless that was said aloud."""
+    """Refuse listeners that other machines can reach; ``--insecure`` skips this (decision D11)."""
     inner = "peer" if config.role == "broker" else "raft"
     for kind, address in (("http", config.listen_http), (inner, config.listen_inner)):
         if address.is_loopback or (kind == "raft" and config.tls is not None):
@@ -450,7 +458,7 @@ def _refuse_public_bind(config: NodeConfig) -> None:
 def render_config(
     table: Mapping[str, Mapping[str, Any]], settings: Sequence[Setting] | None = None
 ) -> str:
-    """The text of a ``config.toml``; settings left at their default stand as comments."""
+    """Return the text of a ``config.toml``; settings left at their default are comments."""
     rows = BY_NAME.values() if settings is None else settings
     lines = [
         "# Written by `quorumlog up`. Order: this file < QUORUMLOG_SECTION__KEY < --set key=value.",

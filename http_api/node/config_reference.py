@@ -1,4 +1,4 @@
-"""Writes docs/reference/configs.md from the one table of configs: `make reference`.
+"""Writer of docs/reference/configs.md from the one table of configs: `make reference`.
 
 A test compares the committed page with `page`, so that it is never out of date.
 """
@@ -66,7 +66,7 @@ def _part_of(row: ConfigRow) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_HEAD]
     for title, text in _PARTS:
         rows = [row for row in CONFIGS.values() if _part_of(row) == title]

@@ -1,6 +1,8 @@
-"""A controller process, put together: the one place that knows every part of it.
+"""The controller process: constructs every part of a controller and runs them until a stop.
 
-Controllers never carry partition data, so that data traffic can't starve an election.
+`run_controller` is called by ``quorumlog controller``. It opens the node's folder, then starts the
+quorum and the HTTP listener, and runs the active controller's loop. Controllers never carry
+partition data, so that data traffic cannot starve an election.
 """
 
 from __future__ import annotations
@@ -42,13 +44,14 @@ from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.quorum_view import ControllerState
 
 FAREWELL_HEARTBEATS = 2
-"""By then each broker's heartbeat was answered by the next active controller, which it asks now."""
+"""Heartbeat intervals to wait after a hand-over: until then every broker has had an answer from
+the next active controller, and sends its requests there."""
 FAREWELL_MAX_MS = 1_000
-"""However rare heartbeats are configured to be: a shutdown is not held up for longer."""
+"""Longest wait after a hand-over, whatever the heartbeat interval is."""
 
 
 def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json_log: bool) -> int:
-    """Run the controller of this configuration until it is told to stop; the exit code."""
+    """Run the controller of this configuration until a stop signal; return the exit code."""
     try:
         with opened_node(
             path, overrides, "controller", insecure=insecure, json_log=json_log
@@ -63,13 +66,13 @@ def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json
 
 
 class NodeController(ActiveController):
-    """The active controller's answers, with the quorum's own facts for operators beside them."""
+    """The active controller, with the quorum's state for operators added to its answers."""
 
     _voter: MetadataQuorum
     _view: ControllerView
 
     def attach_voter(self, voter: MetadataQuorum, view: ControllerView) -> None:
-        """Give it the quorum and what is told of it; once, before the quorum starts."""
+        """Connect the controller with quorum and view; called once, before the quorum starts."""
         self._voter = voter
         self._view = view
         self.attach(voter)
@@ -84,34 +87,36 @@ class NodeController(ActiveController):
         return {**super().status(), **self._voter.status()}
 
     def state(self, index: int | None = None) -> ControllerState:
-        """See `ControllerView.state`."""
+        """Return the controller's state for operators, as `ControllerView.state` does."""
         return self._view.state(is_active=self.is_active, index=index)
 
     async def image_hash(self) -> tuple[int, str]:
-        """See `ControllerView.image_hash`."""
+        """Return offset and hash of the metadata image, as `ControllerView.image_hash` does."""
         return await self._view.image_hash()
 
 
 class Voters:
-    """What `quorumlog controller rejoin` asks of this voter (rule Q4)."""
+    """Answers of this voter to `quorumlog controller rejoin` of another one (rule Q4)."""
 
     def __init__(self, quorum: MetadataQuorum, raft_dir: Path) -> None:
         self._quorum = quorum
         self._raft_dir = raft_dir
 
     def voter_directories(self) -> Mapping[NodeId, DirectoryId]:
-        """As ``raft/meta.json`` says: rejoins have changed what the cluster was formatted with."""
+        """Return every voter's directory id of ``raft/meta.json``, which rejoins may have changed.
+        """
         meta = read_raft_meta(self._raft_dir)
         assert meta is not None, "a running voter has its identity on disk"
         return {NodeId(node): DirectoryId(directory) for node, directory in meta.voters.items()}
 
     def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
-        """See `MetadataQuorum.accept_voter`."""
+        """Accept the new directory of a voter durably, as `MetadataQuorum.accept_voter` does."""
         self._quorum.accept_voter(voter, directory_id)
 
 
 async def _serve(node: OpenedNode) -> None:
-    """Quorum first (rule Q1: it syncs what it opens), then the listener; stop in reverse."""
+    """Start the quorum, which syncs the log it opens (rule Q1), then the listener; stop in reverse.
+    """
     config = node.config
     faults = ProcessFaultHandler()
     async with contextlib.AsyncExitStack() as stack:
@@ -155,8 +160,8 @@ async def _serve(node: OpenedNode) -> None:
             try:
                 await until_stopped(asked, running)
                 if await quorum.hand_over():
-                    # A command on its way to a connection that is closed would be unknown for
-                    # ever. Until every broker has heard from the next one, all are answered.
+                    # The outcome of a command sent into a closed connection is never known. So
+                    # commands are answered until every broker knows the next active controller.
                     beats_ms = FAREWELL_HEARTBEATS * config.timeouts.broker_heartbeat_interval_ms
                     await asyncio.sleep(min(beats_ms, FAREWELL_MAX_MS) / 1000)
             finally:
@@ -164,7 +169,7 @@ async def _serve(node: OpenedNode) -> None:
 
 
 def controller_config(config: NodeConfig) -> ControllerConfig:
-    """What the deciding part is told."""
+    """Return the configuration of the deciding part."""
     return ControllerConfig(
         cluster_id=config.cluster_id,
         defaults=TopicDefaults(
@@ -177,13 +182,13 @@ def controller_config(config: NodeConfig) -> ControllerConfig:
         ),
         broker_session_timeout_ms=config.timeouts.broker_session_timeout_ms,
         broker_disconnect_grace_ms=config.timeouts.broker_disconnect_grace_ms,
-        # the longest time-out a voter draws: a source that is silent longer has lost its leader
+        # the longest time-out that a voter draws: a source silent for longer has lost its leader
         election_timeout_ms=2 * config.raft.election_timeout_ms,
     )
 
 
 def quorum_config(node: OpenedNode) -> QuorumConfig:
-    """What the voter is told. The directories of the others stand in ``raft/meta.json``."""
+    """Return the voter's configuration; the other voters' directories are in ``raft/meta.json``."""
     config = node.config
     dial = {}
     for voter in config.controllers:

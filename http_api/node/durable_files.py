@@ -1,4 +1,4 @@
-"""Small files that must be there after a power cut: written aside, synced, renamed, synced."""
+"""Small files that survive a power cut: written beside the old one, synced, renamed, synced."""
 
 from __future__ import annotations
 

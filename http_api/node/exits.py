@@ -1,4 +1,4 @@
-"""How a process of ours ends: one exception, the exit codes of interfaces.md §1."""
+"""Exit of a node's process: one exception, the exit codes of interfaces.md §1."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ EXIT_KILLED = 130
 
 
 class NodeExit(Exception):  # noqa: N818 it ends a process; it is not always an error
-    """The process must end with this code; the message goes to standard error, once."""
+    """The end of the process with an exit code; the message is written once, to standard error."""
 
     def __init__(self, code: int, message: str, *, is_damage: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.is_damage = is_damage
-        """What the folder held is not there any more, or can't be trusted: nothing mends it."""
+        """True if the folder's content is lost or damaged, so that starting again cannot help."""
 
 
 class ConfigError(NodeExit):
-    """A key or a value that can't be used: names the key, the value, what was expected."""
+    """An invalid key or value; the message names the key, the value and the expectation."""
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_USAGE, message)
 
 
 def port_in_use(address: str, holder: str, error: OSError) -> NodeExit:
-    """The exit for a listener that can't be opened at ``address``."""
+    """Return the exit for a listener that cannot be opened at ``address``."""
     if error.errno == errno.EADDRINUSE:
         port = address.rpartition(":")[2]
         return NodeExit(EXIT_PORT_IN_USE, f"port {port} is in use: {holder} can't bind {address}")

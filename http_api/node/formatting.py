@@ -1,7 +1,8 @@
-"""Making the folders of a local cluster: all of a new one, one broker more, one broker anew.
+"""Formatting of a local cluster's folders: all of a new cluster, an added broker, a lost broker.
 
-Everything written here is on disk before a node starts (rule Q4). Replication factor and min ISR
-are written for the size the cluster is made with and never change by who is alive (rule M8).
+Called by `quorumlog up`. Everything written here is on disk before a node starts (rule Q4).
+Replication factor and min ISR are written for the size with which the cluster is created, and never
+change with the number of live brokers (rule M8).
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ Settings = Mapping[str, SettingValue]
 
 
 def random_id() -> str:
-    """22 characters nobody has drawn before."""
+    """Return 22 characters that encode 16 random bytes."""
     return id_from_bytes(os.urandom(16))
 
 
 def defaults_for_size(brokers: int) -> dict[str, SettingValue]:
-    """What `up` writes for a new cluster of this many brokers (rule M8)."""
+    """Return the settings that `up` writes for a new cluster of this many brokers (rule M8)."""
     return {
         "num_partitions": 1,
         "default_replication_factor": min(REPLICATED_FROM_BROKERS, brokers),
@@ -56,7 +57,7 @@ def defaults_for_size(brokers: int) -> dict[str, SettingValue]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, SettingValue]:
-    """The ``--set`` of `up`: settings only, by key or ``section.key``."""
+    """Return the ``--set`` of `up`: settings only, by key or ``section.key``."""
     result: dict[str, SettingValue] = {}
     for text in overrides:
         key, value = split_assignment(text)
@@ -66,7 +67,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, SettingValue]:
 
 
 def _new_settings(brokers: int, overrides: Settings) -> dict[str, SettingValue]:
-    """Defaults and ``--set``; a min ISR that was not said fits the replication factor that was."""
+    """Return defaults and ``--set``; a min ISR that is not given fits the replication factor."""
     settings = defaults_for_size(brokers) | dict(overrides)
     replicas, min_isr = settings["default_replication_factor"], settings["min_insync_replicas"]
     if "min_insync_replicas" not in overrides:
@@ -75,9 +76,9 @@ def _new_settings(brokers: int, overrides: Settings) -> dict[str, SettingValue]:
 
 
 def check_new_cluster_folders(data_dir: Path, nodes: Sequence[NodeAddresses]) -> None:
-    """Refuse to make a cluster over one whose ``cluster.json`` is gone (rule Q4).
+    """Refuse to format a cluster over the data of another whose ``cluster.json`` is lost (rule Q4).
 
-    A formatting that was interrupted left folders nobody has ever written to: those are cleared.
+    Folders that an interrupted formatting left have never been used by a node: they are removed.
     """
     for node in nodes:
         folder = data_dir / node.name
@@ -90,7 +91,7 @@ def check_new_cluster_folders(data_dir: Path, nodes: Sequence[NodeAddresses]) ->
 
 
 def holds_data(folder: Path) -> bool:
-    """Whether a node has ever run here. What formatting alone writes is not data."""
+    """Return True if a node has ever run in this folder; what formatting writes is not data."""
     log = folder / LOG_FOLDER
     if log.is_dir() and any(log.iterdir()):
         return True
@@ -102,12 +103,12 @@ def holds_data(folder: Path) -> bool:
 
 
 def is_gone(folder: Path) -> bool:
-    """Whether a node's folder lost its identity and holds nothing: removed, emptied, half made."""
+    """Return True if a folder has neither identity nor data: removed, emptied or half formatted."""
     return not (folder / META_FILE).exists() and not holds_data(folder)
 
 
 def is_formatted_controller(folder: Path) -> bool:
-    """Whether a controller finds the two files it refuses to start without."""
+    """Return True if the two files exist without which a controller refuses to start."""
     return (folder / META_FILE).exists() and (folder / RAFT_FOLDER / META_FILE).exists()
 
 
@@ -117,7 +118,7 @@ def format_new_cluster(
     brokers: Sequence[NodeAddresses],
     overrides: Settings,
 ) -> ClusterDescription:
-    """Make every folder of a cluster that has never been, and describe it."""
+    """Format every folder of a new cluster, and return its description."""
     cluster_id = ClusterId(random_id())
     settings = _new_settings(len(brokers), overrides)
     settle_relations(settings, "--set")
@@ -148,9 +149,9 @@ def add_brokers(
     brokers: Sequence[NodeAddresses],
     overrides: Settings,
 ) -> ClusterDescription:
-    """Make the folders of more brokers. Their defaults are the cluster's, whatever its new size.
+    """Format the folders of added brokers; their defaults are the cluster's, whatever its new size.
 
-    Raising min ISR with the size would stop every topic made before (rule M8): it stays the
+    Raising min ISR with the size would stop writes to every older topic (rule M8): that stays the
     operator's decision, by ``--set`` or in the files.
     """
     settings = _settings_of(description) | dict(overrides)
@@ -169,12 +170,12 @@ def add_brokers(
 
 
 def restore_folder(data_dir: Path, description: ClusterDescription, entry: NodeEntry) -> None:
-    """See to it that a node finds its folder, as far as that is safe.
+    """Restore the folder of a node before it starts, as far as that is safe.
 
-    A broker whose folder is gone gets a new, empty one with a new directory id: it fills from its
-    peers, and rule R6 keeps it from counting as the old replica. A controller gets its
-    configuration back and nothing else: without ``meta.json`` it refuses to start (exit 74) until
-    ``quorumlog controller rejoin`` is said (rule Q4).
+    A broker whose folder is lost gets a new, empty one with a new directory id: it fills from its
+    peers, and does not count as the old replica (rule R6). A controller gets back its configuration
+    and nothing else: without ``meta.json`` it refuses to start (exit 74) until an operator runs
+    ``quorumlog controller rejoin`` (rule Q4).
     """
     folder = entry.config.parent
     if not is_gone(folder):
@@ -261,7 +262,7 @@ def _controller_row(node: NodeAddresses) -> dict[str, str]:
 
 
 def _controllers_table(description: ClusterDescription) -> dict[str, dict[str, str]]:
-    """As the nodes that are still there were told; else as the cluster file says."""
+    """Return ``[controllers]`` of a node's existing configuration, else of the cluster file."""
     for entry in description.nodes:
         if entry.config.exists():
             return read_config_file(entry.config)["controllers"]
@@ -269,7 +270,7 @@ def _controllers_table(description: ClusterDescription) -> dict[str, dict[str, s
 
 
 def _settings_of(description: ClusterDescription) -> dict[str, SettingValue]:
-    """The settings of the first node that still has its configuration, a broker if possible."""
+    """Return the settings of the first node that still has its configuration, brokers first."""
     for entry in (*description.brokers, *description.controllers):
         if entry.config.exists():
             table = read_config_file(entry.config)
@@ -284,7 +285,8 @@ def _entry(data_dir: Path, node: NodeAddresses) -> NodeEntry:
 
 
 def listening_addresses(entry: NodeEntry) -> NodeAddresses:
-    """Where the node really listens: its own configuration, if it is there."""
+    """Return the node's addresses by its own configuration if it exists, else by the cluster file.
+    """
     if not entry.config.exists():
         return entry.addresses
     listeners = read_config_file(entry.config)["listeners"]

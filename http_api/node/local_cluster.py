@@ -1,7 +1,8 @@
-"""``quorumlog up``: the supervisor of a whole local cluster (interfaces.md §1, §2).
+"""Supervisor of a whole local cluster, run by ``quorumlog up`` (interfaces.md §1, §2).
 
-One process, one loop. It owns a `NodeProcess` per node and the file ``cluster.json``; it serves
-nothing and decides nothing about data. If it dies, the nodes die within 2 s (``parent_death``).
+One process, one loop. `run_up` prepares the cluster (`cluster_plan`) and runs a `LocalCluster`,
+which owns a `NodeProcess` per node and the file ``cluster.json``; it has no listener and decides
+nothing about data. If it dies, the nodes die within 2 s (``parent_death``).
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from raft_metadata.common.clock import Clock
 READY_WITHIN_S = 60.0
 READY_LOOK_S = 0.1
 BROKERS_STOP_WITHIN_S = 12.5
-"""A broker's controlled shutdown gives up after ``controlled_shutdown_ms``, 10 s."""
+"""Time for brokers to stop; a controlled shutdown ends after ``controlled_shutdown_ms``, 10 s."""
 STOP_WITHIN_S = 14.5
-"""Of the 15 s that were promised; the rest is for the kernel and for this process."""
+"""Time for all nodes to stop. 15 s are promised; the rest is for the kernel and this process."""
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _log = logging.getLogger("node.up")
 
 
 class LocalCluster:
-    """Runs the nodes of one directory from start to stop. Owned by the loop that runs it."""
+    """The nodes of one directory, from start to stop. Owned by the loop that runs it."""
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class LocalCluster:
         }
 
     async def run(self) -> int:
-        """Start, announce, watch, stop; the exit code. Not ready in time raises `NodeExit`."""
+        """Start, announce, supervise, stop; return the exit code, or raise `NodeExit` if not ready.
+        """
         self._publish()
         with self._stopping_signals():
             async with asyncio.TaskGroup() as group:
@@ -104,7 +106,7 @@ class LocalCluster:
     # ------------------------------------------------------------ ready
 
     async def _until_ready(self) -> NodeExit | None:
-        """Return once ready or told to stop; the reason to give up, if it comes to that."""
+        """Return None once ready or stopped; else the exit that ends the attempt."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + READY_WITHIN_S
         while not self._stop.is_set():
@@ -123,7 +125,10 @@ class LocalCluster:
         return None
 
     def _refused_start(self) -> NodeExit | None:
-        """A node that refuses its configuration or finds its port taken will do so for ever."""
+        """Return the exit for a node that refused its configuration or found its port in use.
+
+        Such a node would refuse again at every start.
+        """
         for node in self._nodes.values():
             if node.pid is None and node.exit_status in (EXIT_USAGE, EXIT_PORT_IN_USE):
                 msg = f"{node.entry.name} refused to start: {node.last_words()}"
@@ -131,7 +136,7 @@ class LocalCluster:
         return None
 
     async def _missing(self) -> list[str]:
-        """What stands between the cluster and ready, a line each, naming the log to read."""
+        """Return the reasons why the cluster is not ready, a line each, with the log to read."""
         brokers = [node for node in self._nodes.values() if node.entry.role == "broker"]
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(self._broker_problem(node)) for node in brokers]
@@ -145,7 +150,7 @@ class LocalCluster:
         return missing
 
     async def _broker_problem(self, node: NodeProcess) -> str | None:
-        """None = unfenced, serving, and it knows an active controller."""
+        """Return None if the broker is ready and knows an active controller; else the reason."""
         entry = node.entry
         if node.pid is None:
             return f"{entry.name}: not running, see {entry.log}"
@@ -164,7 +169,7 @@ class LocalCluster:
     # ------------------------------------------------------------ stop
 
     async def _stop_all(self) -> None:
-        """Brokers first, so that the controllers can still move what they led (rule R11)."""
+        """Stop brokers first, so that controllers can still move their leaderships (rule R11)."""
         self._enter(ClusterState.STOPPING)
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -210,7 +215,8 @@ class LocalCluster:
         self._publish()
 
     def _publish(self) -> None:
-        """A full disk must not take down the nodes that still run on it: said, and tried again."""
+        """Write ``cluster.json``; a failure is only logged: a full disk must stop no running node.
+        """
         try:
             write_cluster_file(self._options.data_dir, self._description)
         except OSError as error:
@@ -226,7 +232,7 @@ class LocalCluster:
 
 
 async def _end(nodes: list[NodeProcess], deadline: float) -> None:
-    """Ask all, wait until ``deadline`` (loop time), kill who is left."""
+    """Send SIGTERM to all, wait until ``deadline`` (loop time), then kill those still running."""
     for node in nodes:
         node.signal(signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
@@ -250,7 +256,7 @@ def _controller_id(body: bytes) -> int | None:
 
 
 def ready_text(description: ClusterDescription) -> str:
-    """The line scripts wait for, and one to try (interfaces.md §1)."""
+    """Return the line that scripts wait for, and a command to try (interfaces.md §1)."""
     urls = [entry.url for entry in description.brokers]
     curl = "curl -H 'Content-Type: application/json'"
     curl += """ -d '{"records":[{"value":"hello"}]}' """
@@ -258,13 +264,13 @@ def ready_text(description: ClusterDescription) -> str:
 
 
 def ready_json(description: ClusterDescription) -> str:
-    """The same for programs, on one line."""
+    """Return the same facts for programs, on one line."""
     urls = [entry.url for entry in description.brokers]
     return json.dumps({"state": "ready", "cluster_id": description.cluster_id, "urls": urls}) + "\n"
 
 
 def run_up(options: UpOptions, clock: Clock, environment: Mapping[str, str], form: str) -> int:
-    """Everything ``quorumlog up`` does; returns the exit code or raises `NodeExit`."""
+    """Run ``quorumlog up``; return the exit code or raise `NodeExit`."""
 
     def announce(description: ClusterDescription) -> None:
         sys.stdout.write((ready_json if form == "json" else ready_text)(description))
@@ -289,10 +295,9 @@ def run_up(options: UpOptions, clock: Clock, environment: Mapping[str, str], for
 
 
 def run_format(options: UpOptions, environment: Mapping[str, str], form: str) -> int:
-    """``up --format-only``: the folders, ports and ``cluster.json`` of a cluster, nothing started.
+    """Run ``up --format-only``: folders, ports and ``cluster.json`` of a cluster, nothing started.
 
-    What is edited in a ``config.toml`` from then on (``[dial]``, ``[advertised]``) holds from the
-    first start.
+    Edits of a ``config.toml`` after this (``[dial]``, ``[advertised]``) hold from the first start.
     """
     lock = FolderLock(options.data_dir / "lock")
     try:

@@ -1,7 +1,7 @@
-"""One process, one directory, one identity (rule Q4): ``meta.json``, the lock, formatting.
+"""Identity of a node's folder (``meta.json``) and its lock: one process, one folder (rule Q4).
 
-``format`` is done by ``up``, for a whole new cluster, a broker that is added, or a broker whose
-folder is gone (a new directory id: rule R6 keeps it from counting as the old replica). A node
+Folders are formatted by ``up``: for a new cluster, an added broker, or a broker whose folder is
+lost (with a new directory id, so that it does not count as the old replica, rule R6). A node
 without ``meta.json`` refuses to start.
 """
 
@@ -24,7 +24,7 @@ PID_FILE = "node.pid"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMeta:
-    """Who the folder belongs to. ``directory_id`` is another one whenever the disk is."""
+    """The identity of a folder. A new disk has a new ``directory_id``."""
 
     cluster_id: ClusterId
     node_id: NodeId
@@ -32,9 +32,9 @@ class NodeMeta:
 
 
 class FolderLock:
-    """An exclusive flock, held while the object lives; the file says who holds it.
+    """An exclusive flock, held while the object lives; the file contains the holder's pid.
 
-    The kernel drops it with the process, so a crash never leaves one behind.
+    The kernel releases it when the process ends, so a crash never leaves one behind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class FolderLock:
         self._descriptor: int | None = None
 
     def acquire(self, what: str) -> None:
-        """Take the lock or end with exit 75, naming the holder."""
+        """Take the lock, or exit with 75 and the holder's pid."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             descriptor = os.open(self._path, flags, 0o644)
@@ -61,7 +61,7 @@ class FolderLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give it back; the file stays and is empty, since nobody holds it."""
+        """Release the lock; the file remains, empty."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
@@ -69,14 +69,14 @@ class FolderLock:
 
 
 def format_folder(folder: Path, meta: NodeMeta, config_text: str) -> None:
-    """Make the folder of a node. ``meta.json`` is last: with it the folder is formatted."""
+    """Create the folder of a node; ``meta.json`` is written last and makes the folder valid."""
     make_directory(folder)
     write_durably(folder / CONFIG_FILE, config_text.encode())
     write_meta(folder, meta)
 
 
 def write_meta(folder: Path, meta: NodeMeta) -> None:
-    """Give an existing folder its identity."""
+    """Write the identity of an existing folder."""
     content = {
         "cluster_id": meta.cluster_id,
         "node_id": meta.node_id,
@@ -86,7 +86,8 @@ def write_meta(folder: Path, meta: NodeMeta) -> None:
 
 
 def read_meta(folder: Path, cluster_id: ClusterId, node_id: NodeId) -> NodeMeta:
-    """The folder's identity; exit 74 unless it is there, whole, and this node's (rule Q4)."""
+    """Return the folder's identity; exit 74 if it is missing, damaged or another node's (rule Q4).
+    """
     path = folder / META_FILE
     try:
         content = json.loads(path.read_bytes())

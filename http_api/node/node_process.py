@@ -1,4 +1,4 @@
-"""One supervised node: started, watched, started again."""
+"""Supervision of one node's process: start, watch, start again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from http_api.node.restart_policy import RestartPolicy
 from raft_metadata.common.clock import Clock
 
 REJOIN_LOOK_S = 0.5
-"""How often a controller that lost its folder is looked at again."""
+"""Interval at which the folder of a controller is checked while it waits for a rejoin."""
 
 _log = logging.getLogger("node.up")
 
 
 class NodeProcess:
-    """Keeps one node running until told to stop. Owned by the supervisor's loop and its task.
+    """A node that is kept running until it is stopped. Owned by the supervisor's loop and its task.
 
-    ``pid`` is None exactly while no process of this node lives. ``exit_status`` is that of the
-    last one: the exit code, or minus the signal.
+    ``pid`` is None exactly while no process of this node lives. ``exit_status`` is that of the last
+    process: the exit code, or minus the signal.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class NodeProcess:
         self._changed = changed
         self._policy = RestartPolicy()
         self._said = ""
-        """What it died of last, where that was its storage."""
+        """Last line logged before the last exit because of storage; not logged twice."""
         self._stopping = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
 
     async def keep_running(self) -> None:
-        """Start the node, and again whenever it dies; returns once it was told to stop."""
+        """Start the node, and again whenever it ends; return once it is to be stopped."""
         while not self._stopping.is_set():
             try:
                 lived_ms = await self._run_once()
@@ -78,7 +78,7 @@ class NodeProcess:
                 await self._pause(delay_ms / 1000)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if there is one. From now on it is not started again."""
+        """Send a signal to the process, if there is one; from now on it is not started again."""
         self._stopping.set()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -89,14 +89,14 @@ class NodeProcess:
         await self._down.wait()
 
     def last_words(self) -> str:
-        """The last line it logged: what it died of, for a message."""
+        """Return the last line of the node's log, which says why it ended."""
         with contextlib.suppress(OSError):
             lines = self.entry.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
             return lines[-1].strip() if lines else ""
         return ""
 
     async def _run_once(self) -> int:
-        """One life of the process; how long it was, in milliseconds."""
+        """Run the process once; return its lifetime in milliseconds."""
         self._restore(self.entry)
         started_ms = self._clock.monotonic_ms()
         with self.entry.log.open("ab") as log:
@@ -107,12 +107,12 @@ class NodeProcess:
                 stdout=log,
                 stderr=log,
                 env=self._node_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's, not theirs
+                start_new_session=True,  # a terminal's Ctrl-C reaches only the supervisor
             )
         self.pid = process.pid
         self._down.clear()
         self._changed(self.entry, self.pid)
-        if self._stopping.is_set():  # told to stop while it was being started
+        if self._stopping.is_set():  # the stop came while the process was being started
             self.signal(signal.SIGTERM)
         try:
             self.exit_status = await process.wait()
@@ -125,7 +125,7 @@ class NodeProcess:
             self._changed(self.entry, None)
         lived_ms = self._clock.monotonic_ms() - started_ms
         if self.exit_status == EXIT_STORAGE and (said := self.last_words()) != self._said:
-            self._said = said  # once: it is started again every few seconds, and says the same
+            self._said = said  # logged once: each new start would log the same
             _log.error("%s says: %s", self.entry.name, said.removeprefix("quorumlog: "))
         level = logging.INFO if self._stopping.is_set() else logging.WARNING
         _log.log(
@@ -137,7 +137,8 @@ class NodeProcess:
 
     @property
     def _waits_for_rejoin(self) -> bool:
-        """Rule Q4: a controller without its folder is never started from nothing."""
+        """True for a controller without its folder, which is never started from nothing (rule Q4).
+        """
         return (
             self.entry.role == "controller"
             and self.exit_status == EXIT_STORAGE
@@ -172,12 +173,12 @@ class NodeProcess:
 
 
 def node_command(entry: NodeEntry) -> list[str]:
-    """The command a person would start the node with by hand."""
+    """Return the command that starts the node by hand."""
     return [sys.executable, "-m", "http_api.cli", entry.role, "--config", str(entry.config)]
 
 
 def describe_exit(status: int) -> str:
-    """``74``, or ``SIGKILL`` for a process that a signal ended."""
+    """Return ``74``, or ``SIGKILL`` for a process that a signal ended."""
     if status >= 0:
         return str(status)
     try:

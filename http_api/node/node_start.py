@@ -1,4 +1,8 @@
-"""What a broker and a controller do alike: open the folder, wait for signals, end with a code."""
+"""Steps that broker and controller processes share: open the folder, await signals, exit.
+
+`opened_node` surrounds the whole life of a node; `stop_signal`, `or_die` and `until_stopped` run
+its main task.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ _log = logging.getLogger("node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedNode:
-    """A node whose folder is locked and known to be its own (rule Q4)."""
+    """A node whose folder is locked and verified as its own (rule Q4)."""
 
     config: NodeConfig
     meta: NodeMeta
@@ -42,7 +46,7 @@ class OpenedNode:
 def opened_node(
     path: Path, overrides: Sequence[str], role: str, *, insecure: bool, json_log: bool
 ) -> Iterator[OpenedNode]:
-    """Read the configuration, lock the folder, read its identity; nothing else was touched yet."""
+    """Read the configuration, lock the folder, read its identity; nothing else is touched yet."""
     raise_open_file_limit()
     config = load_node_config(path, os.environ, overrides, insecure=insecure)
     if config.role != role:
@@ -64,7 +68,7 @@ def opened_node(
 
 @contextlib.contextmanager
 def _node_exits() -> Iterator[None]:
-    """Turn what a node can die of into its exit code (interfaces.md §1)."""
+    """Turn every failure of a node into its exit code (interfaces.md §1)."""
     try:
         yield
     except (NodeExit, KeyboardInterrupt, SystemExit):
@@ -74,15 +78,15 @@ def _node_exits() -> Iterator[None]:
         if isinstance(first, NodeExit):
             raise first from None
         ending = exit_for(first)
-        if not isinstance(ending, ConfigError):  # whose message says all
-            # A file that can't be trusted is no bug: its message says which, and what is wrong.
+        if not isinstance(ending, ConfigError):  # its message is complete
+            # A damaged file is no bug and needs no stack trace: its message is complete, too.
             trace = None if isinstance(first, StorageError) else first
             _log.critical("node failed error=%r", first, exc_info=trace)
         raise ending from error
 
 
 def exit_for(error: BaseException) -> NodeExit:
-    """The exit for an error nobody could handle."""
+    """Return the exit for an error that no other code has handled."""
     if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_CONFIG:
         return ConfigError(error.message)
     if isinstance(error, (StorageError, OSError)):
@@ -91,7 +95,7 @@ def exit_for(error: BaseException) -> NodeExit:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error in nested groups: later ones are its consequences."""
+    """Return the first error in nested groups; later ones are its consequences."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -99,7 +103,7 @@ def _first(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def binding(address: object, holder: str) -> Iterator[None]:
-    """Name the listener that can't be opened (exit 69)."""
+    """Raise an exit that names the listener if it cannot be opened (exit 69)."""
     try:
         yield
     except StorageError:
@@ -110,7 +114,8 @@ def binding(address: object, holder: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def stop_signal() -> AsyncIterator[asyncio.Event]:
-    """An event set by the first SIGINT or SIGTERM; the second one ends the process at once."""
+    """Yield an event that the first SIGINT or SIGTERM sets; a second one ends the process at once.
+    """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
 
@@ -130,9 +135,9 @@ async def stop_signal() -> AsyncIterator[asyncio.Event]:
 
 
 async def or_die(run: Coroutine[Any, Any, None], faults: FaultHandler) -> None:
-    """Run what the node lives for. If it fails the process ends at once, without an orderly stop.
+    """Run the node's main task; if it fails, end the process at once, without an orderly stop.
 
-    An orderly stop would leave proof of a clean end behind, over a state nobody can vouch for.
+    An orderly stop would leave the proof of a clean end behind, for a state that is not proven.
     """
     try:
         await run
@@ -143,7 +148,7 @@ async def or_die(run: Coroutine[Any, Any, None], faults: FaultHandler) -> None:
 
 
 async def until_stopped(asked: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Return when told to stop; raise what ended ``running`` before that."""
+    """Return at the stop signal; raise the error that ended ``running`` before it."""
     waiting = asyncio.get_running_loop().create_task(asked.wait())
     try:
         await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)

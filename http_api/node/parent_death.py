@@ -1,9 +1,10 @@
-"""No orphans: a node started by ``quorumlog up`` ends within 2 s of its supervisor.
+"""Death of the supervisor: a node started by ``quorumlog up`` ends within 2 s of it.
 
-Two ways at once. On Linux the kernel sends SIGKILL when the parent dies (`PR_SET_PDEATHSIG`); it is
-asked for after exec, so the parent is checked again afterwards: it may have died in between.
-Everywhere, standard input is a pipe the supervisor never writes to: end of file means it is gone.
-SIGKILL is right for a node at any moment: whatever was acknowledged is on disk.
+Two mechanisms at once. On Linux the kernel sends SIGKILL when the parent dies (`PR_SET_PDEATHSIG`);
+the request for it is made after exec, so the parent is checked again afterwards: it may have died
+in between. On every system, standard input is a pipe to which the supervisor never writes: end of
+file means that it has ended. SIGKILL is safe for a node at any moment: everything acknowledged is
+on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_supervisor(environment: Mapping[str, str]) -> None:
-    """Arrange it, if a supervisor started this process; else leave everything as it is."""
+    """End this process with its supervisor, if a supervisor started it; else change nothing."""
     text = environment.get(SUPERVISOR_VARIABLE, "")
     if not text.isdigit():
         return

@@ -1,4 +1,4 @@
-"""Which node listens where, and whether it can."""
+"""Addresses of a local cluster's nodes, and checks that their ports are free."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from http_api.node.exits import ConfigError
 LOOPBACK = "127.0.0.1"
 FIRST_CONTROLLER_ID = 101
 MAX_BROKERS = FIRST_CONTROLLER_ID - 1
-"""Broker ids end where controller ids begin: an id is unique over both kinds."""
+"""Most brokers: their ids end where controller ids begin, so an id is unique over both roles."""
 CONTROLLER_COUNTS = (1, 3, 5, 7)
-"""An even number tolerates no more failures than the odd one below it."""
+"""Accepted numbers of controllers; an even number tolerates no more failures than the odd number
+below it."""
 DEFAULT_PORT = 8082
 PEER_OFFSET = 1_000
 CONTROLLER_HTTP_OFFSET = 2_000
@@ -31,7 +32,7 @@ _USUAL_EPHEMERAL_START = 32_768
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
-    """``inner`` is the peer listener of a broker, the Raft listener of a controller."""
+    """A node's listeners: ``inner`` is a broker's peer listener or a controller's Raft listener."""
 
     role: str
     node_id: int
@@ -44,12 +45,12 @@ class NodeAddresses:
 
 
 def scheme_addresses(role: str, index: int, base: int) -> NodeAddresses:
-    """The fixed scheme of interfaces.md §1; ``index`` counts from 0 within the role."""
+    """Return addresses by the fixed scheme of interfaces.md §1; ``index`` counts a role from 0."""
     if role == "broker":
         node_id, http, inner = index + 1, base + index, base + PEER_OFFSET + index
     else:
         node_id = FIRST_CONTROLLER_ID + index
-        # controller 100 + i has i counted from 1: its ports end in i - 1 like a broker's
+        # Controller 101 has index 0: its ports end in the index, like those of broker 1.
         http, inner = base + CONTROLLER_HTTP_OFFSET + index, base + RAFT_OFFSET + index
     if inner > MAX_PORT:
         msg = f"--port {base}: {role} {node_id} would need port {inner}, above {MAX_PORT}"
@@ -58,16 +59,17 @@ def scheme_addresses(role: str, index: int, base: int) -> NodeAddresses:
 
 
 def free_addresses(role: str, index: int, taken: set[int]) -> NodeAddresses:
-    """Two free ports that are in nobody's way; they are added to ``taken``."""
+    """Return two free ports of this machine, and add them to ``taken``."""
     node_id = index + 1 if role == "broker" else FIRST_CONTROLLER_ID + index
     http, inner = (Address(LOOPBACK, _free_port(taken)) for _ in range(2))
     return NodeAddresses(role, node_id, http, inner)
 
 
 def _free_port(taken: set[int]) -> int:
-    """Below the ports the kernel gives to outgoing connections: those would be lost at a restart.
+    """Return a random free port below the kernel's range for outgoing connections.
 
-    A connection of anybody's may sit on such a port just when the node comes back.
+    A port of that range could belong to an outgoing connection of another process when the node
+    starts again.
     """
     try:
         end = int(_EPHEMERAL_RANGE.read_text().split()[0])
@@ -83,7 +85,7 @@ def _free_port(taken: set[int]) -> int:
 
 
 def is_free(address: Address) -> bool:
-    """Whether a listener could be opened now. A listener in TIME_WAIT does not count as one."""
+    """Return True if a listener could be opened now; one in TIME_WAIT does not count as in use."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +100,7 @@ def is_free(address: Address) -> bool:
 
 
 def first_in_use(nodes: Iterable[NodeAddresses]) -> tuple[NodeAddresses, Address] | None:
-    """The first listener of ``nodes`` that can't be opened, with its node."""
+    """Return the first listener of ``nodes`` that cannot be opened, with its node, or None."""
     for node in nodes:
         for address in (node.http, node.inner):
             if not is_free(address):

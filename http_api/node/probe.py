@@ -1,6 +1,6 @@
-"""Asking a node how it is, over HTTP/1.1, with nothing but the standard library.
+"""HTTP/1.1 probe of a node, with nothing but the standard library.
 
-The supervisor lives beside the nodes for months: it imports no HTTP framework.
+The supervisor runs beside the nodes for months: it imports no HTTP framework.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ProbeAnswer:
 
 
 async def probe(address: Address, path: str) -> ProbeAnswer | None:
-    """GET ``path``; None if nobody answers like an HTTP server within `PROBE_TIMEOUT_S`."""
+    """GET ``path``; None without an HTTP answer within `PROBE_TIMEOUT_S`."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             return await _get(address, path)

@@ -1,4 +1,4 @@
-"""What every process of ours does to itself first: file limit, logging, allocator, collector."""
+"""Process-wide settings of a node: file limit, logging, allocator, garbage collector, loop."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _M_MMAP_THRESHOLD = -3
 _KEEP_BYTES = 1 << 30
 _TOP_PAD_BYTES = 64 << 20
 _GC_THRESHOLDS = (50_000, 20, 50)
-"""The young generation holds a burst of requests; the old one hardly ever runs."""
+"""Collection thresholds: the young generation holds a burst of requests, the old one is hardly
+ever collected."""
 _SWITCH_INTERVAL_S = 0.0005
 
 _Result = TypeVar("_Result")
 
 
 def raise_open_file_limit() -> None:
-    """Lift the soft limit to the hard one: every segment and client is an open file."""
+    """Raise the soft limit to the hard one: every segment and client is an open file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def keep_freed_memory() -> None:
-    """Stop glibc from giving megabyte buffers back to the kernel after every fetch.
+    """Stop glibc from returning megabyte buffers to the kernel after every fetch.
 
     Otherwise a 1 MB body is mapped, faulted in page by page and unmapped again each time, which
     makes serving it 7 to 17 times slower.
@@ -51,16 +52,19 @@ def keep_freed_memory() -> None:
 
 
 def calm_collector() -> None:
-    """Said once start-up is done: what lives now lives for ever, so it is never scanned again."""
+    """Exclude all present objects from garbage collection; called once start-up is done.
+
+    What is alive then lives as long as the process.
+    """
     gc.collect()
     gc.freeze()
 
 
 def share_promptly() -> None:
-    """Let threads take turns every half a millisecond instead of every five.
+    """Let threads switch every half millisecond instead of every five; for a controller.
 
-    For a controller: its loop gives the interpreter up with every system call, several in a commit,
-    and while a snapshot is encoded on a thread it would wait its turn for each.
+    Its loop releases the interpreter with every system call, several times in a commit, and each
+    time it would wait for the thread that encodes a snapshot.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
@@ -72,15 +76,15 @@ def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
         import uvloop
 
         factory = uvloop.new_event_loop
-    # What is opened first (a snapshot, thousands of logs) is no garbage: by default looking for
-    # some takes longer than reading 100,000 partitions.
+    # Objects made at start-up (a snapshot, thousands of logs) are no garbage: with the default
+    # thresholds the search for garbage takes longer than reading 100,000 partitions.
     gc.set_threshold(*_GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
 
 
 class _TextFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00.123Z info broker-1 broker.log message key=value``."""
+    """Log lines such as ``2026-01-31T12:00:00.123Z info broker-1 broker.log message key=value``."""
 
     def __init__(self, node: str) -> None:
         self.converter = time.gmtime
@@ -96,7 +100,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(_TextFormatter):
-    """One JSON object a line, for collectors."""
+    """Log lines with one JSON object each, for log collectors."""
 
     def __init__(self, node: str) -> None:
         super().__init__(node)
@@ -117,7 +121,7 @@ class _JsonFormatter(_TextFormatter):
 
 
 def set_up_logging(node: str, level: str = "info", log_format: str = "text") -> None:
-    """Everything goes to standard error; ``up`` sends that to ``logs/<node>.log``."""
+    """Log to standard error, which ``up`` redirects to ``logs/<node>.log``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(node) if log_format == "json" else _TextFormatter(node))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)

@@ -1,9 +1,9 @@
-"""``quorumlog controller rejoin``: a voter that lost its disk is allowed back (rule Q4).
+"""``quorumlog controller rejoin``: brings back a voter that lost its disk (rule Q4).
 
-Never done unasked: a voter that forgot its vote may vote twice in a term, and acknowledgements of
-the lost disk must not complete a majority. So every other voter is told the new directory first,
-each durably; then the folder is formatted with a fence, behind which the voter neither votes nor
-counts until it holds what a leader of the newest term has committed.
+Never done without an operator's command: a voter that lost its vote may vote twice in a term, and
+acknowledgements of the lost disk must not complete a majority. So first every other voter accepts
+the new directory, each durably; then the folder is formatted with a fence: the voter neither votes
+nor counts until it holds what a leader of the newest term has committed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
 
 CALL_TIMEOUT_S = 5.0
 START_WITHIN_S = 5.0
-"""A controller without its raft folder has ended by then, and its lock is free."""
+"""Longest wait for the folder's lock: a controller without its raft folder has ended by then."""
 LOCK_LOOK_S = 0.1
 
 
 def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
-    """Tell the other voters, then format the folder; what the controller is from now on."""
+    """Register the new directory with the other voters, format the folder, return its identity."""
     config = load_node_config(path, environment)
     if config.role != "controller":
         msg = f"{path}: node.role = {config.role!r}, only a controller rejoins"
@@ -47,7 +47,8 @@ def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
 
 
 def _locked(config: NodeConfig) -> FolderLock:
-    """The folder, also where a supervisor tries just now to start what can't be started."""
+    """Return the folder's lock, retrying while a supervisor's start of the node holds it briefly.
+    """
     lock, deadline = FolderLock(config.data_dir / PID_FILE), time.monotonic() + START_WITHIN_S
     while True:
         try:
@@ -94,7 +95,7 @@ def _rejoin(config: NodeConfig, path: Path) -> NodeMeta:
 def _present_directories(
     config: NodeConfig, others: Mapping[NodeId, Address]
 ) -> dict[NodeId, DirectoryId]:
-    """The directory of every other voter, from itself: it is the one that knows."""
+    """Return the directory id of every other voter; each is requested from the voter itself."""
     return {
         voter: DirectoryId(_call(config, voter, "GET", paths.VOTERS)[str(voter)])
         for voter in others

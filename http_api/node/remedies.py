@@ -1,4 +1,4 @@
-"""What to type when a controller can't trust its folder: exact commands, in the error itself."""
+"""Remedies for a controller with a damaged folder: the exact commands, for the error message."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from http_api.node.formatting import RAFT_FOLDER
 
 
 def rejoin_commands(raft_dir: Path, path: Path) -> str:
-    """The commands that bring a controller back whose raft folder is damaged, or is gone.
+    """Return the commands that bring back a controller whose raft folder is damaged or lost.
 
-    The damaged folder is kept, under a name of its own each time: nobody has looked at it yet.
+    The damaged folder is kept for inspection, under a new name each time.
     """
     rejoin = f"quorumlog controller rejoin --config {shlex.quote(str(path.absolute()))}"
     if not raft_dir.exists():
@@ -23,7 +23,7 @@ def rejoin_commands(raft_dir: Path, path: Path) -> str:
 
 
 def with_remedy(ending: NodeExit, config: NodeConfig, path: Path) -> NodeExit:
-    """An exit for damage (`NodeExit.is_damage`), with what brings this controller back."""
+    """Return an exit for damage (`NodeExit.is_damage`) with the remedy added to its message."""
     if len(config.controllers) == 1:
         text = "it is the only controller: nobody else holds what is damaged, restore its folder"
     else:

@@ -1,4 +1,4 @@
-"""The settings of a node's config.toml: the part of the one table of configs that has a section.
+"""The settings of a node's config.toml: those rows of the table of configs that have a section.
 
 Every key of ``[defaults]``, ``[limits]`` and ``[timeouts]`` is a row of
 ``raft_metadata.common.configs.table`` and a field of a configuration dataclass (a test compares the
@@ -37,33 +37,34 @@ class RaftTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of config.toml, and its row in the table."""
+    """A key of config.toml, and its row in the table."""
 
     section: str
     row: ConfigRow
 
     @property
     def name(self) -> str:
-        """The key: ``min_insync_replicas``."""
+        """The key, such as ``min_insync_replicas``."""
         return self.row.key
 
     @property
     def meaning(self) -> str:
-        """What it does, in a few words."""
+        """Short description of the setting's effect."""
         return self.row.meaning
 
     @property
     def default(self) -> SettingValue:
-        """The value where nobody says anything."""
+        """The value where no source sets one."""
         return self.row.default
 
     @property
     def expected(self) -> str:
-        """What a value must be, for messages and comments."""
+        """Description of valid values, for messages and comments."""
         return self.row.expected
 
     def check(self, value: object, origin: str) -> SettingValue:
-        """The value if it has the type and range of this setting; else a `ConfigError`."""
+        """Return the value if it has the type and range of this setting; else raise `ConfigError`.
+        """
         if self.row.allows(value):
             assert isinstance(value, bool | int | float | str)
             return value
@@ -71,7 +72,7 @@ class Setting:
         raise ConfigError(msg)
 
     def parse(self, text: str, origin: str) -> SettingValue:
-        """Read the value from an environment variable or a ``--set``."""
+        """Return the checked value of an environment variable or a ``--set``."""
         value: object = text
         if isinstance(self.row, FlagConfig):
             value = {"true": True, "false": False}.get(text.strip().lower(), text)
@@ -95,14 +96,14 @@ SETTING_SECTIONS = tuple(section.value for section in Section)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name most like ``name``: a message that says "no" also says what was meant."""
+    """Return the known name most like ``name``, as a hint in a refusal."""
     names = sorted(known)
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     return match[0] if match else names[0]
 
 
 def find_setting(key: str, origin: str) -> Setting:
-    """The setting called ``key`` or ``section.key``; else a `ConfigError` naming the nearest."""
+    """Return the setting ``key`` or ``section.key``; else raise `ConfigError` with the nearest."""
     section, dot, name = key.rpartition(".")
     setting = BY_NAME.get(name)
     if setting is not None and (not dot or setting.section == section):
@@ -112,7 +113,7 @@ def find_setting(key: str, origin: str) -> Setting:
 
 
 def split_assignment(text: str) -> tuple[str, str]:
-    """``key=value`` of a ``--set``."""
+    """Return key and value of ``key=value``, the text of a ``--set``."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         msg = f"--set {text!r}: expected key=value"

@@ -59,7 +59,8 @@ def integer(raw: str) -> int | None:
 def query_integer(
     query: Mapping[str, str], name: str, default: int | None, low: int, high: int
 ) -> int:
-    """Return an integer of the query between ``low`` and ``high``; ``default`` None: it is mandatory."""
+    """Return an integer of the query between ``low`` and ``high``; no ``default``: it is mandatory.
+    """
     raw = query.get(name)
     if raw is None and default is not None:
         return default

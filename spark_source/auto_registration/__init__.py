@@ -1,1 +1,1 @@
-"""A folder that is put on the path as it is, so that its module is a top-level one: see there."""
+"""Folder that is put on the import path, so that `pyspark_quorumlog` is a top-level module."""

@@ -1,1 +1,1 @@
-"""Queries that are worth having ready."""
+"""Ready-made queries."""

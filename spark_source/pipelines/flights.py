@@ -2,10 +2,10 @@
 
     python -m spark_source.pipelines.flights --url http://127.0.0.1:8082 --from flights --to delays
 
-A streaming query (everything that is there now, then it ends) keeps the totals; each micro-batch
+A streaming query (it reads everything present now, then ends) keeps the totals; each micro-batch
 appends the rows it changed to the second topic through ``foreachBatch`` and the batch writer. That
-is at least once: a micro-batch that Spark runs again appends its rows again, with the same totals.
-So the last record of a key is what holds, and that is how the table is read back.
+is at least once: a micro-batch that Spark repeats appends its rows again, with the same totals. So
+the last record of a key is valid, and the table is read back by that rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 VALUE = "carrier STRING, month INT, dep_delay DOUBLE"
-"""What is read of a flight. A value that is no flight (no carrier, no month) is left out."""
+"""Schema of a flight. A value without carrier or month is left out."""
 ROW = "carrier STRING, month INT, flights BIGINT, departed BIGINT, delay DOUBLE, average DOUBLE"
 COLUMNS = ("carrier", "month", "flights", "departed", "delay", "average")
 NO_JAVA = (
@@ -68,7 +68,8 @@ def delays(
         reader = reader.option("maxOffsetsPerTrigger", max_offsets_per_trigger)
 
     def append(changed: DataFrame, _batch: int) -> None:
-        """The rows a micro-batch changed. At least once: a replayed batch appends them again."""
+        """Append the rows a micro-batch changed; at least once, as a repeated batch appends again.
+        """
         rows = changed.selectExpr(
             "concat(carrier, '-', month) AS key",
             f"to_json(struct({', '.join(COLUMNS)})) AS value",
@@ -90,7 +91,7 @@ def delays(
 
 
 def totals(flights: DataFrame) -> DataFrame:
-    """Records of flights → `COLUMNS`."""
+    """Return `COLUMNS` computed from records of flights."""
     from pyspark.sql import functions as f
 
     parsed = flights.select(f.from_json(f.col("value").cast("string"), VALUE).alias("flight"))
@@ -104,7 +105,7 @@ def totals(flights: DataFrame) -> DataFrame:
 
 
 def read_back(spark: SparkSession, url: str, target: str) -> list[Row]:
-    """The table a topic of results holds: the last record of each key."""
+    """Return the table in a topic of results: the last record of each key."""
     from pyspark.sql import functions as f
 
     records = spark.read.format("quorumlog").option("url", url).option("subscribe", target).load()
@@ -116,7 +117,7 @@ def read_back(spark: SparkSession, url: str, target: str) -> list[Row]:
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """The table for a person."""
+    """Return the table as text for a person."""
     lines = [f"{'carrier':8}{'month':>6}{'flights':>9}{'departed':>10}{'average delay':>15}"]
     lines += [
         f"{row['carrier']:8}{row['month']:>6}{row['flights']:>9,}{row['departed']:>10,}"
@@ -127,12 +128,12 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def has_java() -> bool:
-    """Whether Spark will find a Java."""
+    """Return True if Spark will find a Java."""
     return bool(environ.get("JAVA_HOME")) or shutil.which("java") is not None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m spark_source.pipelines.flights")
     parser.add_argument("--url", default=environ.get(URL_VARIABLE, "http://127.0.0.1:8082"))
     parser.add_argument("--from", dest="source", default="flights", help="topic of flights")

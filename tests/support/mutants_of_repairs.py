@@ -93,8 +93,8 @@ def _elected_like_others(patch: Patch) -> None:
 @mutant("0009: a damaged leader is taken out that has not heard of it", "rule G3", rots=True)
 def _out_unawares(patch: Patch) -> None:
     patch.setattr(partition_change, "_unaware_replicas", lambda *_: NO_BROKERS)
-    for where in (partition_change, partition_change):  # the second line: reports of the past
-        patch.setattr(where, "current_reports", lambda damaged, _partition: damaged)
+    # The second line of defence: reports of the past.
+    patch.setattr(partition_change, "current_reports", lambda damaged, _partition: damaged)
 
 
 @mutant("0009: a copy is overwritten by the next one", "rule Q5", rots=True, first=67)
@@ -107,13 +107,13 @@ def _overwritten(patch: Patch) -> None:
 
 @mutant("0009: the mark goes before the move is durable", "rule R6", rots=True, first=130)
 def _mark_goes_first(patch: Patch) -> None:
-    real = log_manager.DamagedLogs.reset_damaged
+    real = log_manager.LogManager.reset_damaged
 
     def reset(self: Any, *where: Any) -> bool:
         self.forget_unclean(*where)
         return real(self, *where)
 
-    patch.setattr(log_manager.DamagedLogs, "reset_damaged", reset)
+    patch.setattr(log_manager.LogManager, "reset_damaged", reset)
 
 
 @mutant("0009: a start opens what was marked as damaged", "rule R6", rots=True, first=10)

@@ -103,7 +103,7 @@ class DiskStore(ReplicaFiles):
         """Whatever happens to the process, the damage is reported again."""
         if self.manager is None:
             return self.marked
-        return self.offline and bool(self.manager.unclean) and self.manager._is_noted
+        return self.offline and bool(self.manager.unclean) and self.manager._marks.is_saved
 
     @property
     def failed(self) -> BaseException | None:

@@ -100,18 +100,18 @@ class Mending:
     @property
     def is_due(self) -> bool:
         manager = self._manager
-        return bool(manager.lost or self.repairs.damaged or manager.offline)
+        return bool(manager.found_damage or self.repairs.damaged or manager.offline)
 
     def look(self) -> None:
         """A tick of the broker; all that waits is looked at again."""
         counts = self._broker.world.counts
-        for _, error in self._manager.lost:
+        for _, error in self._manager.found_damage:
             if not self._store.damaged:
                 raise Violation("L22", f"broker {self._broker.id}: {error}", "nothing had rotted")
             counts["found while running"] += 1
         self._now_ms += LOOK_AGAIN_MS
         self.repairs.look(self._now_ms)
-        counts["damaged logs in use"] += bool(self._manager.in_use)
+        counts["damaged logs in use"] += any(log.is_served_damaged for log in self._manager.logs())
 
     def report(self) -> tuple[DamagedReplica, ...]:
         return self.repairs.report()
@@ -144,7 +144,7 @@ class Mending:
         copies = store.copies()
         was_there = store.has_directory()
         took_part = -1
-        if HERE in self._manager.damaged and self._broker.partition is not None:
+        if self._manager.was_open(HERE) and self._broker.partition is not None:
             took_part = self._broker.partition.role.epoch
         store.marked = store.marked or store.is_marked
         self._cut_now_and_then()

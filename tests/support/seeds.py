@@ -26,7 +26,6 @@ BASE_STEP = 1_000
 """Everyday seeds of two bases never overlap: no simulation draws more than this."""
 BASES = 20
 """All everyday seeds lie below 20,000: a sweep with `--seed-base 0 --seeds 20000` covers them."""
-MORE_SEEDS = 2_000
 
 T = TypeVar("T")
 Counts = tuple[Mapping[str, int], Mapping[str, int]]
@@ -36,11 +35,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Register `--seed`, `--seeds` and `--seed-base`."""
     group = parser.getgroup("simulation")
     group.addoption("--seed", type=int, help="replay this one seed in each chosen simulation")
-    group.addoption(
-        "--seeds",
-        type=int,
-        help=f"how many seeds `make simulate` runs behind the everyday ones [{MORE_SEEDS}]",
-    )
+    group.addoption("--seeds", type=int, help="how many seeds to run behind the everyday ones")
     group.addoption(
         "--seed-base", type=int, help="the first everyday seed [follows from the commit]"
     )

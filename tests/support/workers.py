@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 
 import pytest
 from typing_extensions import override
+from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -77,6 +78,10 @@ def sort_items(items: list[pytest.Item]) -> None:
 
 class UnitScheduling(LoadScopeScheduling):
     """Hands out units in the order of the collection; `ALONE` goes out by itself, as the first."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        config.option.loadscopereorder = False  # else units go out by their number of tests
+        super().__init__(config, log)
 
     @override
     def _split_scope(self, nodeid: str) -> str:

@@ -156,7 +156,7 @@ def test_without_a_descriptor_a_cut_is_refused_as_a_whole_and_made_later(
             step(log)
         assert standing(log) == expected
         assert not life.failures
-        assert not life.manager.lost
+        assert not life.manager.found_damage
         life.flush()
         disk.kill()
         again = Life(disk, CONFIG)
@@ -423,7 +423,7 @@ def test_rule_q5_a_power_cut_amid_a_start_over_backwards_leaves_no_damage(
             disk.cut_power(Random(seed + step))
             again = Life(disk, CONFIG)
             assert again.manager.offline == {}, calls[-3:]
-            assert not again.manager.lost
+            assert not again.manager.found_damage
     assert finished
 
 

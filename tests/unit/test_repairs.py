@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.log.log_directory import UnreadableError
+from broker.log.log_manager import LogManager, OfflineLog
 from broker.replication import repairs, unreadable
 from broker.replication.frames import Open
 from broker.replication.leader_stream import LeaderStream
@@ -52,7 +53,6 @@ from tests.support.logs import append, values_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.log.log_manager import LogManager
     from broker.replication.partition import Role
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
@@ -180,7 +180,7 @@ def test_rule_r4_a_damaged_follower_is_emptied_behind_the_epoch_it_took_part_in(
     assert isinstance(role, Following)
     assert (role.leader, role.epoch) == (OTHER, 1)
     assert host.manager.repairs.report() == ()
-    assert (host.logs.offline, host.logs.unclean, host.logs.damaged) == ({}, {}, {})
+    assert (host.logs.offline, host.logs.unclean) == ({}, {})
     assert host.logs.quarantined() == [f"{FIRST_ID}:0"]
     host.logs.close(None)
     again, _ = hosted(tmp_path, "again")
@@ -528,7 +528,7 @@ def test_all_that_is_damaged_is_reported_in_order_with_the_state_of_the_partitio
     host.tick()
     host.learn(OTHER, BOTH)
     refused = [TopicIdPartition(SECOND_ID, PartitionId(index)) for index in reversed(range(150))]
-    host.logs.offline |= dict.fromkeys(refused, CorruptionError("planted"))
+    host.logs.offline |= dict.fromkeys(refused, OfflineLog(CorruptionError("planted")))
     host.tick()
     said = host.manager.repairs.report()
     places = [(one.topic_id, one.partition) for one in said]

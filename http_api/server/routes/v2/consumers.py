@@ -188,7 +188,7 @@ class ConsumerRoutes:
         return reply(found.body, embedded_type(found.format))
 
     async def _give_back(self, poll: Poll, body: bytes) -> None:
-        """Return records to the group whose client has disconnected: seek back to each first offset.
+        """Seek back to the first offsets of records whose client has disconnected.
 
         So an interrupted long poll skips nothing. An answer that is lost after this check stays
         lost.
@@ -227,7 +227,7 @@ class ConsumerRoutes:
         return json_reply(consumers.offsets(rows), V2)
 
     async def seek(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Set the next offsets to read: these offsets, or the first records at or after these times."""
+        """Set the next offsets to read, by offset or as the first records at or after a time."""
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         targets = bodies.positions(fields)

@@ -78,7 +78,7 @@ class FetchRoutes:
         router.add("GET", path, self.records, V2_JSON)
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
-        """Answer records from an offset or a timestamp on; wait for the first one up to ``timeout``."""
+        """Answer records from an offset or a timestamp on; wait for the first up to ``timeout``."""
         content_type = choose_reply(accept_of(request), FETCH_REPLIES)
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
@@ -159,7 +159,7 @@ class FetchRoutes:
         return headers
 
     def _served_by(self, result: FetchResult) -> dict[str, str]:
-        """Return the broker that served a reader that named its rack, and its URL for the next time."""
+        """Return the headers that name the broker which served a reader that named its rack."""
         served_by = result.leader_id if result.served_by is None else result.served_by
         headers = {"Quorumlog-Served-By": str(served_by)}
         url = leader_url(self._apis.image, served_by)
@@ -196,7 +196,12 @@ def in_one_frame(result: FetchResult) -> FetchResult:
 def _body(
     result: FetchResult, content_type: str, fetch: FetchRequest, include: str | None, *, many: bool
 ) -> tuple[bytes, dict[str, str]]:
-    """Return the body, and the headers that describe its coding; raises BatchError as `framed_as_single`."""
+    """Return the body, and the headers that describe its coding.
+
+    Raises:
+        BatchError: as `framed_once`.
+        RestError: 422 for a record that the requested type cannot show.
+    """
     if result.packed:
         form = framed if many else framed_as_single
         found = form(result.packed, batch_line if include == "batches" else None)

@@ -231,7 +231,7 @@ def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
     """Return the records of a body.
 
     Raises:
-        RestError: 400/400 for a body that is not JSON or of the wrong kind, 422/422 for wrong fields.
+        RestError: 400/400 a body that is not JSON or of the wrong kind, 422/422 wrong fields.
     """
     try:
         records = decode_records(body)

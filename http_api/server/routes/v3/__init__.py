@@ -1,1 +1,1 @@
-"""The v3 door: Confluent's admin API."""
+"""The v3 API: Confluent's admin API."""

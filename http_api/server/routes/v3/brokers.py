@@ -1,4 +1,8 @@
-"""``/v3/clusters/C/brokers``: list, describe, drain, unregister; the replicas of a broker."""
+"""``/v3/clusters/C/brokers``: list, describe, drain, unregister; the replicas of a broker.
+
+Reads come from this broker's metadata image; drain and unregister are commands to the active
+controller.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ SCOPES = tuple(scope.value for scope in DrainScope)
 
 
 class BrokerRoutes:
-    """Brokers of the v3 door. Owner: the app; keeps the counts of one image."""
+    """Brokers of the v3 API. Owner: the app; keeps the counts of one image."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -52,7 +56,7 @@ class BrokerRoutes:
         router.add("GET", brokers + "/{broker}/partition-replicas", self.replicas, JSON)
 
     async def list_brokers(self, request: web.Request, cluster: str) -> web.Response:
-        """The brokers that are alive; ``include=all``: every one that is registered."""
+        """Answer the live brokers; ``include=all``: every registered broker."""
         links = self._path.enter(request, cluster)
         include = request.query.get("include", "live")
         if include not in {"live", "all"}:
@@ -66,14 +70,14 @@ class BrokerRoutes:
         return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
 
     async def describe(self, request: web.Request, cluster: str, broker: str) -> web.Response:
-        """One registered broker, alive or not."""
+        """Answer one registered broker, live or not."""
         links = self._path.enter(request, cluster)
         return json_reply(await self._broker(links, broker_id(broker)), JSON)
 
     async def drain(self, request: web.Request, cluster: str, broker: str) -> web.Response:
-        """Rid it of its leaderships or its replicas, or stop that: the broker, and how far it is.
+        """Start or end a drain of leaderships or replicas; answer the broker and the progress.
 
-        It goes on by itself; ``GET`` tells how far.
+        The drain continues in the background; ``GET`` of the broker shows its progress.
         """
         links = self._path.enter(request, cluster)
         wanted = broker_id(broker)
@@ -84,13 +88,13 @@ class BrokerRoutes:
         return json_reply(await self._broker(links, wanted), JSON)
 
     async def unregister(self, request: web.Request, cluster: str, broker: str) -> web.Response:
-        """204 once it is gone for good; 400/40002 while it lives or holds replicas."""
+        """Unregister a broker for good: 204; 400/40002 while it is live or holds replicas."""
         self._path.enter(request, cluster)
         await self._ask(UnregisterBroker(broker_id=broker_id(broker)))
         return reply(b"", JSON, 204)
 
     async def replicas(self, request: web.Request, cluster: str, broker: str) -> web.Response:
-        """Every replica the broker holds, by topic and partition."""
+        """Answer every replica that the broker holds, by topic and partition."""
         links = self._path.enter(request, cluster)
         image, wanted = self._apis.image, broker_id(broker)
         if wanted not in image.brokers:
@@ -125,7 +129,8 @@ class BrokerRoutes:
         return body
 
     async def _shutdown_blocked_by(self, wanted: BrokerId) -> str | None:
-        """What a leaving broker waits for; None: it can't be asked any more."""
+        """Return the reason that delays a broker's shutdown; None if it does not answer any more.
+        """
         try:
             return (await self._apis.own_facts(wanted)).shutdown_blocked_by
         except KafkaError:
@@ -133,14 +138,14 @@ class BrokerRoutes:
 
 
 class Shares:
-    """How many partitions each broker leads and holds; counted once per image."""
+    """Numbers of partitions that each broker leads and holds; counted once per image."""
 
     def __init__(self) -> None:
         self._image: MetadataImage | None = None
         self._counted: Counts = ({}, {})
 
     async def of(self, image: MetadataImage) -> Counts:
-        """(leaders, replicas) by broker."""
+        """Return (leaderships, replicas), each a count by broker."""
         if image is self._image:
             return self._counted
         leads: defaultdict[BrokerId, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""What every path under ``/v3/clusters/C`` checks first."""
+"""Checks common to every path under ``/v3/clusters/C``: the cluster id and Accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClusterPath:
-    """Checks the cluster id and Accept; gives the links of the answer."""
+    """The path prefix of this cluster; checks requests and supplies the links of answers."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -27,7 +27,7 @@ class ClusterPath:
     def enter(
         self, request: web.Request, cluster: str, replies: Mapping[str, str] = V3_REPLIES
     ) -> Links:
-        """The links of this cluster, or 404 for another one, 406 for another Accept."""
+        """Return the links of this cluster; 404 for another cluster id, 406 for another Accept."""
         if cluster != self._apis.cluster_id:
             raise RestError(404, RestCode.NOT_FOUND, f"Cluster {shown(cluster)} cannot be found.")
         if choose_reply(accept_of(request), replies) is None:

@@ -1,4 +1,4 @@
-"""``/v3/clusters``, and what stands right below: features and access rules."""
+"""``/v3/clusters`` and its direct children: features and access rules."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class ClusterRoutes:
         router.add("POST", cluster + "/acls:batch", self.no_access_rules, JSON)
 
     async def list_clusters(self, request: web.Request) -> web.Response:
-        """Always one."""
+        """Answer a list of exactly one cluster: this one."""
         links = self._path.enter(request, self._apis.cluster_id)
         data = [v3.cluster(links, self._apis.controller_id)]
         return json_reply(v3.clusters(links.base_url, data), JSON)
 
     async def describe(self, request: web.Request, cluster: str) -> web.Response:
-        """The cluster, with the id of the active controller."""
+        """Answer the cluster, with the id of the active controller."""
         links = self._path.enter(request, cluster)
         return json_reply(v3.cluster(links, self._apis.controller_id), JSON)
 
     async def features(self, request: web.Request, cluster: str) -> web.Response:
-        """``metadata.version``: where it is, and where it could be."""
+        """Answer the finalized and the supported levels of ``metadata.version``."""
         links = self._path.enter(request, cluster)
         return json_reply(self._features(links, self._apis.image.feature_level), JSON)
 
     async def upgrade(self, request: web.Request, cluster: str) -> web.Response:
-        """Raise it; null: as far as every node can follow. Never lowered."""
+        """Raise ``metadata.version``, never lower it; null: to the highest level of every node."""
         links = self._path.enter(request, cluster)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, _UPGRADE)
@@ -83,6 +83,6 @@ class ClusterRoutes:
         return v3_admin.features(links, facts)
 
     async def no_access_rules(self, request: web.Request, cluster: str) -> web.Response:
-        """As Kafka without an authorizer."""
+        """Refuse access rules as Kafka without an authorizer does."""
         self._path.enter(request, cluster)
         raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3_admin.NO_AUTHORIZER)

@@ -1,7 +1,8 @@
 """Configs of topics, brokers and the cluster: list, describe, set, reset, many at once.
 
-``…/topics/{T|-}/configs``, ``…/brokers/{B|-}/configs`` and ``…/broker-configs``, each with a name
-behind it, and ``:alter``. The active controller decides what may be set, by the table shown here.
+The paths are ``…/topics/{T|-}/configs``, ``…/brokers/{B|-}/configs`` and ``…/broker-configs``, each
+with or without a config's name behind it, or with ``:alter``. Changes are commands to the active
+controller, which decides by the same table of configs that is shown here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 ALL = "-"
 CHANGES_MAX = 1_000
-"""Changes of one request: they are one batch of the metadata log, all or none."""
+"""Most changes of one request: they are one batch of the metadata log, all or none."""
 OPERATIONS = ("SET", "DELETE")
 _ENTRY = ("name", "value", "operation")
 _EXPECTED = '{"name", "value", "operation"}'
@@ -62,11 +63,11 @@ _BROKER_ROWS = tuple(CONFIGS.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A topic, a broker or the cluster, and which configs it has."""
+    """The topic, broker or cluster of a path, and the configs it has."""
 
     type: ResourceType
     name: str
-    """As in `ConfigChange.resource_name`."""
+    """Value of `ConfigChange.resource_name`; empty for the cluster."""
     scope: Scope
     owner: shapes.ConfigOwner
     rows: Collection[ConfigRow]
@@ -74,10 +75,10 @@ class Target:
 
 
 class ConfigRoutes:
-    """Configs of the v3 door. Owner: the app; holds no state of its own.
+    """Configs of the v3 API. Owner: the app; holds no state of its own.
 
-    The three kinds of paths share their handlers: what stands between cluster and config's name is
-    one segment, or none for the cluster itself.
+    The three kinds of paths share their handlers: between cluster and config name is one segment,
+    or none for the cluster itself.
     """
 
     def __init__(self, context: ApiContext) -> None:
@@ -103,7 +104,7 @@ class ConfigRoutes:
     async def list_configs(
         self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
     ) -> web.Response:
-        """All that is in force for one, or (``-``) for every topic or every live broker."""
+        """Answer the configs in force of one target, or (``-``) of every topic or live broker."""
         links = self._path.enter(request, cluster)
         if whose != ALL:
             target = await self._target(kind, whose)
@@ -121,7 +122,7 @@ class ConfigRoutes:
     async def describe(
         self, kind: ResourceType, request: web.Request, cluster: str, *path: str
     ) -> web.Response:
-        """One config."""
+        """Answer one config."""
         links = self._path.enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
@@ -133,7 +134,7 @@ class ConfigRoutes:
     async def set_value(
         self, kind: ResourceType, request: web.Request, cluster: str, *path: str
     ) -> web.Response:
-        """204 once it is set."""
+        """Set one config; 204."""
         self._path.enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
@@ -147,7 +148,7 @@ class ConfigRoutes:
     async def reset(
         self, kind: ResourceType, request: web.Request, cluster: str, *path: str
     ) -> web.Response:
-        """204 once nothing is said here: what is said elsewhere, or the default, is in force."""
+        """Remove a config's value here; 204. Another source's value or the default is in force."""
         self._path.enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         return await self._alter([_change(target, self._row(target, path[-1]).name, None)])
@@ -155,7 +156,8 @@ class ConfigRoutes:
     async def alter(
         self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
     ) -> web.Response:
-        """Set and reset many, of one or of several topics: all, or none where one is refused."""
+        """Set and reset many configs, of one or of several topics: all, or none if one is refused.
+        """
         self._path.enter(request, cluster)
         target = None
         if kind is not ResourceType.TOPIC or whose != ALL:
@@ -173,7 +175,7 @@ class ConfigRoutes:
         return await self._alter(changes, validate_only=flag(fields, "validate_only"))
 
     def _changes(self, fields: dict[str, Any], target: Target) -> list[ConfigChange]:
-        """An entry without ``operation`` sets (interfaces, section 4)."""
+        """Return a body's changes; an entry without ``operation`` sets (interfaces, section 4)."""
         changes = []
         for entry in rows(fields, CHANGES_MAX, _EXPECTED):
             check_fields(entry, _ENTRY, "data.")
@@ -197,10 +199,10 @@ class ConfigRoutes:
         await self._apis.admin(command)
         return reply(b"", JSON, 204)
 
-    # what a path means
+    # the target of a path
 
     async def _target(self, kind: ResourceType, whose: str = "") -> Target:
-        """The topic, broker or cluster of a path, or 404."""
+        """Return the topic, broker or cluster of a path, or raise 404."""
         if kind is ResourceType.TOPIC:
             name = topic_name(whose)
             code = RestCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -226,7 +228,7 @@ class ConfigRoutes:
         return [_broker_target(one.broker_id) for one in live_brokers(image)]
 
     def _row(self, target: Target, name: str) -> ConfigRow:
-        """A config of this name, or 404 in Confluent's words."""
+        """Return the config of this name, or raise 404 in Confluent's words."""
         for row in target.rows:
             if row.name == name:
                 return row
@@ -246,7 +248,7 @@ class ConfigRoutes:
         ]
 
     async def _layers(self, target: Target) -> ConfigLayers:
-        """What everybody says; of a broker, its own file too, which only it can tell."""
+        """Return the values of all sources; those of a broker's own file are requested from it."""
         image = self._apis.image
         asked = self._apis.broker_id
         if target.type is ResourceType.BROKER:

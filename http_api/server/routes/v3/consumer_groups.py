@@ -1,4 +1,7 @@
-"""``/v3/clusters/C/consumer-groups…``: groups, their consumers, assignments, lags and offsets."""
+"""``/v3/clusters/C/consumer-groups…``: groups, their consumers, assignments, lags and offsets.
+
+Each handler sends one or two group requests to the coordinator and renders the answers.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ if TYPE_CHECKING:
 
 KIND = "KafkaConsumerGroup"
 MAX_OFFSETS = 10_000
-"""Rows of one PATCH: as many as a topic may have partitions."""
+"""Most rows of one PATCH: as many as a topic may have partitions."""
 MAX_BODY_BYTES = 4_194_304
-"""As many rows with the longest names; decoding more would hold the loop."""
+"""Largest body: `MAX_OFFSETS` rows with the longest names. Decoding more would block the loop."""
 _INT32_MAX = 2**31 - 1
 _OFFSET_MAX = 10**18 - 1
 _BODY = ("data", "member_id", "member_epoch")
 
 
 class ConsumerGroupRoutes:
-    """Consumer groups of the v3 door. Owner: the app; holds no state of its own."""
+    """Consumer groups of the v3 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -70,18 +73,18 @@ class ConsumerGroupRoutes:
     # groups and their consumers
 
     async def list_groups(self, request: web.Request, cluster: str) -> web.Response:
-        """All groups, whoever coordinates them."""
+        """Answer all groups, of every coordinator."""
         links = self._path.enter(request, cluster)
         data = [_group(links, found) for found in await self._apis.list_groups()]
         return json_reply(links.collection(KIND, data, shapes.GROUPS), JSON)
 
     async def describe(self, request: web.Request, cluster: str, group: str) -> web.Response:
-        """One group; ``coordinator`` names the broker that serves it at the moment."""
+        """Answer one group; ``coordinator`` names the broker that serves it at the moment."""
         links = self._path.enter(request, cluster)
         return json_reply(_group(links, await self._describe(_group_id(group))), JSON)
 
     async def consumers(self, request: web.Request, cluster: str, group: str) -> web.Response:
-        """The live instances of a group."""
+        """Answer the live instances of a group."""
         links = self._path.enter(request, cluster)
         found = await self._describe(_group_id(group))
         data = [_consumer(links, found.group, member) for member in found.members]
@@ -91,7 +94,7 @@ class ConsumerGroupRoutes:
     async def consumer(
         self, request: web.Request, cluster: str, group: str, consumer: str
     ) -> web.Response:
-        """One live instance."""
+        """Answer one live instance."""
         links = self._path.enter(request, cluster)
         found, member = await self._member(group, consumer)
         return json_reply(_consumer(links, found.group, member), JSON)
@@ -99,7 +102,7 @@ class ConsumerGroupRoutes:
     async def assignments(
         self, request: web.Request, cluster: str, group: str, consumer: str
     ) -> web.Response:
-        """The partitions an instance owns."""
+        """Answer the partitions that an instance owns."""
         links = self._path.enter(request, cluster)
         found, member = await self._member(group, consumer)
         data = [
@@ -118,7 +121,7 @@ class ConsumerGroupRoutes:
         topic: str,
         partition: str,
     ) -> web.Response:
-        """One partition an instance owns."""
+        """Answer one partition that an instance owns."""
         links = self._path.enter(request, cluster)
         place = (topic_name(topic), partition_id(partition))
         found, member = await self._member(group, consumer)
@@ -130,7 +133,7 @@ class ConsumerGroupRoutes:
     # lags and offsets
 
     async def lags(self, request: web.Request, cluster: str, group: str) -> web.Response:
-        """The lag of every partition the group has committed."""
+        """Answer the lag of every partition with a committed offset of the group."""
         links = self._path.enter(request, cluster)
         group_id = _group_id(group)
         data = [shapes.lag(links, group_id, row) for row in await self._owned_lags(group_id)]
@@ -140,7 +143,7 @@ class ConsumerGroupRoutes:
     async def lag(
         self, request: web.Request, cluster: str, group: str, topic: str, partition: str
     ) -> web.Response:
-        """The lag of one partition."""
+        """Answer the lag of one partition."""
         links = self._path.enter(request, cluster)
         group_id, place = _group_id(group), (topic_name(topic), partition_id(partition))
         for row in await self._owned_lags(group_id):
@@ -149,14 +152,14 @@ class ConsumerGroupRoutes:
         raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
 
     async def lag_summary(self, request: web.Request, cluster: str, group: str) -> web.Response:
-        """The group's largest lag, and the sum."""
+        """Answer the group's largest lag, and the sum of its lags."""
         links = self._path.enter(request, cluster)
         group_id = _group_id(group)
         rows = await self._owned_lags(group_id)
         return json_reply(shapes.lag_summary(links, group_id, rows), JSON)
 
     async def offsets(self, request: web.Request, cluster: str, group: str) -> web.Response:
-        """Everything the group has committed; empty for a group that has nothing."""
+        """Answer all committed offsets of the group; an empty list if there are none."""
         links = self._path.enter(request, cluster)
         group_id = _group_id(group)
         found = await self._apis.group(GroupOffsets(group=group_id))
@@ -165,7 +168,7 @@ class ConsumerGroupRoutes:
         return json_reply(links.collection("KafkaConsumerGroupOffset", data, *path), JSON)
 
     async def commit(self, request: web.Request, cluster: str, group: str) -> web.Response:
-        """Commit without an instance; ``offset`` is the next one to read."""
+        """Commit offsets without an instance; ``offset`` is the next one to read."""
         self._path.enter(request, cluster)
         group_id = _group_id(group)
         limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
@@ -173,7 +176,7 @@ class ConsumerGroupRoutes:
         await self._apis.group(commit_of(group_id, fields))
         return reply(b"", JSON, 204)
 
-    # asking the coordinator
+    # requests to the coordinator
 
     async def _describe(self, group_id: GroupId) -> GroupDescription:
         try:
@@ -196,7 +199,8 @@ class ConsumerGroupRoutes:
         raise RestError(404, RestCode.NOT_FOUND, text)
 
     async def _owned_lags(self, group_id: GroupId) -> list[shapes.LagFacts]:
-        """Offsets with ends, and who owns each partition; 404 for an unknown group."""
+        """Return committed offset, log end and owner of each partition; 404 for an unknown group.
+        """
         found = await self._describe(group_id)
         offsets = await self._apis.group(GroupOffsets(group=group_id))
         owners = {place: member for member in found.members for place in member.assignment}
@@ -243,7 +247,8 @@ def _lag(row: GroupOffsetRow, owner: MemberDescription | None) -> shapes.LagFact
 
 
 def commit_of(group_id: GroupId, fields: dict[str, Any]) -> CommitGroup:
-    """The commit a PATCH body asks for; what it may commit is the coordinator's business."""
+    """Return the commit that a PATCH body requests; the coordinator checks if it may be committed.
+    """
     unknown = sorted(fields.keys() - set(_BODY))
     if unknown:
         raise _bad_request(f"unknown field '{shown(unknown[0])}': expected {', '.join(_BODY)}")

@@ -1,4 +1,5 @@
-"""``…/topics/{T|-}/partitions/{P|-}/leader:elect``: leaders by an operator's will (KIP-460)."""
+"""``…/topics/{T|-}/partitions/{P|-}/leader:elect``: elections on an operator's request (KIP-460).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ ELECTIONS = tuple(election.value for election in Election)
 
 
 class ElectionRoutes:
-    """Leader elections of the v3 door. Owner: the app; holds no state of its own."""
+    """Leader elections of the v3 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -43,7 +44,7 @@ class ElectionRoutes:
     async def elect(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """One partition: itself, or the reason as an error. Several: a row each, always 200."""
+        """Elect leaders. One partition: answer it, or an error. Several: a row each, always 200."""
         links = self._path.enter(request, cluster)
         fields = await read_optional_json_object(request, self._body_bytes_max)
         check_fields(fields, ("election",))

@@ -1,4 +1,7 @@
-"""``/v3/clusters/C/quorum``, ``…:health``, ``…/metadata/log``, ``…/metadata/image``: reads only."""
+"""``/v3/clusters/C/quorum``, ``…:health``, ``…/metadata/log``, ``…/metadata/image``: reads only.
+
+Each handler renders one answer of the broker's `metadata` interface.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +30,23 @@ if TYPE_CHECKING:
     from raft_metadata.image.facts import Fact
 
 IMAGE_DEPTH_MAX = 6
-"""``topics/orders/partitions/0/isr/1`` is the deepest there is."""
+"""Most segments of a path into the image; the deepest is ``topics/orders/partitions/0/isr/1``."""
 DEFAULT_FACTS = 10_000
 MAX_FACTS = 100_000
-"""Facts of the log in one answer. A snapshot, which has no middle to stop in, comes whole."""
+"""Most facts of the log in one answer. A snapshot cannot be divided and is sent whole."""
 MAX_WAIT_MS = 30_000
 MAX_OFFSET = 10**18 - 1
 MAX_REFUSAL_CHARS = 4_096
-"""Of what a refused path's refusal lists."""
+"""Longest message of a refused path; it lists the names that exist there."""
 FACTS_PER_TURN = 100
-"""Told before the loop gets its turn: about 5 ms."""
+"""Facts encoded before the loop runs other tasks: about 5 ms of work."""
 LOG_REPLIES: Mapping[str, str] = {NDJSON: NDJSON}
 NEXT_OFFSET_HEADER = "Quorumlog-Next-Offset"
 END_OFFSET_HEADER = "Quorumlog-End-Offset"
 
 
 class ClusterMetadataRoutes:
-    """The metadata itself. Owner: the app; holds no state of its own."""
+    """Quorum, health, metadata log and image. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -61,7 +64,7 @@ class ClusterMetadataRoutes:
             router.add("GET", path, self.image, JSON)
 
     async def quorum(self, request: web.Request, cluster: str) -> web.Response:
-        """Leader, voters and observers; 503 when no controller answers."""
+        """Answer leader, voters and observers of the quorum; 503 when no controller answers."""
         links = self._path.enter(request, cluster)
         view = await self._apis.metadata.quorum()
         body = shapes.quorum(
@@ -74,7 +77,8 @@ class ClusterMetadataRoutes:
         return json_reply(body, JSON)
 
     async def health(self, request: web.Request, cluster: str) -> web.Response:
-        """A verdict is always a 200: it is the cluster that is unwell, not this answer."""
+        """Answer the cluster's health: always a 200, as a poor health is no failure of this answer.
+        """
         links = self._path.enter(request, cluster)
         found = await self._apis.metadata.health()
         reasons = [
@@ -94,7 +98,7 @@ class ClusterMetadataRoutes:
         return json_reply(body, JSON)
 
     async def image(self, request: web.Request, cluster: str, *path: str) -> web.Response:
-        """Any place of this broker's image, with all that is below it."""
+        """Answer one place of this broker's metadata image, with all that is below it."""
         self._path.enter(request, cluster)
         try:
             next_offset, value = await self._apis.metadata.image_at(path)
@@ -104,7 +108,8 @@ class ClusterMetadataRoutes:
         return json_reply(value, JSON, headers={NEXT_OFFSET_HEADER: str(next_offset)})
 
     async def log(self, request: web.Request, cluster: str) -> web.StreamResponse:
-        """The metadata log as NDJSON, one fact a line, from ``offset`` on; waits at its end."""
+        """Answer the metadata log from ``offset`` on as NDJSON, one fact per line; wait at its end.
+        """
         self._path.enter(request, cluster, LOG_REPLIES)
         query = request.query
         offset = MetadataOffset(query_integer(query, "offset", 0, 0, MAX_OFFSET))
@@ -140,7 +145,7 @@ class ClusterMetadataRoutes:
 
 
 def _next_offset(page: LogPage, offset: int, facts_max: int) -> int:
-    """Where to read on after this answer."""
+    """Return the offset at which to continue after this answer."""
     if page.instead is not None:
         return page.instead.next_offset
     end = max((batch.base_offset + len(batch.records) for batch in page.batches), default=offset)
@@ -150,7 +155,10 @@ def _next_offset(page: LogPage, offset: int, facts_max: int) -> int:
 def _facts(
     converter: FactConverter, page: LogPage, offset: int, next_offset: int
 ) -> Iterator[Fact]:
-    """From ``offset`` to ``next_offset``; the first batch may begin before it."""
+    """Yield the facts from ``offset`` up to ``next_offset``; the first batch may begin earlier.
+
+    A snapshot in place of the log yields all its facts.
+    """
     if page.instead is not None:
         yield from converter.snapshot_facts(page.instead)
         return

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import PartitionRegistration
 
 OFFSET_TYPES = (None, "earliest", "latest", "earliest_offset", "latest_offset")
-"""The answer always holds both ends, so the type only has to make sense."""
+"""Accepted values of ``offset_type``. The answer has both ends whichever of them is given."""
 
 
 class PartitionRoutes:
-    """Partitions of the v3 door. Owner: the app; holds no state of its own."""
+    """Partitions of the v3 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -45,7 +45,7 @@ class PartitionRoutes:
         router.add("GET", partitions + "/{partition}/replicas/{broker}", self.replica, JSON)
 
     async def list_partitions(self, request: web.Request, cluster: str, topic: str) -> web.Response:
-        """All partitions of a topic."""
+        """Answer all partitions of a topic."""
         links = self._path.enter(request, cluster)
         name = topic_name(topic)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
@@ -59,7 +59,7 @@ class PartitionRoutes:
     async def describe(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """One partition."""
+        """Answer one partition."""
         links = self._path.enter(request, cluster)
         name, facts = await self._find(topic, partition)
         return json_reply(v3.partition(links, name, facts), JSON)
@@ -67,7 +67,7 @@ class PartitionRoutes:
     async def list_replicas(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """All replicas of a partition, the preferred leader first."""
+        """Answer all replicas of a partition, the preferred leader first."""
         links = self._path.enter(request, cluster)
         name, facts = await self._find(topic, partition)
         data = [v3.replica(links, name, facts, broker) for broker in facts.replicas]
@@ -77,7 +77,7 @@ class PartitionRoutes:
     async def replica(
         self, request: web.Request, cluster: str, topic: str, partition: str, broker: str
     ) -> web.Response:
-        """One replica."""
+        """Answer one replica."""
         links = self._path.enter(request, cluster)
         name, facts = await self._find(topic, partition)
         wanted = broker_id(broker)
@@ -89,7 +89,7 @@ class PartitionRoutes:
     async def offset(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """Both ends of a partition, from its leader."""
+        """Answer the beginning and end offset of a partition, from its leader."""
         links = self._path.enter(request, cluster)
         offset_type = request.query.get("offset_type")
         if offset_type not in OFFSET_TYPES:
@@ -106,7 +106,7 @@ class PartitionRoutes:
     async def delete_records(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """Delete the records below an offset; -1: all that are committed."""
+        """Delete the records below an offset; -1: all records below the high watermark."""
         links = self._path.enter(request, cluster)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("before_offset",))
@@ -123,7 +123,7 @@ class PartitionRoutes:
 
 
 def partition_facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:
-    """What the image says of a partition, in the words of the API."""
+    """Return a partition's registration in the image as the facts that the contract renders."""
     last_known = partition.last_known_leader
     return v3.PartitionFacts(
         partition_id=number,

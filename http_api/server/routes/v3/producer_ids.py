@@ -1,4 +1,4 @@
-"""``POST …/producer-ids``: an id under which writes may be sent again without a repeat."""
+"""``POST …/producer-ids``: an id under which writes may be sent again without duplicates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ProducerIdRoutes:
-    """Producer ids of the v3 door. Owner: the app; holds no state of its own."""
+    """Producer ids of the v3 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -30,7 +30,7 @@ class ProducerIdRoutes:
         router.add("POST", "/v3/clusters/{cluster}/producer-ids", self.create, JSON)
 
     async def create(self, request: web.Request, cluster: str) -> web.Response:
-        """A new one each time: a lost answer wastes an id, and no more."""
+        """Answer a new producer id each time: a lost answer only wastes an id."""
         links = self._path.enter(request, cluster)
         check_fields(await read_optional_json_object(request, self._body_bytes_max), ())
         return json_reply(producer_id(links, await self._apis.producer_id()), JSON)

@@ -1,6 +1,7 @@
-"""``…/topics/{T|-}/partitions/{P|-}/reassignment``: where replicas are to be (KIP-455).
+"""``…/topics/{T|-}/partitions/{P|-}/reassignment``: the replicas a partition shall have (KIP-455).
 
-Listing is Confluent's; starting and cancelling are ours, on the same paths.
+Listing is Confluent's API; starting and cancelling are ours, on the same paths. Changes are
+commands to the active controller.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 ALL = "-"
 ROWS_MAX = 1_000
-"""Changes of one request: they are one batch of the metadata log, all or none."""
+"""Most changes of one request: they are one batch of the metadata log, all or none."""
 _ROW = ("topic_name", "partition_id", "replicas")
 _EXPECTED = '{"topic_name", "partition_id", "replicas"}'
 
@@ -50,7 +51,7 @@ Place = tuple["TopicImage", int, "PartitionRegistration"]
 
 
 class ReassignmentRoutes:
-    """Reassignments of the v3 door. Owner: the app; holds no state of its own."""
+    """Reassignments of the v3 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -66,7 +67,7 @@ class ReassignmentRoutes:
     async def read(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """What is under way, with how far each replica on its way in has come."""
+        """Answer the reassignments in progress, with the progress of each replica being added."""
         links = self._path.enter(request, cluster)
         found = await self._under_way(topic, partition)
         data = await self._resources(links, found)
@@ -80,7 +81,7 @@ class ReassignmentRoutes:
     async def start(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """202: the replicas begin to move. ``validate_only``: 204, nothing was changed."""
+        """Start reassignments; 202. ``validate_only``: 204, nothing is changed."""
         links = self._path.enter(request, cluster)
         changes, validate_only = await self._changes(request, topic, partition)
         await self._apis.admin(
@@ -103,9 +104,9 @@ class ReassignmentRoutes:
     async def cancel(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
-        """204: the replicas that were coming go, those that were going stay.
+        """Cancel reassignments; 204. Added replicas are removed, replicas to be removed stay.
 
-        Of all that are named by ``-`` only those under way; of one that is not, 404.
+        ``-`` cancels only those in progress; a single partition without one is a 404.
         """
         self._path.enter(request, cluster)
         found = await self._under_way(topic, partition)
@@ -119,13 +120,13 @@ class ReassignmentRoutes:
             return reply(b"", JSON, 204)
         for first in range(0, len(changes), ROWS_MAX):
             batch = changes[first : first + ROWS_MAX]
-            if not await self._cancelled(batch):  # one of them has come to its end meanwhile
+            if not await self._cancelled(batch):  # one of them has completed in the meantime
                 for change in batch:
                     await self._cancelled([change])
         return reply(b"", JSON, 204)
 
     async def _cancelled(self, changes: list[Reassignment]) -> bool:
-        """False: one of them was not under way any more, so that none was cancelled."""
+        """Cancel reassignments; False: one had already completed, so none was cancelled."""
         try:
             await self._apis.admin(AlterReassignments(changes=tuple(changes)))
         except KafkaError as error:
@@ -151,7 +152,7 @@ class ReassignmentRoutes:
         return changes, flag(fields, "validate_only")
 
     async def _under_way(self, topic: str, partition: str) -> list[Place]:
-        """Of the partitions a path means, those that are being reassigned."""
+        """Return those partitions of a path that are being reassigned."""
         if topic == ALL:
             if partition != ALL:
                 raise _one_topic()
@@ -205,7 +206,7 @@ def _facts(place: Place, progress: PartitionProgress | None) -> v3_admin.Reassig
 
 
 def _change(row: dict[str, Any], topic: str) -> Reassignment:
-    """One row of a bulk request; ``replicas`` null cancels."""
+    """Return one row of a bulk request; ``replicas`` null cancels."""
     check_fields(row, _ROW, "data.")
     name = topic_in(row if topic == ALL else {"topic_name": topic} | row)
     if topic not in {ALL, name}:

@@ -1,4 +1,7 @@
-"""``/v3/clusters/C/topics``: list, create, describe, give more partitions, delete."""
+"""``/v3/clusters/C/topics``: list, create, describe, add partitions, delete.
+
+Reads come from this broker's metadata image; changes are commands to the active controller.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _GROWTH = ("partitions_count", "replicas_assignments", "validate_only")
 
 
 class TopicRoutes:
-    """Topics of the v3 door. Owner: the app; holds no state of its own."""
+    """Topics of the v3 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
@@ -62,7 +65,7 @@ class TopicRoutes:
         router.add("DELETE", topics + "/{topic}", self.delete, JSON)
 
     async def list_topics(self, request: web.Request, cluster: str) -> web.Response:
-        """All topics, internal ones marked."""
+        """Answer all topics, internal ones marked."""
         links = self._path.enter(request, cluster)
         image = self._apis.image
         data = [
@@ -71,7 +74,7 @@ class TopicRoutes:
         return json_reply(links.collection("KafkaTopic", data, "topics"), JSON)
 
     async def describe(self, request: web.Request, cluster: str, topic: str) -> web.Response:
-        """One topic."""
+        """Answer one topic."""
         links = self._path.enter(request, cluster)
         found = await topic_or_404(
             self._apis, topic_name(topic), RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED
@@ -79,7 +82,8 @@ class TopicRoutes:
         return json_reply(_topic(links, found), JSON)
 
     async def create(self, request: web.Request, cluster: str) -> web.Response:
-        """201 once every partition has a ready leader; 200 for ``validate_only``."""
+        """Create a topic; 201 once every partition has a ready leader, 200 for ``validate_only``.
+        """
         links = self._path.enter(request, cluster)
         command = create_topic(await read_json_object(request, self._limits.max_body_bytes))
         created = await self._apis.create_topic(command)
@@ -95,7 +99,7 @@ class TopicRoutes:
         return json_reply(body, JSON, 201, {"Location": body["metadata"]["self"]})
 
     async def grow(self, request: web.Request, cluster: str, topic: str) -> web.Response:
-        """More partitions: 200 once each of them has a ready leader."""
+        """Add partitions; 200 once each of them has a ready leader."""
         links = self._path.enter(request, cluster)
         name = topic_name(topic)
         limit = min(self._limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
@@ -119,7 +123,7 @@ class TopicRoutes:
         return json_reply(body, JSON)
 
     async def delete(self, request: web.Request, cluster: str, topic: str) -> web.Response:
-        """204 once this broker's image has lost the topic."""
+        """Delete a topic; 204 once this broker's image no longer has it."""
         self._path.enter(request, cluster)
         name = topic_name(topic)
         try:
@@ -137,7 +141,7 @@ def _topic(links: v3.Links, topic: TopicImage) -> v3.JsonObject:
 
 
 def create_topic(fields: dict[str, Any]) -> CreateTopic:
-    """The command a create body asks for; ranges are the controller's business, kinds ours."""
+    """Return the command of a create body; types are checked here, ranges by the controller."""
     check_fields(fields, _FIELDS)
     return CreateTopic(
         name=topic_in(fields),
@@ -151,7 +155,7 @@ def create_topic(fields: dict[str, Any]) -> CreateTopic:
 
 
 def _assignments(value: Any) -> dict[int, tuple[BrokerId, ...]] | None:
-    """``{"0": [1, 2]}``: broker ids by partition."""
+    """Return the broker ids by partition of ``{"0": [1, 2]}``; None if absent or empty."""
     expected = 'an object like {"0": [1, 2, 3]}'
     if value is None:
         return None
@@ -169,7 +173,7 @@ def _assignments(value: Any) -> dict[int, tuple[BrokerId, ...]] | None:
 
 
 def _configs(value: Any) -> dict[str, str | None]:
-    """``[{"name": N, "value": V}]``."""
+    """Return the configs of ``[{"name": N, "value": V}]``, by name."""
     expected = 'a list of {"name", "value"}'
     if value is None:
         return {}
