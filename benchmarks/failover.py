@@ -120,8 +120,7 @@ async def _wait_calm(acknowledged_ms: Sequence[float], broken_ms: float) -> None
 
 
 async def _metadata_trial(product: Product, trial: int) -> tuple[float, float]:
-    """Kill the active controller under metadata writes; return (longest gap, slowest write) in ms.
-    """
+    """Kill the active controller under metadata writes; return (longest gap, slowest write), ms."""
     clock = SystemClock()
     now = product.now()
     history = History([])

@@ -189,8 +189,7 @@ class Log:
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection; one request at a time, with just enough HTTP for the load generator.
-    """
+    """A client's connection; one request at a time, just enough HTTP for the load generator."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -1,5 +1,4 @@
-"""Cost as data grows, which must stay flat: a fetch in a large log, a produce to many partitions.
-"""
+"""Cost as data grows, which must stay flat: a fetch in a large log, writes to many partitions."""
 
 from __future__ import annotations
 

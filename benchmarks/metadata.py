@@ -70,8 +70,7 @@ async def calm_product(*options: str) -> AsyncIterator[Product]:
 async def create_topics(
     cluster: Product, topics: int, partitions: int, *, prefix: str = "t"
 ) -> None:
-    """Create all topics at once, RF 3, by every broker in turn; return once all are answered 201.
-    """
+    """Create all topics at once, RF 3, through every broker; return once all are answered 201."""
     now = cluster.now()
 
     async def create(number: int) -> None:

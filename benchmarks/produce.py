@@ -159,8 +159,7 @@ async def latency(product: Product, seconds: float) -> list[Row]:
 
 
 async def spread(product: Product, seconds: float) -> list[Row]:
-    """Load six partitions through every broker whoever leads: two of three requests are forwarded.
-    """
+    """Load six partitions through every broker: two of three requests are forwarded."""
     rows = []
     await product.create_topic("spread", partitions=SPREAD_PARTITIONS)
     now = product.now()

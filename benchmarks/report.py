@@ -101,7 +101,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def missed(rows: Sequence[Row]) -> str:
-    """Return one sentence per missed budget, or one that says that all were met."""
+    """Return one sentence per missed budget, or a sentence that all were met."""
     lines = [
         f"MISSED: {row.what}: "
         + (f"{row.value:.2f}" if row.value is not None else "not measured")

@@ -11,8 +11,7 @@ __all__ = ["session"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `session` on first use: Spark imports this package in every look-up of a data source.
-    """
+    """Import `session` on first use: Spark imports this package in every data source look-up."""
     if name == "session":
         from spark_source.presets import session
 

@@ -132,8 +132,7 @@ class Cluster:
         return TopicEnds(topic.topic_id, found)
 
     def timestamp_type(self, name: str, topic_id: str) -> int:
-        """Return Kafka's number of the topic's timestamp type: the client's time or the broker's.
-        """
+        """Return Kafka's number of the topic's timestamp type: create time or log append time."""
         known = self._timestamp_types.get((name, topic_id))
         if known is None:
             try:
@@ -170,8 +169,7 @@ _kept: dict[tuple[int, int, Connection, tuple[str, ...]], Cluster] = {}
 
 
 def kept_cluster(connection: Connection, known: tuple[str, ...] = ()) -> Cluster:
-    """Return this worker's client of a cluster, kept because Spark reuses processes for many tasks.
-    """
+    """Return this worker's client of a cluster, kept because Spark reuses worker processes."""
     place = (os.getpid(), threading.get_ident(), connection, tuple(sorted(known)))
     cluster = _kept.get(place)
     if cluster is None:

@@ -1,6 +1,6 @@
 """Long poll of an idle stream: waits for new records without a stream of requests.
 
-Spark asks an idle source for its latest offset every 10 ms. Here that call waits: one fetch per
+Spark requests the latest offset of an idle source every 10 ms. Here that call waits: one fetch per
 partition waits at the broker, and the first answer ends the wait. So an idle stream costs a few
 requests per second and a new record is noticed at once.
 """

@@ -100,6 +100,5 @@ def _quick_python() -> str:
 
 
 def _is_found_by_itself() -> bool:
-    """Return True if Spark's look-up finds the source; False in an editable install by plain pip.
-    """
+    """Return True if Spark's look-up finds the source; not in an editable install by plain pip."""
     return any(found.name == "pyspark_quorumlog" for found in pkgutil.iter_modules())

@@ -62,8 +62,7 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @override
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; ``start`` if no record arrives within the wait.
-        """
+        """Return the end of the next micro-batch; ``start`` if nothing arrives within the wait."""
         begin = offsets.from_json(start)
         end = self._at_driver().latest(begin)
         if isinstance(limit, ReadMaxRows):

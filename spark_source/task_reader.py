@@ -67,8 +67,7 @@ class ReadSettings:
 
 
 def read_task(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Yield the task's records; Spark makes up an empty partition where there is nothing to read.
-    """
+    """Yield the task's records; Spark makes up an empty partition if there is nothing to read."""
     if not isinstance(partition, TaskRanges):
         return
     cluster = kept_cluster(settings.connection, partition.urls)

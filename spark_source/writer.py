@@ -95,8 +95,7 @@ class Topics:
         self._next: dict[str, int] = {}
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions; 0 while the topic does not exist (a produce creates it).
-        """
+        """Return the number of partitions; 0 while the topic does not exist (writes create it)."""
         count = self._counts.get(topic)
         if count is None:
             try:

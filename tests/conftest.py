@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from tests.support import power_cut, seeds, workers
+from tests.support import seeds, workers
 
-POWER_CUTS = "power cuts"
+POWER_CUT = "tests.support.power_cut"
+"""The module that counts power cuts: loaded by the tests that use it, and to print the counts."""
 
 # Properties draw new examples on a developer's machine and the same ones in CI: a red run there
 # means the change. Both print the blob that repeats a failure. Deadlines measure the machine.
@@ -52,20 +55,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Pass on from a worker what the summary counts."""
     sent: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-    if sent is not None:
-        sent[POWER_CUTS] = power_cut.cuts_by_kind
+    if sent is not None and POWER_CUT in sys.modules:
+        sent[POWER_CUT] = sys.modules[POWER_CUT].cuts_by_kind
 
 
 def pytest_testnodedown(node: WorkerController) -> None:
     """Add what a worker counted, in the process that prints the summary."""
     received: dict[str, Any] = getattr(node, "workeroutput", {})
-    for kind, cuts in received.get(POWER_CUTS, {}).items():
-        power_cut.cuts_by_kind[kind] = power_cut.cuts_by_kind.get(kind, 0) + cuts
+    for kind, cuts in received.get(POWER_CUT, {}).items():
+        counted = import_module(POWER_CUT).cuts_by_kind
+        counted[kind] = counted.get(kind, 0) + cuts
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print which kind of power was cut, and why not the other: no silent stand-in (rules.md K)."""
-    if not power_cut.cuts_by_kind:
+    power_cut = sys.modules.get(POWER_CUT)
+    if power_cut is None or not power_cut.cuts_by_kind:
         return
     terminalreporter.section("power cuts")
     for kind, cuts in power_cut.cuts_by_kind.items():

@@ -307,7 +307,9 @@ def _fetch(files: OpenFiles, segment: Segment, offset: int, max_bytes: int) -> t
     position += at
     size, base = 0, offset
     if position + HEADER_SIZE <= segment.size:
-        size, base, _ = _place(segment, disk.read(fd, HEADER_SIZE, position), 0)
+        header = disk.read(fd, HEADER_SIZE, position)
+        if len(header) == HEADER_SIZE:  # else the file has been shortened behind our back
+            size, base, _ = _place(segment, header, 0)
     if not size or base > offset or size > segment.size - position:
         msg = f"no batch holds the offset file={segment.log_path} offset={offset}"
         raise CorruptionError(msg)

@@ -81,6 +81,7 @@ class PartitionLog:
         "failed",
         "generation",
         "high_watermark",
+        "is_closed",
         "is_served_damaged",
         "last_epoch",
         "log_end_offset",
@@ -116,6 +117,8 @@ class PartitionLog:
         self.last_epoch = -1
         self.failed: BaseException | None = None
         """Reason why the log is offline: it takes no bytes and refuses reads; None while served."""
+        self.is_closed = False
+        """True once its files may be moved, or be those of another log of the same name."""
         self.is_served_damaged = False
         """True if its bytes are damaged and no replica has more: reads of the rest are served."""
         self.on_durable: Callable[[], None] | None = None
@@ -533,7 +536,11 @@ class PartitionLog:
     # life
 
     def close(self) -> None:
-        """Release descriptors. The manager has flushed the log before, or has given it up."""
+        """Release descriptors and refuse reads from now on.
+
+        The manager has flushed the log before, or has given it up.
+        """
+        self.is_closed = True
         self.generation += 1
         self._shared.flusher.drain(self)
         self._shared.dirty.discard(self)
@@ -635,8 +642,11 @@ class PartitionLog:
     ) -> T:
         """Call a reading function; bytes that are damaged or unreadable take the log offline.
 
-        Damaged bytes are never served; the records before them are, if there are any.
+        Damaged bytes are never served; the records before them are, if there are any. A closed log
+        is not read: opening its segments again would look for them where they no longer are.
         """
+        if self.is_closed:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log {self.name} is closed")
         try:
             return function(self._shared.files, self.segments, *arguments, **options)
         except (CorruptionError, OSError) as error:

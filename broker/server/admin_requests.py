@@ -1,8 +1,8 @@
 """What operators ask: decided by the active controller, done here before the answer.
 
 Nothing here is tried again by this side: whether a command may be repeated is said by its row in
-``raft_metadata.records.commands`` (rule F1). Progress is asked of the leaders, each once; what can't
-be had is left out, since it only tells people how far something is.
+``raft_metadata.records.commands`` (rule F1). Progress is asked of the leaders, each once; what
+can't be had is left out, since it only tells people how far something is.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, EXIT_USAGE, NodeExit
 from http_api.node.formatting import RAFT_FOLDER
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.image.facts import Fact, FactConverter
-from raft_metadata.quorum.offline import InUseError, OfflineLog, read_offline_log
+from raft_metadata.quorum.offline import InUseError, StoppedControllerLog, read_offline_log
 from raft_metadata.records.serde import UnreadableRecordError
 
 LOG_FOLDER = "log"
 """Of a broker."""
 
 
-def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
+def open_log(directory: Path, *, even_if_locked: bool) -> StoppedControllerLog:
     """Exit 74 for what can't be read, 75 while a controller uses it."""
     raft_dir = directory / RAFT_FOLDER
     if not raft_dir.exists() and (directory / LOG_FOLDER).is_dir():
@@ -33,7 +33,7 @@ def open_log(directory: Path, *, even_if_locked: bool) -> OfflineLog:
         raise NodeExit(EXIT_STORAGE, str(error)) from error
 
 
-def facts_of(log: OfflineLog, start: int) -> Iterator[Fact]:
+def facts_of(log: StoppedControllerLog, start: int) -> Iterator[Fact]:
     """From offset ``start`` on; where that is older than the journal, the snapshot's first."""
     converter = FactConverter(log.image, log.before)
     if log.snapshot_index and start < log.before.next_offset:

@@ -1,7 +1,7 @@
 """Writing without repeats: a producer whose requests may be sent again whatever became of them.
 
-Each partition has a channel of its own (`raft_metadata.common.sequenced_sender`): up to five requests
-are under way, in order; one whose answer was lost is sent again under its number, and the log knows
+Each partition has a sender of its own (`raft_metadata.common.sequenced_sender`): up to five
+requests are under way, in order; one whose answer was lost is sent again under its number, and the log knows
 it (invariants T1 to T3). What can't be found out until its deadline is told *unknown*, and the
 writes behind it go on in the producer's next epoch. acks=all always: what is acknowledged with less
 can be lost by a new leader, which would leave a gap in the sequence.

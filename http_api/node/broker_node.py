@@ -114,8 +114,7 @@ async def _listen(
 
 
 def controller_dial(config: NodeConfig, kind: str) -> dict[NodeId, str]:
-    """Return this node's own addresses of controllers, from ``[dial]``, for one kind of listener.
-    """
+    """Return this node's own addresses of controllers, from ``[dial]``, for a kind of listener."""
     found = {}
     for controller_id in config.controllers:
         address = config.dial.get(f"controller-{controller_id}.{kind}")

@@ -71,8 +71,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach it; a name other than localhost may be any machine.
-        """
+        """True if only this machine can reach it; a name other than localhost may be any host."""
         if self.host == "localhost":
             return True
         try:
@@ -117,8 +116,7 @@ class NodeConfig:
 
     @property
     def name(self) -> str:
-        """The node's name in logs, in ``[dial]`` and as folder: ``broker-1``, ``controller-101``.
-        """
+        """The node's name in logs, in ``[dial]`` and as folder, such as ``controller-101``."""
         return f"{self.role}-{self.node_id}"
 
     def way_to(self, target: str, kind: str, advertised: Address) -> Address:
@@ -242,8 +240,7 @@ def _inline_table(text: str, origin: str) -> Any:
 
 
 def _flat_dial(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``[dial]`` with flat keys; TOML reads an unquoted ``broker-2.http`` as a nested table.
-    """
+    """Return ``[dial]`` with flat keys; TOML reads an unquoted ``broker-2.http`` as a table."""
     flat: dict[str, Any] = {}
     for target, value in table.items():
         if isinstance(value, dict):

@@ -103,8 +103,7 @@ class Voters:
         self._raft_dir = raft_dir
 
     def voter_directories(self) -> Mapping[NodeId, DirectoryId]:
-        """Return every voter's directory id of ``raft/meta.json``, which rejoins may have changed.
-        """
+        """Return every voter's directory id of ``raft/meta.json``, as changed by rejoins."""
         meta = read_raft_meta(self._raft_dir)
         assert meta is not None, "a running voter has its identity on disk"
         return {NodeId(node): DirectoryId(directory) for node, directory in meta.voters.items()}
@@ -115,8 +114,7 @@ class Voters:
 
 
 async def _serve(node: OpenedNode) -> None:
-    """Start the quorum, which syncs the log it opens (rule Q1), then the listener; stop in reverse.
-    """
+    """Start the quorum, which syncs its log (rule Q1), then the listener; stop in reverse."""
     config = node.config
     faults = ProcessFaultHandler()
     async with contextlib.AsyncExitStack() as stack:

@@ -285,8 +285,7 @@ def _entry(data_dir: Path, node: NodeAddresses) -> NodeEntry:
 
 
 def listening_addresses(entry: NodeEntry) -> NodeAddresses:
-    """Return the node's addresses by its own configuration if it exists, else by the cluster file.
-    """
+    """Return the node's addresses by its own configuration, else by the cluster file."""
     if not entry.config.exists():
         return entry.addresses
     listeners = read_config_file(entry.config)["listeners"]

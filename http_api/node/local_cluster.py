@@ -83,7 +83,10 @@ class LocalCluster:
         }
 
     async def run(self) -> int:
-        """Start, announce, supervise, stop; return the exit code, or raise `NodeExit` if not ready.
+        """Start, announce, supervise, stop; return the exit code, or raise `NodeExit`.
+
+        Raises:
+            NodeExit: the cluster was not ready in time, or a node refused to start.
         """
         self._publish()
         with self._stopping_signals():
@@ -215,8 +218,7 @@ class LocalCluster:
         self._publish()
 
     def _publish(self) -> None:
-        """Write ``cluster.json``; a failure is only logged: a full disk must stop no running node.
-        """
+        """Write ``cluster.json``; failures are only logged: a full disk must stop no node."""
         try:
             write_cluster_file(self._options.data_dir, self._description)
         except OSError as error:

@@ -86,8 +86,7 @@ def write_meta(folder: Path, meta: NodeMeta) -> None:
 
 
 def read_meta(folder: Path, cluster_id: ClusterId, node_id: NodeId) -> NodeMeta:
-    """Return the folder's identity; exit 74 if it is missing, damaged or another node's (rule Q4).
-    """
+    """Return the folder's identity; exit 74 if missing, damaged or another node's (rule Q4)."""
     path = folder / META_FILE
     try:
         content = json.loads(path.read_bytes())

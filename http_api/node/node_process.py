@@ -89,7 +89,7 @@ class NodeProcess:
         await self._down.wait()
 
     def last_words(self) -> str:
-        """Return the last line of the node's log, which says why it ended."""
+        """Return the last line of the node's log, which states why it ended."""
         with contextlib.suppress(OSError):
             lines = self.entry.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
             return lines[-1].strip() if lines else ""
@@ -137,8 +137,7 @@ class NodeProcess:
 
     @property
     def _waits_for_rejoin(self) -> bool:
-        """True for a controller without its folder, which is never started from nothing (rule Q4).
-        """
+        """True for a controller without its folder: it is never started from nothing (rule Q4)."""
         return (
             self.entry.role == "controller"
             and self.exit_status == EXIT_STORAGE

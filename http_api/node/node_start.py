@@ -114,8 +114,7 @@ def binding(address: object, holder: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def stop_signal() -> AsyncIterator[asyncio.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; a second one ends the process at once.
-    """
+    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process at once."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
 

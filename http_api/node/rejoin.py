@@ -47,8 +47,7 @@ def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
 
 
 def _locked(config: NodeConfig) -> FolderLock:
-    """Return the folder's lock, retrying while a supervisor's start of the node holds it briefly.
-    """
+    """Return the folder's lock; retry while a supervisor's start of the node holds it briefly."""
     lock, deadline = FolderLock(config.data_dir / PID_FILE), time.monotonic() + START_WITHIN_S
     while True:
         try:

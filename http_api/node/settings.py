@@ -63,8 +63,7 @@ class Setting:
         return self.row.expected
 
     def check(self, value: object, origin: str) -> SettingValue:
-        """Return the value if it has the type and range of this setting; else raise `ConfigError`.
-        """
+        """Return the value if type and range fit this setting; else raise `ConfigError`."""
         if self.row.allows(value):
             assert isinstance(value, bool | int | float | str)
             return value

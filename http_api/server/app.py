@@ -167,7 +167,7 @@ class HttpServer:
         return address
 
     async def stop(self) -> None:
-        """Stop listening, let requests in flight finish within the grace period, then cancel them."""
+        """Stop listening, let requests in flight finish within the grace, then cancel them."""
         if self._server is not None:
             self._server.close()
             self._server = None

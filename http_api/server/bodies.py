@@ -67,7 +67,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
 def continue_unless_too_large(
     limit: int,
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
-    """Return a handler of ``Expect: 100-continue`` (curl sends it from 1 MB on): continue, or 413."""
+    """Return a handler of ``Expect: 100-continue``, which curl sends from 1 MB on: go on or 413."""
 
     async def expect(request: web.Request) -> web.StreamResponse | None:
         if request.headers[hdrs.EXPECT].lower() != "100-continue":

@@ -95,7 +95,7 @@ def _rest_error(request: web.Request, error: RestError) -> web.Response:
 
 
 def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    """Return the answer to a refusal by aiohttp itself: a body over the limit, a target like ``*``."""
+    """Return the answer to aiohttp's own refusals: a body over the limit, a target like ``*``."""
     codes = {404: RestCode.NOT_FOUND, 413: RestCode.TOO_LARGE}
     status = error.status if error.status in codes else 400
     text = error.text or error.reason
@@ -128,7 +128,7 @@ class EnvelopeRequestHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that aiohttp could not parse, or that failed outside of the middleware."""
+        """Answer a request that aiohttp cannot parse, or that failed outside of the middleware."""
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
             # an answer has been started, or the client disconnected within its body: just close
             raise ConnectionResetError

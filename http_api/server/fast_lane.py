@@ -202,7 +202,7 @@ class FastLane:
         return role
 
     def _reply_to(self, accept: bytes | None) -> tuple[bool, str | None]:
-        """Return (True if the Accept permits a produce's answer, content type of a fetch's answer)."""
+        """Return (True if Accept permits a produce's answer, content type of a fetch's answer)."""
         known = self._replies.get(accept)
         if known is None:
             text = None if accept is None else accept.decode("utf-8", "surrogateescape")
@@ -213,7 +213,7 @@ class FastLane:
     # produce
 
     def produce_path(self, path: str) -> ProducePath | None:
-        """Return the target of a POST, or None if it is no plain produce; cached, as paths repeat."""
+        """Return the target of a POST, or None if it is no plain produce; cached: paths repeat."""
         try:
             return self._paths[path]
         except KeyError:
@@ -277,7 +277,7 @@ class FastLane:
             _keep(self.heads, head, KnownHead(meant, stored_as, length))
 
     def _stored_as(self, headers: Headers) -> RecordFormat | None:
-        """Return the format of a produce's records; None if its type or Accept is not for the lane."""
+        """Return the format of a produce's records; None if a type is not for the lane."""
         stored_as = self._formats.get(headers.content_type or b"")
         return stored_as if self._reply_to(headers.accept)[0] else None
 
@@ -324,7 +324,7 @@ class FastLane:
     def _failed(
         self, partition: PartitionId, error: KafkaError, count: int, request_id: bytes | None
     ) -> bytes:
-        """Return the answer to a produce with an unknown outcome: a row with the error per record."""
+        """Return the answer to a produce with an unknown outcome: an error row per record."""
         response = answer_with_failures([RecordResult(partition, None, error)] * count)
         body = response.body
         assert isinstance(body, bytes), "the routes answer with bytes"

@@ -169,7 +169,7 @@ class LaneConnection(EnvelopeRequestHandler):
         return taken
 
     def _parse(self, lane: FastLane, data: bytes) -> None:
-        """Parse ``data`` into the queue as aiohttp's own method does, without waking its handler."""
+        """Parse ``data`` into the queue like aiohttp's own method, without waking its handler."""
         assert self._parser is not None
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
@@ -225,7 +225,7 @@ class LaneConnection(EnvelopeRequestHandler):
                     return  # the client does not read: answer nothing more until it does
                 message, payload = self._messages[0]
                 if self._upgraded or isinstance(message, _ErrInfo):
-                    self._usual_way()  # also for requests before the one that asks to upgrade
+                    self._usual_way()  # also for requests before the one with the upgrade
                     return
                 if self._take(message, payload):
                     continue
@@ -295,7 +295,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._lane_failed(failure)
 
     def _answered(self) -> None:
-        """Finish the current request: remove it from the queue, or forget it if it was not parsed."""
+        """Finish the current request: remove it from the queue, or forget it if unparsed."""
         self._lane_waits = self._request_in_progress = False
         self._let_stop()
         if self._parser is None:
@@ -346,7 +346,7 @@ class LaneConnection(EnvelopeRequestHandler):
             self._handler_waiter.set_result(None)  # `shutdown` waits for it
 
     def _lane_failed(self, error: Exception) -> None:
-        """Log a bug and close the connection without an answer: the records may have been appended."""
+        """Log a bug and close the connection unanswered: the records may have been appended."""
         _log.error("fast lane failed", exc_info=error)
         self._lane_waits = self._request_in_progress = False
         self._lane_unparsed, self._lane_later = (), b""

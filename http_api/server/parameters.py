@@ -26,12 +26,12 @@ def topic_name(raw: str) -> TopicName:
 
 
 def partition_id(raw: str) -> PartitionId:
-    """Return a partition's number from a path; 404 if not a number, as no such resource can exist."""
+    """Return a partition's number from a path; no number is a 404, as no such resource exists."""
     return PartitionId(_path_integer(raw))
 
 
 def broker_id(raw: str) -> BrokerId:
-    """Return a broker's id from a path; 404 if it is not a number."""
+    """Return a broker's id from a path; no number is a 404."""
     return BrokerId(_path_integer(raw))
 
 
@@ -52,15 +52,14 @@ def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
 
 
 def integer(raw: str) -> int | None:
-    """Return the integer that ``raw`` spells in decimal (at most 18 digits), or None."""
+    """Return the number that ``raw`` spells in decimal (at most 18 digits), or None."""
     return int(raw) if _INTEGER.fullmatch(raw) else None
 
 
 def query_integer(
     query: Mapping[str, str], name: str, default: int | None, low: int, high: int
 ) -> int:
-    """Return an integer of the query between ``low`` and ``high``; no ``default``: it is mandatory.
-    """
+    """Return a number of the query between ``low`` and ``high``; mandatory without ``default``."""
     raw = query.get(name)
     if raw is None and default is not None:
         return default

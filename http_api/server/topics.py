@@ -46,7 +46,7 @@ def live_brokers(image: MetadataImage) -> list[BrokerRegistration]:
 async def each_partition(
     image: MetadataImage,
 ) -> AsyncIterator[tuple[TopicImage, int, PartitionRegistration]]:
-    """Yield every partition with its topic and number, by topic name; other tasks run in between."""
+    """Yield every partition with its topic and number, by name; other tasks run in between."""
     seen = 0
     for name in sorted(image.topic_ids):
         topic = image.topics[image.topic_ids[name]]

@@ -431,8 +431,8 @@ class MetadataQuorum:
         milliseconds since it sent the messages that a majority answered; on a follower,
         milliseconds since the last append of a leader.
 
-        Before the first contact NO_LEADER_CONTACT_MS. Never 0 during a hand-over, because the next need
-        not wait.
+        NO_LEADER_CONTACT_MS before the first contact. Never 0 during a hand-over, because the next
+        leader need not wait.
         """
         if self._node is None:
             return NO_LEADER_CONTACT_MS

@@ -29,7 +29,7 @@ class InUseError(StorageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineLog:
+class StoppedControllerLog:
     """The content of a controller's directory, folded into images as a controller folds it."""
 
     node_id: int
@@ -50,7 +50,7 @@ class OfflineLog:
 
 def read_offline_log(
     raft_dir: Path, *, even_if_locked: bool = False, files: Files | None = None
-) -> OfflineLog:
+) -> StoppedControllerLog:
     """Return the metadata log held in `raft_dir`.
 
     Raises StorageError (not a controller's directory), InUseError and CorruptionError. With
@@ -92,7 +92,7 @@ def read_offline_log(
     before = machine.image
     batches = _applied(machine, entries, index)
     last = entries[-1] if entries else (b"", machine.index, machine.term)
-    return OfflineLog(
+    return StoppedControllerLog(
         node_id=meta.node_id,
         cluster_id=meta.cluster_id,
         snapshot_index=index,

@@ -68,8 +68,7 @@ def delays(
         reader = reader.option("maxOffsetsPerTrigger", max_offsets_per_trigger)
 
     def append(changed: DataFrame, _batch: int) -> None:
-        """Append the rows a micro-batch changed; at least once, as a repeated batch appends again.
-        """
+        """Append the rows a micro-batch changed; at least once: a repeated batch appends again."""
         rows = changed.selectExpr(
             "concat(carrier, '-', month) AS key",
             f"to_json(struct({', '.join(COLUMNS)})) AS value",

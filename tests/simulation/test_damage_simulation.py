@@ -25,7 +25,7 @@ seeds_told = Seeds(
     module=__name__,
     tell=lambda seed: DamageWorld(seed).tell(),
     counts=lambda happened: ({}, happened),
-    everyday=60,
+    everyday=120,
     per_test=20,
     one_in=10,
 )

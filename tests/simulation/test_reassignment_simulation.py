@@ -24,7 +24,7 @@ seeds_run = Seeds(
     module=__name__,
     tell=partial(run, moves=True),
     counts=counts_of,
-    everyday=60,
+    everyday=100,
     per_test=20,
     one_in=10,
 )

@@ -1,8 +1,8 @@
 """A load on a live cluster that never sends a value twice, and the judgement of what became of it.
 
-One lane per partition, one request in flight per lane. Unlike `chaos.workloads`, a failed attempt is not
-repeated: the lane goes on with new values. So whatever stands in the log twice, the cluster itself
-put there twice.
+One lane per partition, one request in flight per lane. Unlike `chaos.workloads`, a failed attempt
+is not repeated: the lane goes on with new values. So whatever stands in the log twice, the cluster
+itself put there twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a simulated replica keeps its log: the product's own log on a simulated disk.
 
 A store outlives the processes that use it. It runs `LogManager`, `LogKeeper`, `PartitionLog`,
-recovery and the `LogFlusher`. ``mirror`` is what the simulation knows the log to hold, by offset; what
-the log really holds is read back and compared with it.
+recovery and the `LogFlusher`. ``mirror`` is what the simulation knows the log to hold, by offset;
+what the log really holds is read back and compared with it.
 """
 
 from __future__ import annotations

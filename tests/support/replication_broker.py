@@ -114,8 +114,8 @@ class Broker(BrokerStreams):
             return
         try:
             raw = self.store.log.read_raw(start, 4000, partition.high_watermark)
-        except CorruptionError:
-            return  # reported: this process ends, and says so when it comes back
+        except (KafkaError, CorruptionError):
+            return  # damage, which is reported, or a log that is set aside already
         for header, entries in batches_of(raw):
             self.world.judge.served(self, header.base_offset, list(entries))
         self.door().read(start)

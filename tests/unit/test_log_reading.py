@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +12,11 @@ from broker.log import log_reader
 from broker.log.disk import Disk
 from broker.log.log_reader import line_from
 from broker.record.batch import HEADER_SIZE, BatchSlice
-from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from tests.support.logs import Life, append
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from broker.log.partition_log import PartitionLog
 
@@ -113,3 +114,34 @@ def test_a_few_lines_of_a_large_batch_do_not_keep_the_rest_in_memory(tmp_path: P
             whole = piece.obj if isinstance(piece, memoryview) else piece
             assert len(whole) <= 2_000
     life.close()
+
+
+READERS = ("read", "read_lines", "read_packed", "read_raw")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_closed_log_is_not_read_and_opens_no_file(tmp_path: Path, reader: str) -> None:
+    """Its directory may be in quarantine by then, or hold the files of another log."""
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = filled(life)
+    life.flush()
+    log.close()
+    Path(log.directory).rename(tmp_path / "set aside")
+    Path(log.directory).mkdir()
+    with pytest.raises(KafkaError, match="is closed") as refused:
+        getattr(log, reader)(0, 1_000, 100)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not any(Path(log.directory).iterdir())
+    assert log.failed is None
+    assert not life.failures
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_invariant_l22_a_file_that_was_shortened_is_damage(tmp_path: Path, reader: str) -> None:
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = filled(life)
+    life.flush()
+    os.truncate(log.segments[0].log_path, 0)
+    with pytest.raises(CorruptionError):
+        getattr(log, reader)(3, 1_000, 100)
+    assert isinstance(log.failed, CorruptionError)

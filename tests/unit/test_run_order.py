@@ -82,19 +82,68 @@ def test_what_all_seeds_counted_is_judged_once_all_have_run() -> None:
 
 
 def test_units_that_are_named_exist() -> None:
-    for name in (*workers.CLOCKED, *workers.LONGEST, *workers.CLUSTERS):
+    for name in (*workers.CLOCKED_FILES, *workers.LONGEST, *workers.CLUSTERS):
         assert (ROOT / name).exists(), name
 
 
 def test_clocked_tests_come_first_then_long_ones_then_clusters_then_the_rest() -> None:
     tests = [
         "tests/unit/test_a.py::test_b",
+        "tests/simulation/test_a.py::test_b",
         "tests/chaos/test_driver.py::test_c",
-        f"{workers.LONGEST[2]}::test_d[x]",
-        f"{next(iter(workers.CLOCKED))}::test_e",
+        "tests/spark/test_d.py::test_e",
+        f"{workers.LONGEST[0]}::test_f[x]",
+        f"{next(iter(workers.CLOCKED_FILES))}::test_g",
     ]
-    assert sorted(tests, key=workers.place_of) == tests[::-1]
-    assert workers.unit_of(tests[0]) == "tests/unit/test_a.py"
-    assert workers.unit_of(tests[1]) == tests[1]
-    assert workers.unit_of(tests[3]) == workers.ALONE
-    assert workers.unit_of("tests/spark/test_spark_guide.py::test_f") == "tests/spark"
+    units = [workers.unit_of(test) for test in tests]
+    assert units == [
+        "tests/unit/test_a.py",
+        "tests/simulation/test_a.py",
+        tests[2],
+        "tests/spark",
+        workers.LONGEST[0],
+        workers.CLOCKED,
+    ]
+    assert sorted(units, key=workers.place_of) == units[::-1]
+
+
+class Worker:
+    """A stand-in for one of xdist's worker processes: the indices of the tests it was sent."""
+
+    shutting_down = False
+    gateway = SimpleNamespace(id="gw")
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_beside_clocked_tests_nothing_runs_that_starts_a_cluster(
+    pytestconfig: pytest.Config,
+) -> None:
+    files = [*list(workers.CLOCKED_FILES)[:2], *workers.LONGEST, "tests/unit/test_a.py"]
+    tests = [f"{file}::test_{n}" for file in files for n in range(4)]
+    tests.sort(key=lambda test: workers.place_of(workers.unit_of(test)))
+    option = SimpleNamespace(loadscopereorder=True, tx=["2*popen"], px=[], numprocesses=2)
+    config: Any = SimpleNamespace(option=option, getvalue=lambda name: getattr(option, name))
+    plan = workers.UnitScheduling(config)
+    clocked, other = Worker(), Worker()
+    nodes: list[Any] = [clocked, other]
+    for node in nodes:
+        plan.add_node(node)
+        plan.add_node_collection(node, tests)
+    plan.schedule()
+    assert {workers.unit_of(tests[at]) for at in clocked.sent} == {workers.CLOCKED}
+    assert {workers.unit_of(tests[at]) for at in other.sent[:4]} == {"tests/unit/test_a.py"}
+    done = {0: 0, 1: 0}
+    while any(done[n] < len(node.sent) for n, node in enumerate(nodes)):
+        for n, node in enumerate(nodes):
+            if done[n] < len(node.sent):
+                plan.mark_test_complete(node, node.sent[done[n]])
+                done[n] += 1
+    assert sorted(clocked.sent + other.sent) == list(range(len(tests))), "each once"

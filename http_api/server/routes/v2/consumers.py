@@ -312,7 +312,10 @@ def _done() -> web.Response:
 
 
 def _at_most(request: web.Request, name: str, low: int, most: int) -> int | None:
-    """Return a query parameter clamped to its limits, as Confluent does; None: absent or negative."""
+    """Return a query parameter clamped to its limits; None: absent or negative.
+
+    Out-of-range values are clamped, not refused, as in Confluent's REST Proxy.
+    """
     raw = request.query.get(name)
     if raw is None:
         return None

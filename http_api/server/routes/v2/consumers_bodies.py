@@ -347,7 +347,7 @@ def _time_ms(row: dict[str, Any]) -> int:
 
 
 def _number(value: object) -> int | None:
-    """Return a JSON integer or a string of digits (as Redpanda's clients send) as an int, or None."""
+    """Return a JSON number or a string of digits (as of Redpanda's clients) as int, or None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

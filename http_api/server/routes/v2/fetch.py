@@ -1,9 +1,10 @@
 """``GET /topics/T/partitions/P/records``: the direct fetch, without any state on the server.
 
-`records` negotiates the type, asks the broker for a `FetchResult` and renders it. Stored lines are
-sent unchanged (NDJSON: a join; array: a join and one same-length replace), stored zstd frames too
-if the client accepts them. Only the v2 record shape and ``include=timestamp`` cost work per record;
-``include=batches`` adds time and formats once per batch. The fast lane uses the same helpers.
+`records` negotiates the type, requests a `FetchResult` from the broker and renders it. Stored lines
+are sent unchanged (NDJSON: a join; array: a join and one same-length replace), stored zstd frames
+too if the client accepts them. Only the v2 record shape and ``include=timestamp`` cost work per
+record; ``include=batches`` adds time and formats once per batch. The fast lane uses the same
+helpers.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def _reads_many(query: Mapping[str, str]) -> bool:
 
 
 def _takes_frames(request: web.Request, content_type: str, include: str | None) -> bool:
-    """Return True if stored frames can be the answer: unchanged lines, to a client that takes zstd."""
+    """Return True if stored frames can be the answer: unchanged lines, and zstd is accepted."""
     if content_type != NDJSON or include == "timestamp":
         return False
     return takes_zstd(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, ())))

@@ -129,8 +129,7 @@ class BrokerRoutes:
         return body
 
     async def _shutdown_blocked_by(self, wanted: BrokerId) -> str | None:
-        """Return the reason that delays a broker's shutdown; None if it does not answer any more.
-        """
+        """Return the reason that delays a broker's shutdown; None if the broker does not answer."""
         try:
             return (await self._apis.own_facts(wanted)).shutdown_blocked_by
         except KafkaError:

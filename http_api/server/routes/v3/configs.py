@@ -156,8 +156,7 @@ class ConfigRoutes:
     async def alter(
         self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
     ) -> web.Response:
-        """Set and reset many configs, of one or of several topics: all, or none if one is refused.
-        """
+        """Set and reset many configs, of one or several topics: all, or none if one is refused."""
         self._path.enter(request, cluster)
         target = None
         if kind is not ResourceType.TOPIC or whose != ALL:

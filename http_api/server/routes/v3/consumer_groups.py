@@ -199,8 +199,7 @@ class ConsumerGroupRoutes:
         raise RestError(404, RestCode.NOT_FOUND, text)
 
     async def _owned_lags(self, group_id: GroupId) -> list[shapes.LagFacts]:
-        """Return committed offset, log end and owner of each partition; 404 for an unknown group.
-        """
+        """Return committed offset, log end and owner of each partition; 404 for no such group."""
         found = await self._describe(group_id)
         offsets = await self._apis.group(GroupOffsets(group=group_id))
         owners = {place: member for member in found.members for place in member.assignment}
@@ -247,8 +246,7 @@ def _lag(row: GroupOffsetRow, owner: MemberDescription | None) -> shapes.LagFact
 
 
 def commit_of(group_id: GroupId, fields: dict[str, Any]) -> CommitGroup:
-    """Return the commit that a PATCH body requests; the coordinator checks if it may be committed.
-    """
+    """Return the commit that a PATCH body requests; the coordinator decides if it is allowed."""
     unknown = sorted(fields.keys() - set(_BODY))
     if unknown:
         raise _bad_request(f"unknown field '{shown(unknown[0])}': expected {', '.join(_BODY)}")

@@ -1,5 +1,4 @@
-"""``…/topics/{T|-}/partitions/{P|-}/leader:elect``: elections on an operator's request (KIP-460).
-"""
+"""``…/topics/{T|-}/partitions/{P|-}/leader:elect``: elections by an operator (KIP-460)."""
 
 from __future__ import annotations
 

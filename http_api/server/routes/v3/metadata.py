@@ -77,8 +77,7 @@ class ClusterMetadataRoutes:
         return json_reply(body, JSON)
 
     async def health(self, request: web.Request, cluster: str) -> web.Response:
-        """Answer the cluster's health: always a 200, as a poor health is no failure of this answer.
-        """
+        """Answer the cluster's health, always with 200: poor health is no failed request."""
         links = self._path.enter(request, cluster)
         found = await self._apis.metadata.health()
         reasons = [
@@ -108,8 +107,7 @@ class ClusterMetadataRoutes:
         return json_reply(value, JSON, headers={NEXT_OFFSET_HEADER: str(next_offset)})
 
     async def log(self, request: web.Request, cluster: str) -> web.StreamResponse:
-        """Answer the metadata log from ``offset`` on as NDJSON, one fact per line; wait at its end.
-        """
+        """Answer the metadata log from ``offset`` on as NDJSON, a fact a line; wait at its end."""
         self._path.enter(request, cluster, LOG_REPLIES)
         query = request.query
         offset = MetadataOffset(query_integer(query, "offset", 0, 0, MAX_OFFSET))

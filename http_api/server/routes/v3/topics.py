@@ -82,8 +82,7 @@ class TopicRoutes:
         return json_reply(_topic(links, found), JSON)
 
     async def create(self, request: web.Request, cluster: str) -> web.Response:
-        """Create a topic; 201 once every partition has a ready leader, 200 for ``validate_only``.
-        """
+        """Create a topic; 201 once its partitions have ready leaders, 200 for ``validate_only``."""
         links = self._path.enter(request, cluster)
         command = create_topic(await read_json_object(request, self._limits.max_body_bytes))
         created = await self._apis.create_topic(command)
