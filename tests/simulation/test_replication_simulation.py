@@ -50,6 +50,7 @@ KEPT = {
     3196: "an unclean election",
     3424: "a header's length, checksum and attributes rot",
     17976: "the first place of a record that was deleted counts as its offset",
+    23177: "a rotten file lies in quarantine, and the log of its name is another one",
     23591: "a start fails, and what was there is found by the next one",
     25683: "a start cuts rotten bytes, and new records stand in their place",
     35342: "a broker that was just started again is not the life that leaves",
