@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from benchmarks.processes import ROOT, cpu_seconds
 from benchmarks.report import Row, at_least, at_most, machine, missed, percentile, table
-from http_api.node.process_setup import calm_collector, run_loop, share_promptly
+from http_api.node.process_setup import freeze_collector, run_loop, shorten_thread_switches
 from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import (
     BrokerId,
@@ -177,8 +177,8 @@ class Voter:
     async def run(self) -> None:
         """Handle requests until the end of the input."""
         await self.quorum.start()
-        calm_collector()  # both as a controller's process does
-        share_promptly()
+        freeze_collector()  # both as a controller's process does
+        shorten_thread_switches()
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,1 +1,1 @@
-"""Everything that speaks HTTP or runs a process: contract, servers, peers, client, CLI, nodes."""
+"""HTTP and processes: the API's contract, servers, requests between nodes, client, CLI and nodes."""

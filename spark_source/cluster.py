@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLUSTERS_KEPT_MAX = 16
+CLUSTERS_CACHED_MAX = 16
 """Most clusters to which one worker process keeps connections."""
 FIRST_CONTACT_S = 10.0
 """Time for the first answer of any broker: a wrong URL should be reported soon, but a broker that
@@ -165,17 +165,17 @@ class Cluster:
         return NotServedError(f"{error} (asked for {self._retry_s:g} s, option retryTimeoutMs)")
 
 
-_kept: dict[tuple[int, int, Connection, tuple[str, ...]], Cluster] = {}
+_cached: dict[tuple[int, int, Connection, tuple[str, ...]], Cluster] = {}
 
 
-def kept_cluster(connection: Connection, known: tuple[str, ...] = ()) -> Cluster:
+def cached_cluster(connection: Connection, known: tuple[str, ...] = ()) -> Cluster:
     """Return this worker's client of a cluster, kept because Spark reuses worker processes."""
     place = (os.getpid(), threading.get_ident(), connection, tuple(sorted(known)))
-    cluster = _kept.get(place)
+    cluster = _cached.get(place)
     if cluster is None:
-        if len(_kept) >= CLUSTERS_KEPT_MAX:
-            for old in _kept.values():
+        if len(_cached) >= CLUSTERS_CACHED_MAX:
+            for old in _cached.values():
                 old.close()
-            _kept.clear()
-        cluster = _kept[place] = Cluster(connection, known)
+            _cached.clear()
+        cluster = _cached[place] = Cluster(connection, known)
     return cluster

@@ -40,7 +40,7 @@ class DecodingError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class LineGroup:
     """Lines of neighbouring batches with the same formats."""
 
     lines: bytes
@@ -103,12 +103,12 @@ def decode(page: bytes, source: Source, end: int) -> Iterator[pa.RecordBatch]:
         if len(cells.offsets) != group.count:
             msg = f"{group.count} records were announced, {len(cells.offsets)} came"
             raise DecodingError(msg)
-        batch = _before(end, cells.offsets, _shape(cells, group, source))
+        batch = _rows_before(end, cells.offsets, _spark_columns(cells, group, source))
         if batch.num_rows:
             yield batch
 
 
-def _before(end: int, offsets: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _rows_before(end: int, offsets: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with offsets below ``end``."""
     if not len(offsets) or offsets[-1].as_py() < end:
         return batch
@@ -116,7 +116,7 @@ def _before(end: int, offsets: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatc
 
 
 def _decode_typed(
-    group: Group, source: Source, typed: TypedValues, end: int
+    group: LineGroup, source: Source, typed: TypedValues, end: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield as `decode` for columns of values; lines are cut only where another column needs it."""
     schema = source.typed
@@ -133,16 +133,16 @@ def _decode_typed(
     arrays = dict(zip(values.type.names, values.flatten(), strict=True))
     if cells is not None and meta:
         wanted = tuple(meta_of(name) or "" for name in meta)
-        batch = _shape(cells, group, replace(source, columns=wanted))
+        batch = _spark_columns(cells, group, replace(source, columns=wanted))
         arrays |= dict(zip(meta, batch.columns, strict=True))
     made = pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
     if cells is not None:
-        made = _before(end, cells.offsets, made)
+        made = _rows_before(end, cells.offsets, made)
     if made.num_rows:
         yield made
 
 
-def groups(page: bytes) -> Iterator[Group]:
+def groups(page: bytes) -> Iterator[LineGroup]:
     """Split a page at the lines about batches, and yield neighbours of the same formats joined."""
     formats = ("", "")
     parts: list[bytes] = []
@@ -166,8 +166,8 @@ def groups(page: bytes) -> Iterator[Group]:
         yield _group(parts, times, formats)
 
 
-def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> Group:
-    return Group(
+def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> LineGroup:
+    return LineGroup(
         lines=parts[0] if len(parts) == 1 else b"".join(parts),
         count=len(times),
         key_format=formats[0],
@@ -179,7 +179,7 @@ def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> G
 # ---------------------------------------------------------------- lines to columns of text
 
 
-def cut(group: Group) -> Cells:
+def cut(group: LineGroup) -> Cells:
     """Return the columns of a group, as text."""
     return _cut_quickly(group.lines) or _cut_slowly(group.lines)
 
@@ -253,7 +253,7 @@ def _base64(text: str | None) -> bytes | None:
 # ---------------------------------------------------------------- columns for Spark
 
 
-def _shape(cells: Cells, group: Group, source: Source) -> pa.RecordBatch:
+def _spark_columns(cells: Cells, group: LineGroup, source: Source) -> pa.RecordBatch:
     """Return the wanted columns, in their fixed types."""
     makers: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: bytes_view(cells.keys, group.key_format),
@@ -273,7 +273,7 @@ def _shape(cells: Cells, group: Group, source: Source) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(source.columns))
 
 
-def _timestamps(cells: Cells, group: Group) -> pa.Array:
+def _timestamps(cells: Cells, group: LineGroup) -> pa.Array:
     defaults = pa.Array.from_buffers(pa.int64(), group.count, [None, pa.py_buffer(group.times)])
     times = defaults if cells.own_times is None else pc.coalesce(cells.own_times, defaults)
     return pc.multiply(times, _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))

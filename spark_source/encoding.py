@@ -36,7 +36,7 @@ SHOWN_BYTES_MAX = 80
 
 _NULL = pa.scalar(b"null", pa.binary())
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
-_NOTHING = pa.scalar(b"", pa.binary())
+_EMPTY = pa.scalar(b"", pa.binary())
 _write_json = msgspec.json.Encoder().encode
 _read_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -80,11 +80,11 @@ def encode(batch: pa.RecordBatch, options: SinkOptions, placement: Placement) ->
     views = None if keys is None else _key_views(batch.column("key"), keys, options.key_format)
     for topic, rows in _topics(batch, names, options):
         if not placement.partitions(topic):
-            left_to_broker = _taken(_naming(texts, named), rows)
+            left_to_broker = _filter_rows(_with_partitions(texts, named), rows)
             yield from _chunks(topic, None, left_to_broker.to_pylist())
             continue
-        records = _taken(texts, rows).to_pylist()
-        places = _places(topic, placement, _taken(named, rows), _taken(views, rows))
+        records = _filter_rows(texts, rows).to_pylist()
+        places = _places(topic, placement, _filter_rows(named, rows), _filter_rows(views, rows))
         if isinstance(places, int):
             yield from _chunks(topic, places, records)
             continue
@@ -111,22 +111,22 @@ def _topics(
         yield topic, pc.equal(topics, topic)
 
 
-def _taken(column: pa.Array, rows: pa.Array | None) -> pa.Array:
+def _filter_rows(column: pa.Array, rows: pa.Array | None) -> pa.Array:
     """Return these rows of a column; None for no column."""
     return column if column is None or rows is None else column.filter(rows)
 
 
-def _naming(texts: pa.Array, named: pa.Array | None) -> pa.Array:
+def _with_partitions(texts: pa.Array, named: pa.Array | None) -> pa.Array:
     """Return the records with the partition added to each that names one."""
     if named is None:
         return texts
     numbers = named.cast(pa.string()).cast(pa.binary())
     ends = pc.binary_join_element_wise(
-        pa.scalar(b',"partition":', pa.binary()), numbers, b"}", _NOTHING
+        pa.scalar(b',"partition":', pa.binary()), numbers, b"}", _EMPTY
     )
     open_ended = pc.binary_slice(texts, 0, -1)
     return pc.binary_join_element_wise(
-        open_ended, pc.coalesce(ends, pa.scalar(b"}", pa.binary())), _NOTHING
+        open_ended, pc.coalesce(ends, pa.scalar(b"}", pa.binary())), _EMPTY
     )
 
 
@@ -140,10 +140,10 @@ def _places(
     if views is not None and named is None and not views.null_count:
         return [crc32(view) % count for view in views.to_pylist()]
     rows = len(named) if named is not None else len(views or ())
-    said = [None] * rows if named is None else named.to_pylist()
+    named_partitions = [None] * rows if named is None else named.to_pylist()
     keys = [None] * rows if views is None else views.to_pylist()
     places = []
-    for partition, view in zip(said, keys, strict=True):
+    for partition, view in zip(named_partitions, keys, strict=True):
         if partition is not None:
             places.append(partition)
         elif view is not None:
@@ -177,7 +177,7 @@ def _records(
         parts.append(_headers(batch.column("headers")))
     parts.append(b"}")
     scalars = [pa.scalar(one, pa.binary()) if isinstance(one, bytes) else one for one in parts]
-    return pc.binary_join_element_wise(*scalars, _NOTHING)
+    return pc.binary_join_element_wise(*scalars, _EMPTY)
 
 
 def _texts(column: pa.Array, form: TextFormat, what: str) -> pa.Array:

@@ -149,7 +149,7 @@ def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Po
     Raises:
         DataLossError: a topic was deleted and created anew since ``start``.
     """
-    check_same_lives(start, latest, fail_on_data_loss=fail_on_data_loss)
+    check_same_topic_ids(start, latest, fail_on_data_loss=fail_on_data_loss)
     advanced = dict(start)
     for topic, new in latest.items():
         old = start.get(topic)
@@ -164,7 +164,7 @@ def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Po
     return advanced
 
 
-def check_same_lives(start: Position, end: Position, *, fail_on_data_loss: bool) -> None:
+def check_same_topic_ids(start: Position, end: Position, *, fail_on_data_loss: bool) -> None:
     """Check that every topic of both positions has the same id.
 
     Raises:
@@ -191,7 +191,7 @@ def ranges(start: Position, end: Position, *, fail_on_data_loss: bool) -> list[R
     Raises:
         DataLossError: a topic was deleted and created anew in between.
     """
-    check_same_lives(start, end, fail_on_data_loss=fail_on_data_loss)
+    check_same_topic_ids(start, end, fail_on_data_loss=fail_on_data_loss)
     found = []
     for topic, offsets in sorted(end.items()):
         old = start.get(topic)

@@ -54,7 +54,7 @@ SOURCE = (
     "fetchBytes",
 )
 SINK = ("topic", "keyFormat", "valueFormat", "deliveryGuarantee")
-LATER = (
+NOT_YET_SUPPORTED = (
     "assign",
     "subscribePattern",
     "startingTimestamp",
@@ -202,7 +202,7 @@ def _lowered(given: Mapping[str, str]) -> dict[str, str]:
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...]) -> None:
     names = {name.lower(): name for name in known}
-    later = {name.lower(): name for name in LATER}
+    later = {name.lower(): name for name in NOT_YET_SUPPORTED}
     for name in options:
         if name in names or name in _SPARKS_OWN:
             continue

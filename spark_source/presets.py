@@ -82,7 +82,7 @@ def session(
     for key, value in {**PRESETS, **local, **faster, **(conf or {})}.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
-    if not _is_found_by_itself():
+    if not _is_auto_registered():
         from spark_source.data_source import DefaultSource
 
         made.dataSource.register(DefaultSource)
@@ -99,6 +99,6 @@ def _quick_python() -> str:
     return str(script)
 
 
-def _is_found_by_itself() -> bool:
+def _is_auto_registered() -> bool:
     """Return True if Spark's look-up finds the source; not in an editable install by plain pip."""
     return any(found.name == "pyspark_quorumlog" for found in pkgutil.iter_modules())

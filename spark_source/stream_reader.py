@@ -127,21 +127,21 @@ class Driver:
         )
 
     def set_target(self) -> None:
-        self._target = self._ask({})
+        self._target = self._latest_offsets({})
 
     def latest(self, begin: Position) -> Position:
         """Return the latest offsets; if they equal ``begin``, wait for new records once."""
         if self._target is not None:
             return self._advance(begin, self._target)
         if begin != self._idle_at:
-            end = self._advance(begin, self._ask(begin))
+            end = self._advance(begin, self._latest_offsets(begin))
             if end != begin or not self._options.long_poll_ms:
                 return end
         self._idle_at = None
         if not self._wait(begin):
             self._idle_at = begin
             return begin
-        return self._advance(begin, self._ask(begin))
+        return self._advance(begin, self._latest_offsets(begin))
 
     def _wait(self, begin: Position) -> bool:
         if self._poll is None:
@@ -152,7 +152,7 @@ class Driver:
     def _advance(self, begin: Position, latest: Position) -> Position:
         return offsets.advance(begin, latest, fail_on_data_loss=self._options.fail_on_data_loss)
 
-    def _ask(self, begin: Position) -> Position:
+    def _latest_offsets(self, begin: Position) -> Position:
         """Return the topics' latest offsets; a deleted topic keeps its old ones, or is an error."""
         found = {}
         for topic in self._options.topics:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from http_api.client import consumer
 from http_api.client.calls import ApiError
-from spark_source.cluster import NOT_FOUND, OUT_OF_RANGE_STATUS, kept_cluster
+from spark_source.cluster import NOT_FOUND, OUT_OF_RANGE_STATUS, cached_cluster
 from spark_source.decoding import DecodingError, Source, decode
 from spark_source.errors import DataLossError, NotServedError
 
@@ -70,7 +70,7 @@ def read_task(partition: InputPartition, settings: ReadSettings) -> Iterator[pa.
     """Yield the task's records; Spark makes up an empty partition if there is nothing to read."""
     if not isinstance(partition, TaskRanges):
         return
-    cluster = kept_cluster(settings.connection, partition.urls)
+    cluster = cached_cluster(settings.connection, partition.urls)
     for one in partition.ranges:
         source = Source(
             topic=one.topic,

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, IntegerType, StringType
 from typing_extensions import override
 
-from spark_source.cluster import UnknownTopicError, kept_cluster
+from spark_source.cluster import UnknownTopicError, cached_cluster
 from spark_source.encoding import encode
 from spark_source.errors import SchemaError
 from spark_source.schema import HEADERS_COLUMN
@@ -124,7 +124,7 @@ class _Writer:
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Write every row; return once all are acknowledged."""
-        cluster = kept_cluster(self._options.connection)
+        cluster = cached_cluster(self._options.connection)
         topics = Topics(cluster)
         sender = Sender(cluster.client, self._options)
         rows = 0

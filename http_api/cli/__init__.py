@@ -1,1 +1,1 @@
-"""The `quorumlog` command."""
+"""The `quorumlog` command line."""

@@ -1,4 +1,8 @@
-"""``quorumlog bench``: how fast a cluster writes and reads, as a client sees it."""
+"""``quorumlog bench produce | fetch``: measure how fast a cluster writes and reads.
+
+Finds or creates a topic, gives each connection of a `LoadRun` its work, prints progress to standard
+error and a summary to standard output. A topic that the command created is deleted at the end.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +66,17 @@ records_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A topic to work on, and how to find its leaders."""
+    """Topic of a benchmark, with the client that finds its partitions' leaders."""
 
     client: Client
     cluster_id: str
     topic: str
     partitions: int
     one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
-    """The client is for one thread at a time."""
+    """Held while `client` is used, which only one thread may do at a time."""
 
     async def leader_of(self, partition: int) -> str:
-        """The url of the partition's leader; any broker's where nobody leads just now."""
+        """Return the URL of a partition's leader, or of any live broker while it has none."""
         try:
             return await asyncio.to_thread(self._leader_of, partition)
         except ClientError as error:
@@ -199,7 +203,7 @@ def _duration(duration_s: float | None, records: int | None) -> float:
 
 @contextmanager
 def _bench(client: Client, topic: str | None, partitions: int) -> Iterator[Bench]:
-    """The topic to work on: the one that was named, else a new one that is gone afterwards."""
+    """Yield the named topic, or a new one that is deleted afterwards."""
     cluster_id = client.run(admin.cluster()).cluster_id
     if topic is not None:
         found = client.run(admin.topic(cluster_id, topic))

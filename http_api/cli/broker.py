@@ -1,4 +1,8 @@
-"""``quorumlog broker``; ``quorumlog broker list | describe | drain | undrain | unregister``."""
+"""``quorumlog broker``: run one broker, or list, describe, drain, undrain and unregister brokers.
+
+With --config the process becomes a broker; each subcommand makes calls of
+`http_api.client.admin_brokers` to a running cluster.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +178,7 @@ def _row(found: admin_brokers.BrokerDetails) -> dict[str, object]:
 
 
 def _described(row: dict[str, Any]) -> str:
-    """A line of facts, and one for each partition that a drain has not moved yet."""
+    """Return a line about the broker, its drain, and a line per partition that could not move yet."""
     share = f"leads={row['leader_count']} replicas={row['replica_count']}"
     state = f"state={row['state']} drain={row['drain']}"
     lines = [f"broker {row['broker_id']} {row['url']} {state} {share}"]

@@ -1,4 +1,4 @@
-"""``quorumlog cluster info|health``."""
+"""``quorumlog cluster info | health | features | upgrade``: the cluster as a whole."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _all_partitions(
             rows = client.run(admin.partitions(cluster_id, topic.name))
             found.extend(rows)
         except ApiError as error:
-            if error.status != 404:  # deleted since it was listed
+            if error.status != 404:  # 404: deleted after the list was read
                 raise
     return found
 

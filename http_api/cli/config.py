@@ -1,4 +1,8 @@
-"""``quorumlog config list | describe | set | reset``, of a topic, a broker or the cluster."""
+"""``quorumlog config list | describe | set | reset``, of a topic, a broker or the cluster.
+
+The first words of each command name the resource (`topic orders`, `broker 1`, `cluster`); the rest
+are names or NAME=VALUE pairs. Calls are those of `http_api.client.admin_configs`.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +126,7 @@ def _alter(
 
 
 def _place(words: tuple[str, ...], *, writing: bool) -> tuple[ConfigPlace, tuple[str, ...]]:
-    """Whose configs, and the words after that."""
+    """Return the resource that ``words`` begin with, and the words after it."""
     kind, rest = words[0], words[1:]
     if kind == "cluster":
         return admin_configs.OF_CLUSTER, rest

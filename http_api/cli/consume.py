@@ -1,4 +1,8 @@
-"""``quorumlog consume``: the records of a topic on standard output."""
+"""``quorumlog consume``: print the records of a topic on standard output.
+
+Reads each partition from its start offset to its present end, one after the other; with --follow
+and several partitions, a thread per partition feeds one queue.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,12 @@ from http_api.contract.errors import RestCode
 
 FOLLOW_WAIT_MS = 5_000
 PAGES_AHEAD = 16
-"""Pages read and not printed yet, while following several partitions."""
+"""Largest number of pages read and not yet printed while several partitions are followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to read, as said on the command line."""
+    """Arguments of the command that say what to read."""
 
     topic: str
     offset: str
@@ -37,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read ``partition`` from ``start``; up to ``end``, unless following."""
+    """Offsets of a partition to read: from ``start``, and up to ``end`` unless following."""
 
     partition: int
     start: int
@@ -160,7 +164,11 @@ def _read(client: Client, wanted: Wanted, part: Range) -> Iterator[FetchPage]:
 
 
 def _follow_all(client: Client, wanted: Wanted, ranges: list[Range]) -> Iterator[FetchPage]:
-    """One thread and one client per partition: a long poll occupies its connection."""
+    """Yield pages of all partitions as they arrive.
+
+    Each partition has a thread and a client of its own, because a long poll occupies its
+    connection.
+    """
     pages: queue.Queue[FetchPage | Exception] = queue.Queue(PAGES_AHEAD)
 
     def follow(part: Range) -> None:
@@ -194,7 +202,7 @@ def _print(records: list[Record], separator: str | None, form: str, *, binary: b
 
 
 def _text(raw: msgspec.Raw, *, binary: bool) -> bytes:
-    """A JSON string as its text, everything else as the JSON it is."""
+    """Return the text of a JSON string, its decoded bytes if binary, or any other value as JSON."""
     text = bytes(raw)
     if not text.startswith(b'"'):
         return text

@@ -1,4 +1,4 @@
-"""``quorumlog elect preferred | unclean``."""
+"""``quorumlog elect preferred | unclean``: elect leaders of one, many or all partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A fact of the metadata log as one line for people. Pure; what the facts hold: `image.facts`."""
+"""Formatting of a fact of the metadata log as a line for people.
+
+Pure; called by `quorumlog metadata dump`. `raft_metadata.image.facts` defines the facts; `WORDS`
+has a function for each type of fact.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ from typing import Any
 Fact = Mapping[str, Any]
 
 NOBODY = -1
+"""Broker id in a fact that stands for no leader."""
 
 
 def line_of(fact: Fact) -> str:
-    """``1042 e3 2026-11-21T12:01:07.123Z partition orders-2: leader 1 -> 3 epoch 4 isr [3,2]``."""
+    """Return a fact as a line: offset, controller epoch, time, and the change.
+
+    ``1042 e3 2026-11-21T12:01:07.123Z partition orders-2: leader 1 -> 3 epoch 4 isr [3,2]``.
+    """
     say = WORDS.get(str(fact.get("type")), _anything)
     return f"{_place(fact)} {say(fact)}".rstrip()
 
@@ -60,7 +68,7 @@ def _ids(brokers: Sequence[int] | None) -> str | None:
 
 
 def _topic(fact: Fact) -> str:
-    """Its id where the name is not known any more."""
+    """Return the topic's name, or its id if the name is not known any more."""
     return str(fact.get("topic") or fact.get("topic_id"))
 
 
@@ -151,7 +159,7 @@ def _user_removed(fact: Fact) -> str:
 
 
 def _anything(fact: Fact) -> str:
-    """A type that this version does not know: everything it says."""
+    """Return all fields of a fact whose type this version does not know."""
     shown = {"offset", "epoch", "time", "type", "snapshot"}
     rest = " ".join(f"{key}={value}" for key, value in fact.items() if key not in shown)
     return f"{fact.get('type')}: {rest}"

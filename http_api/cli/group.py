@@ -1,4 +1,8 @@
-"""``quorumlog group list | describe | seek``."""
+"""``quorumlog group list | describe | seek``: consumer groups, their lag and their offsets.
+
+Calls are those of `http_api.client.groups`. `seek` resolves a target (an end, an offset or a time)
+to an offset per partition and commits it for the group.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def list_groups(url: str, form: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A partition the group has committed, or a member owns."""
+    """A partition with a committed offset of the group, or owned by a member."""
 
     topic: str
     partition: int
@@ -70,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A group, its members and its partitions."""
+    """A group with its members and partitions."""
 
     info: groups.GroupInfo
     members: Sequence[groups.GroupMember]
@@ -78,7 +82,7 @@ class Description:
 
     @property
     def total_lag(self) -> int:
-        """As far as it is known."""
+        """Sum of the lags that are known."""
         return sum(row.lag or 0 for row in self.rows)
 
 
@@ -143,7 +147,7 @@ def _assignment(client: Client, cluster_id: str, name: str, member_id: str) -> l
     except ApiError as error:
         if error.status != 404:
             raise
-        return []  # it left while we looked
+        return []  # the member has left since the list was read
 
 
 def _print_description(found: Description) -> None:
@@ -240,7 +244,7 @@ def seek(
 
 
 Where = str | int | datetime
-"""``beginning``, ``end``, an offset, or a moment."""
+"""Target of a seek: ``beginning``, ``end``, an offset, or a time."""
 
 
 def _target(text: str) -> Where:

@@ -1,4 +1,7 @@
-"""``quorumlog cluster health``: a verdict for people, and an exit code for scripts."""
+"""``quorumlog cluster health``: a verdict for people, and an exit code for scripts.
+
+Reads the cluster's health once, or repeatedly with --watch, and prints it when it changes.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from http_api.client.transport import Client
 EXIT_HEALTHY = 0
 EXIT_DEGRADED = 1
 EXIT_UNHEALTHY = 3
-"""2 is wrong usage everywhere."""
+"""3, because 2 is wrong usage in every command."""
 EXIT_NO_ANSWER = 69
 EXITS = {"healthy": EXIT_HEALTHY, "degraded": EXIT_DEGRADED, "unhealthy": EXIT_UNHEALTHY}
 ONE_TRY_S = 3.0
-"""How long one question is tried again before the answer is that nobody answers."""
+"""Seconds for which a call is retried before the verdict is that no broker answers."""
 
 
 @click.command()
@@ -76,13 +79,13 @@ def health(
 
 
 def _ask(client: Client, form: str) -> tuple[int, dict[str, Any] | None, str]:
-    """(exit code, the verdict, else why there is none)."""
+    """Read the health; return (exit code, the verdict or None, the error text if None)."""
     try:
         cluster_id = client.run(admin.cluster(), retry_s=ONE_TRY_S).cluster_id
         body = client.run(calls.health(cluster_id), retry_s=ONE_TRY_S)
         return EXITS[body["status"]], body, ""
     except ApiError as error:
-        # It answers, but not this: an older broker, another service.
+        # A server answers, but not this call: an older broker, or another service.
         return EXIT_NO_ANSWER, None, error_text(error, form)
     except (ClientError, KeyError) as error:
         said = error_text(error, form) if isinstance(error, ClientError) else repr(error)
@@ -99,7 +102,7 @@ def _print(body: dict[str, Any] | None, why: str, form: str) -> None:
 
 
 def text_of(body: Mapping[str, Any]) -> str:
-    """A verdict in lines: status, what there is, and a line for each reason."""
+    """Return a verdict as lines: status, controller, counts, and a line for each reason."""
     counts = body["counts"]
     controller = "none" if body["controller_id"] is None else body["controller_id"]
     quorum = f"{counts['controllers_unreachable']} of {counts['controllers']} controllers"

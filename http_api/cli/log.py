@@ -1,4 +1,9 @@
-"""``quorumlog log dump|chain|salvage``: a broker's files, read as they lie on the disk."""
+"""``quorumlog log dump | chain | salvage``: read and check a broker's log files on the disk.
+
+Works on a running node or a stopped one, through `broker.log.inspection` and
+`broker.log.hash_chain`, which are imported when a command runs. A path may be a segment file, a
+partition's folder, a log folder or a node's folder. Only salvage changes files.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,12 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 LOOKS = 3
-"""A running node may cut, roll or remove files while they are read: then they are read again."""
+"""Most times that files are checked: a running node may truncate, roll or remove them meanwhile."""
 _FORMATS = ("json", "binary", "string")
 
 
 def _says_storage_errors(command: Command) -> Command:
-    """What can't be read ends the command with exit code 74, as it would end a node."""
+    """Wrap a command so that unreadable files end it with exit code 74, as they end a node."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -196,7 +201,7 @@ def _time(milliseconds: int) -> str:
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# -- what a path means
+# -- finding segments at a path
 
 
 def _places(path: Path) -> Iterator[SegmentPlace]:
@@ -219,7 +224,7 @@ def _segment_place(path: Path) -> SegmentPlace:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Partition folders below a path: itself, or those of a log's or node's folder."""
+    """Return the partition folders at a path: itself, or those in a log folder or node folder."""
     if _is_partition(path):
         return [path]
     root = path / "log" if (path / "log").is_dir() else path
@@ -262,7 +267,7 @@ def _checked(folder: Path) -> InspectionReport:
 
 
 def _looked_at(folder: Path, check: Callable[[], InspectionReport]) -> InspectionReport:
-    """Damage counts only if the files stayed as they were while they were read."""
+    """Return the report of ``check``, repeated if it finds damage while files were changing."""
     for _ in range(LOOKS - 1):
         before = _listing(folder)
         report = check()
@@ -280,7 +285,7 @@ def _listing(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def _clean_end(folder: Path) -> int | None:
-    """The end that a clean shutdown recorded of this partition, where there was one."""
+    """Return the log end that a clean shutdown recorded for this partition, or None."""
     from broker.log.inspection import clean_ends
 
     return clean_ends(folder.parent).get(folder.name)

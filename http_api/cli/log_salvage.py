@@ -1,4 +1,8 @@
-"""``quorumlog log salvage``: what is left of a damaged log becomes one that a start can open."""
+"""``quorumlog log salvage``: make a log that a broker can open from the rest of a damaged one.
+
+Locks the broker's folder, plans (`broker.log.salvage`), checks that the disk has room, replaces the
+log, and prints the offsets that were lost and the command that brings the partition back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _HOW_BACK = (
     "has:"
 )
 SMALL_FILES_BYTES = 1_048_576
-"""What is to be free beside the batches: checkpoints, directories."""
+"""Bytes that must be free in addition to the batches, for checkpoints and directories."""
 
 
 @click.command()
@@ -67,11 +71,14 @@ def salvage(
 
 
 def _opened(stack: ExitStack, folder: Path, topic_id: str | None) -> Salvage:
-    """Lock the node, as its broker would; whoever runs is named."""
+    """Lock the node as its broker would and return the salvage of ``folder``.
+
+    Raises `NodeExit` with the pid of a process that holds the lock.
+    """
     from broker.log.disk import Disk
     from broker.log.log_manager import LOCK_FILE
     from broker.log.salvage import Salvage
-    from http_api.node.meta import META_FILE, PID_FILE, FolderLock
+    from http_api.node.node_folder import META_FILE, PID_FILE, FolderLock
     from raft_metadata.common.ids import TopicId
 
     root, node = folder.parent, folder.parent.parent
@@ -106,7 +113,7 @@ def _check_room(plan: SalvagePlan, folder: Path) -> None:
 
 
 def _print(plan: SalvagePlan, done: SalvageResult | None, form: str) -> None:
-    """``done`` None: a dry run."""
+    """Print a plan and its result; ``done`` is None for a dry run."""
     if form == "json":
         click.echo(json.dumps(_facts(plan, done), indent=2, ensure_ascii=False))
         return

@@ -1,4 +1,4 @@
-"""``quorumlog``: finds a command, runs it, turns what went wrong into a line and an exit code.
+"""``quorumlog``: find a command, run it, turn an error into a line and an exit code.
 
 Nothing heavy is imported here: ``--help`` must answer in under 200 ms, so a command's module is
 imported only when that command runs, and its one-line help stands in this table. Packages above
@@ -20,6 +20,7 @@ from http_api.node.exits import EXIT_KILLED, NodeExit
 
 ENTRY_POINT_GROUP = "quorumlog.commands"
 
+# name → (module:attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("http_api.cli.up:up", "Run a whole local cluster."),
     "topic": ("http_api.cli.topic:topic", "Create, alter, list, describe, delete topics."),
@@ -41,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group that knows the names and one-line helps of commands it has not imported."""
+    """Group that lists commands by name and one-line help, and imports each on first use."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -89,7 +90,7 @@ def cli() -> None:
 
 
 def _ending(error: NodeExit, arguments: list[str]) -> str:
-    """A line, or the JSON object that any other error of a command with --format json is."""
+    """Return an error as a line, or as a JSON object if the command has --format json."""
     says_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     if not says_json:
         return f"quorumlog: {error.message}"
@@ -97,12 +98,12 @@ def _ending(error: NodeExit, arguments: list[str]) -> str:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Run the console script and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run a command line and return its exit code."""
     try:
         result = cli.main(args=arguments, prog_name="quorumlog", standalone_mode=False)
     except click.ClickException as error:

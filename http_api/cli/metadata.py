@@ -1,4 +1,7 @@
-"""``quorumlog metadata dump|get``: the metadata log as readable facts, any place of the image."""
+"""``quorumlog metadata dump | get``: the metadata log as readable facts, any part of the image.
+
+Facts come from a broker, or with --dir from the folder of a stopped controller (`offline_dump`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from http_api.client import metadata as calls
 from http_api.client.transport import Client
 
 FOLLOW_WAIT_MS = 20_000
-"""One long poll of ``--follow``."""
+"""Milliseconds that each long poll of ``--follow`` waits for a fact."""
 
 
 @click.group()
@@ -73,7 +76,7 @@ def _dump_log(client: Client, cluster_id: str, start: int, form: str, *, follow:
 
 
 def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> None:
-    """Imported here: nothing else of the command line needs the quorum's files."""
+    """Print the facts in a controller's folder; imports the quorum, which no other command needs."""
     from http_api.cli.offline_dump import facts_of, open_log
 
     log = open_log(directory, even_if_locked=force)

@@ -1,4 +1,4 @@
-"""``quorumlog controller``, ``quorumlog controller rejoin``; options of every node."""
+"""``quorumlog controller`` and ``controller rejoin``, and the options that start any node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ insecure_option = click.option(
 
 
 def node_group(command: Callable[..., int]) -> click.Group:
-    """A command that runs one node by hand, and is the group of what looks after such nodes."""
+    """Return a command that runs a node by itself and is the group of commands about such nodes."""
     command = click.pass_context(command)
     for option in (format_option, insecure_option, set_option, _config_option(required=False)):
         command = option(command)

@@ -1,4 +1,7 @@
-"""What `quorumlog metadata dump --dir` reads: a controller's folder, or its ``raft`` inside."""
+"""Reading of a controller's folder, or its ``raft`` folder, for `quorumlog metadata dump --dir`.
+
+A module of its own because it imports the quorum's files, which no other command needs.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from raft_metadata.quorum.offline import InUseError, StoppedControllerLog, read_
 from raft_metadata.records.serde import UnreadableRecordError
 
 LOG_FOLDER = "log"
-"""Of a broker."""
+"""Folder of a broker that holds its partitions; a controller has none."""
 
 
 def open_log(directory: Path, *, even_if_locked: bool) -> StoppedControllerLog:
-    """Exit 74 for what can't be read, 75 while a controller uses it."""
+    """Read the log in a folder; `NodeExit` 74 if it is unreadable, 75 while a controller uses it."""
     raft_dir = directory / RAFT_FOLDER
     if not raft_dir.exists() and (directory / LOG_FOLDER).is_dir():
         text = f"--dir {directory}: expected a controller's folder, this is a broker's"
@@ -34,7 +37,7 @@ def open_log(directory: Path, *, even_if_locked: bool) -> StoppedControllerLog:
 
 
 def facts_of(log: StoppedControllerLog, start: int) -> Iterator[Fact]:
-    """From offset ``start`` on; where that is older than the journal, the snapshot's first."""
+    """Yield the facts from offset ``start``; first a snapshot's, if the journal begins later."""
     converter = FactConverter(log.image, log.before)
     if log.snapshot_index and start < log.before.next_offset:
         yield from converter.snapshot_facts(log.before)

@@ -1,4 +1,4 @@
-"""Options many commands share, and how their errors are said."""
+"""Options, error texts and output formats that the commands share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raft_metadata.common.errors import Outcome
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 POLL_S = 0.5
-"""How often ``--wait`` looks."""
+"""Seconds between two polls of ``--wait``."""
 WAIT_S = 600.0
 
 URL_VARIABLE = "QUORUMLOG_URL"
@@ -66,7 +66,7 @@ set_option = click.option(
 
 
 def client_of(url: str) -> Client:
-    """A client for the brokers in ``--url``; a scheme may be left out."""
+    """Return a client for the brokers in ``--url``; the scheme may be missing."""
     urls = [part.strip() for part in url.split(",") if part.strip()]
     if not urls:
         msg = f"--url {url!r}: expected http://host:port"
@@ -75,7 +75,7 @@ def client_of(url: str) -> Client:
 
 
 def says_errors(command: Command) -> Command:
-    """A `ClientError` becomes one line on standard error (or one JSON object) and exit code 1."""
+    """Wrap a command: a `ClientError` ends it with one line (or JSON object) and exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def says_errors(command: Command) -> Command:
             click.echo(error_text(error, kwargs.get("form", "text")), err=True)
             return 1
         except BrokenPipeError:
-            # whoever read our output has had enough: no failure, and nothing to flush at exit
+            # The reader of our output has closed it: no failure, and nothing to flush at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 
@@ -93,11 +93,11 @@ def says_errors(command: Command) -> Command:
 
 
 def error_text(error: ClientError, form: str) -> str:
-    """What went wrong and, for a write, what is certain about it."""
+    """Return the text of an error, and for a write whether its outcome is known."""
     code = error.code if isinstance(error, ApiError) else None
     message = str(error)
     if isinstance(error, ApiError) and code == RestCode.UNKNOWN_TOPIC_OR_PARTITION:
-        # Confluent's words do not say which; a command may have named several.
+        # Confluent's message names no topic, and a command may have named several.
         _, found, place = error.path.partition("?")[0].partition("/topics/")
         topic, *more = place.split("/")
         named = unquote("-".join([topic, *more[1:2]]) if more[:1] == ["partitions"] else topic)
@@ -119,7 +119,10 @@ def each(
     form: str,
     sentence: Callable[[dict[str, object]], str],
 ) -> int:
-    """Do it for every name; a name that fails does not stop the next, but the exit code is 1."""
+    """Call ``act`` for every name and print the results; return the exit code.
+
+    A name that fails does not stop the next, but makes the exit code 1.
+    """
     done: list[dict[str, object]] = []
     failed = False
     for name in names:
@@ -138,7 +141,7 @@ def each(
 
 
 def poll(look: Callable[[], bool], timeout_s: float) -> bool:
-    """Look again and again until it is so; False if it is not within the time."""
+    """Call ``look`` until it returns True; return False if it does not within ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while not look():
         left_s = deadline_s - time.monotonic()
@@ -149,7 +152,7 @@ def poll(look: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """``KEY=VALUE`` arguments as a dict."""
+    """Return ``KEY=VALUE`` arguments as a dict."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -161,7 +164,7 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 def broker_list(text: str, separator: str, option: str) -> tuple[int, ...]:
-    """Broker ids that a text lists."""
+    """Return the broker ids that a text lists."""
     parts = text.split(separator)
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         msg = f"{option} {text!r}: expected broker ids like {separator.join('123')}"
@@ -170,12 +173,12 @@ def broker_list(text: str, separator: str, option: str) -> tuple[int, ...]:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print a value as an indented JSON document."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(headings: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    """Columns as wide as they need to be; the last one is not padded."""
+    """Print rows in columns as wide as their cells; the last column is not padded."""
     lines = [headings, *(tuple(str(cell) for cell in row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     for line in lines:
@@ -184,5 +187,5 @@ def print_table(headings: tuple[str, ...], rows: list[tuple[object, ...]]) -> No
 
 
 def ids(numbers: Iterable[int]) -> str:
-    """Broker ids as a column; blank when there are none."""
+    """Return broker ids as the cell of a column; blank if there are none."""
     return ",".join(str(number) for number in numbers)

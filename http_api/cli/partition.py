@@ -1,4 +1,4 @@
-"""``quorumlog partition list | describe``."""
+"""``quorumlog partition list | describe``: partitions with their leaders and replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOBODY = "-"
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """``TOPIC:PARTITION`` as two."""
+    """Return (topic, partition) of ``TOPIC:PARTITION``."""
     found = PLACE.fullmatch(text)
     if found is None:
         msg = f"{text!r}: expected TOPIC:PARTITION, as in flights:0"
@@ -36,7 +36,7 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 def all_partitions(client: Client, cluster_id: str, topics: tuple[str, ...]) -> list[PartitionInfo]:
-    """Those of these topics, or of all that there are."""
+    """Return the partitions of these topics, or of all topics if none is named."""
     names = list(topics) or sorted(one.name for one in client.run(admin.topics(cluster_id)))
     found: list[PartitionInfo] = []
     for name in names:
@@ -44,7 +44,7 @@ def all_partitions(client: Client, cluster_id: str, topics: tuple[str, ...]) -> 
             rows = client.run(admin.partitions(cluster_id, name))
             found.extend(rows)
         except ApiError as error:
-            if topics or error.status != 404:  # deleted since it was listed
+            if topics or error.status != 404:  # 404: deleted after the list was read
                 raise
     return found
 
@@ -129,7 +129,7 @@ def describe(places: tuple[str, ...], url: str, form: str) -> int:
 
 
 def row_of(one: PartitionInfo) -> dict[str, object]:
-    """A partition as JSON."""
+    """Return a partition as a JSON object."""
     return asdict(one) | {"out_of_sync": one.out_of_sync}
 
 

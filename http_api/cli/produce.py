@@ -1,4 +1,8 @@
-"""``quorumlog produce``: lines from standard input, one record each."""
+"""``quorumlog produce``: write each line of standard input as a record.
+
+Lines are read in batches; a batch is written as soon as it is full or the input pauses. The command
+ends at the first batch that could not be written whole.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,14 @@ BATCH_RECORDS = 1_000
 BATCH_BYTES = 1_000_000
 READ_BYTES = 65_536
 IDLE_S = 0.02
-"""Input that pauses this long is sent as it stands: what is typed is written at once."""
+"""Seconds of pause after which the lines so far are written, so that typed lines are not held."""
 MAX_LINE_BYTES = 16_000_000
 ERRORS_SHOWN = 10
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has become of the records so far."""
+    """Results of the records written so far."""
 
     topic: str
     written: int = 0
@@ -107,7 +111,10 @@ def produce(
 def _records(
     lines: list[bytes], make: Callable[[bytes], NewRecord], before: int
 ) -> tuple[list[NewRecord], click.ClickException | None]:
-    """The records of lines, up to the first that is none; ``before``: lines that were written."""
+    """Return the records of lines up to the first invalid line, and the error about that line.
+
+    ``before`` is the number of lines that were written already, which the error text counts.
+    """
     records: list[NewRecord] = []
     for line in lines:
         try:
@@ -119,13 +126,13 @@ def _records(
 
 
 def _learn_brokers(client: Client) -> None:
-    """So that the death of the broker in --url does not end a long write."""
+    """Add all brokers to the client, so that a long write survives the broker in --url."""
     found = client.run(admin.cluster())
     client.routes.add(broker.url for broker in client.run(admin.brokers(found.cluster_id)))
 
 
 def _read_batches() -> Iterator[list[bytes]]:
-    """Lines of standard input without their line break, in batches."""
+    """Yield batches of lines of standard input, without their line breaks."""
     batch: list[bytes] = []
     size = 0
     for line in _read_lines():
@@ -141,7 +148,7 @@ def _read_batches() -> Iterator[list[bytes]]:
 
 
 def _read_lines() -> Iterator[bytes | None]:
-    """Lines; None whenever the input pauses."""
+    """Yield lines of standard input, and None whenever the input pauses."""
     descriptor = sys.stdin.fileno()
     rest = b""
     while chunk := os.read(descriptor, READ_BYTES):

@@ -1,4 +1,4 @@
-"""``quorumlog quorum describe``."""
+"""``quorumlog quorum describe``: the controllers, their leader, and how far each node is behind."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def _ids(rows: list[Row], name: str) -> str:
 
 
 def _print_replication(found: Row) -> None:
-    """A voter's log end is a Raft entry, an observer's a metadata offset."""
+    """Print a row per voter and observer.
+
+    A voter's log end is an index of a Raft entry, an observer's an offset of the metadata log.
+    """
     print_table(
         ("NODE", "STATUS", "LOG-END", "LAG", "CONTACT-MS", "CAUGHT-UP-MS", "REACHABLE", "AT"),
         [

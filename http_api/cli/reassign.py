@@ -1,4 +1,8 @@
-"""``quorumlog reassign start | list | cancel``."""
+"""``quorumlog reassign start | list | cancel``: move replicas to other brokers.
+
+Moves are given as TOPIC:PARTITION=B,B arguments or in Kafka's JSON file. Calls are those of
+`http_api.client.admin_partitions`.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +141,7 @@ def _move(text: str) -> tuple[Place, tuple[int, ...]]:
 
 
 def _from_file(source: TextIO) -> dict[Place, tuple[int, ...]]:
-    """Kafka's reassignment file, as ``kafka-reassign-partitions.sh`` reads and writes it."""
+    """Return the moves in a file as ``kafka-reassign-partitions.sh`` reads and writes it."""
     expected = '{"partitions":[{"topic","partition","replicas"}]}'
     try:
         content: Any = json.load(source)
@@ -151,7 +155,7 @@ def _from_file(source: TextIO) -> dict[Place, tuple[int, ...]]:
 
 
 def _wait(client: Client, cluster_id: str, wanted: set[Place], timeout_s: float) -> bool:
-    """Until none of them is under way any more."""
+    """Wait until none of the partitions is being reassigned; return False after ``timeout_s``."""
     topics = {topic for topic, _ in wanted}
     only = next(iter(topics)) if len(topics) == 1 else None
 

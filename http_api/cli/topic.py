@@ -1,4 +1,8 @@
-"""``quorumlog topic create | alter | list | describe | delete | trim``."""
+"""``quorumlog topic create | alter | list | describe | delete | trim``.
+
+Calls are those of `http_api.client.admin`; trim deletes records with
+`http_api.client.admin_partitions`.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +133,7 @@ def _altered(row: dict[str, object]) -> str:
 
 
 def _placed(text: str | None) -> list[tuple[int, ...]] | None:
-    """``1:2,2:3``: the replicas of one partition after the other."""
+    """Return the replicas of each partition in a text like ``1:2,2:3``."""
     if text is None:
         return None
     return [broker_list(part, ":", "--assignments") for part in text.split(",")]

@@ -1,4 +1,7 @@
-"""``quorumlog up``."""
+"""``quorumlog up``: format and run a whole cluster on this machine.
+
+A module of its own because it imports the supervisor, which no other command needs.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from pathlib import Path
 import click
 
 from http_api.cli.options import format_option, set_option
+from http_api.node.cluster_file import DEFAULT_PORT
 from http_api.node.cluster_plan import DEFAULT_BROKERS, DEFAULT_CONTROLLERS, UpOptions
 from http_api.node.local_cluster import run_format, run_up
-from http_api.node.ports import DEFAULT_PORT
 from http_api.node.process_setup import raise_open_file_limit, set_up_logging
 from raft_metadata.common.clock import SystemClock
 

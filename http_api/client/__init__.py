@@ -1,1 +1,1 @@
-"""The Python client of the public HTTP API."""
+"""Python client of the public HTTP API."""

@@ -1,4 +1,9 @@
-"""Calls about the cluster and its topics (v3, and v2 where v3 says less)."""
+"""Calls about the cluster, its brokers, its topics and their partitions.
+
+Used by the command line, the Spark source, chaos tests and programs of users. Each function
+returns a `Call`, which `transport.Client` or `async_client.AsyncClient` runs; nothing here does
+I/O. Paths are those of the v3 API, and of v2 where v3 gives less (configs with a topic's layout).
+"""
 
 from __future__ import annotations
 
@@ -11,20 +16,21 @@ import orjson
 from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
 
 CREATE_TIMEOUT_S = 60.0
+"""Seconds that one attempt may take at a request which the controller has to carry out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
-    """The cluster that answers."""
+    """The cluster behind the URL that a client was given."""
 
     cluster_id: str
     controller_id: int | None
-    """The active controller as the answering broker last heard."""
+    """Node id of the active controller, as last known to the answering broker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerInfo:
-    """A registered broker, the URL clients use, and its share of the partitions."""
+    """A registered broker, the URL that clients use for it, and its share of the partitions."""
 
     broker_id: int
     url: str
@@ -51,7 +57,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo:
-    """``leader`` is None while nobody leads."""
+    """A partition with its leader, epochs and replicas. ``leader`` is None if it has none."""
 
     topic: str
     partition: int
@@ -62,20 +68,20 @@ class PartitionInfo:
     """In order of preference: the first is the preferred leader."""
     isr: tuple[int, ...]
     elr: tuple[int, ...]
-    """Not in sync, but known to hold as much (KIP-966)."""
+    """Eligible leader replicas: out of sync, and known to hold all committed records (KIP-966)."""
     adding: tuple[int, ...]
     removing: tuple[int, ...]
     last_known_leader: int | None
 
     @property
     def out_of_sync(self) -> tuple[int, ...]:
-        """Replicas that lag: empty when all is well."""
+        """Replicas that are not in the ISR; empty for a healthy partition."""
         return tuple(broker for broker in self.replicas if broker not in self.isr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLayout:
-    """A topic's replicas by partition, and its effective configs, as v2 tells them."""
+    """A topic's replicas by partition and its effective configs, as the v2 API shows them."""
 
     name: str
     configs: Mapping[str, str]
@@ -83,7 +89,7 @@ class TopicLayout:
 
 
 def cluster() -> Call[ClusterInfo]:
-    """The one cluster behind the URL."""
+    """Return the call that reads which cluster answers; `ProtocolError` unless exactly one does."""
 
     def parse(answer: Answer) -> ClusterInfo:
         rows = answer.resources()
@@ -97,7 +103,7 @@ def cluster() -> Call[ClusterInfo]:
 
 
 def brokers(cluster_id: str, *, include_all: bool = False) -> Call[list[BrokerInfo]]:
-    """The brokers that live, or all that are registered, with the URLs clients use."""
+    """Return the call that lists the live brokers, or all registered ones with ``include_all``."""
     query = {"include": "all"} if include_all else None
     path = v3_path(cluster_id, "brokers", query=query)
     request = Request(method="GET", path=path)
@@ -105,7 +111,7 @@ def brokers(cluster_id: str, *, include_all: bool = False) -> Call[list[BrokerIn
 
 
 def topics(cluster_id: str) -> Call[list[TopicInfo]]:
-    """Every topic, internal ones too."""
+    """Return the call that lists every topic, internal ones included."""
 
     def parse(answer: Answer) -> list[TopicInfo]:
         return [_topic(row) for row in answer.resources()]
@@ -114,7 +120,7 @@ def topics(cluster_id: str) -> Call[list[TopicInfo]]:
 
 
 def topic(cluster_id: str, name: str) -> Call[TopicInfo]:
-    """One topic; `ApiError` 40403 if there is none."""
+    """Return the call that reads a topic; `ApiError` 40403 if it does not exist."""
     path = v3_path(cluster_id, "topics", name)
     return Call(Request(method="GET", path=path), lambda answer: _topic(answer.json()))
 
@@ -129,9 +135,16 @@ def create_topic(
     assignments: Sequence[Sequence[int]] | None = None,
     validate_only: bool = False,
 ) -> Call[TopicInfo]:
-    """Answers once every partition has a ready leader. None = the cluster's default.
+    """Return the call that creates a topic and answers once each partition has a ready leader.
 
-    ``assignments``: the replicas of each partition, instead of the two numbers.
+    Args:
+        cluster_id: The cluster's id, as `cluster` returns it.
+        name: The topic's name.
+        partitions: Number of partitions; None takes the cluster's default.
+        replication_factor: Replicas of each partition; None takes the cluster's default.
+        configs: Configs of the topic, by name.
+        assignments: Broker ids of each partition's replicas, in place of the two numbers.
+        validate_only: Check the request and change nothing.
     """
     body: dict[str, Any] = {"topic_name": name}
     if partitions is not None:
@@ -161,7 +174,11 @@ def add_partitions(
     assignments: Mapping[int, Sequence[int]] | None = None,
     validate_only: bool = False,
 ) -> Call[TopicInfo]:
-    """``count`` in all. Answers once each has a ready leader; ``assignments`` of the new ones."""
+    """Return the call that grows a topic to ``count`` partitions in all.
+
+    The broker answers once each new partition has a ready leader. ``assignments`` maps a new
+    partition's number to the broker ids of its replicas; with ``validate_only`` nothing changes.
+    """
     body: dict[str, Any] = {"partitions_count": count, "validate_only": validate_only}
     if assignments:
         body["replicas_assignments"] = {str(at): list(ids) for at, ids in assignments.items()}
@@ -175,7 +192,7 @@ def add_partitions(
 
 
 def delete_topic(cluster_id: str, name: str) -> Call[None]:
-    """Answers once the answering broker has lost the topic."""
+    """Return the call that deletes a topic and answers once the answering broker has removed it."""
     request = Request(
         method="DELETE", path=v3_path(cluster_id, "topics", name), timeout_s=CREATE_TIMEOUT_S
     )
@@ -183,7 +200,7 @@ def delete_topic(cluster_id: str, name: str) -> Call[None]:
 
 
 def topic_layout(name: str) -> Call[TopicLayout]:
-    """Replicas and effective configs of one topic."""
+    """Return the call that reads the replicas and the effective configs of a topic."""
 
     def parse(answer: Answer) -> TopicLayout:
         found = answer.json()
@@ -194,20 +211,20 @@ def topic_layout(name: str) -> Call[TopicLayout]:
 
 
 def partitions(cluster_id: str, topic: str) -> Call[list[PartitionInfo]]:
-    """Leaders, epochs, replicas and ISR of a topic."""
+    """Return the call that lists a topic's partitions with leaders, epochs, replicas and ISR."""
     path = v3_path(cluster_id, "topics", topic, "partitions")
     request = Request(method="GET", path=path)
     return Call(request, lambda answer: [partition_of(row) for row in answer.resources()])
 
 
 def partition(cluster_id: str, topic: str, number: int) -> Call[PartitionInfo]:
-    """One partition; `ApiError` 40401 or 40402 if there is none."""
+    """Return the call that reads a partition; `ApiError` 40401 or 40402 if it does not exist."""
     path = v3_path(cluster_id, "topics", topic, "partitions", number)
     return Call(Request(method="GET", path=path), lambda answer: partition_of(answer.json()))
 
 
 def partition_ids(topic: str) -> Call[list[int]]:
-    """The partitions a topic has."""
+    """Return the call that lists the partition numbers of a topic, in ascending order."""
 
     def parse(answer: Answer) -> list[int]:
         return sorted(row["partition"] for row in answer.json())
@@ -216,12 +233,12 @@ def partition_ids(topic: str) -> Call[list[int]]:
 
 
 def v3_path(cluster_id: str, *parts: object, query: Mapping[str, object] | None = None) -> str:
-    """A path below the cluster."""
+    """Return the path of a resource below the cluster in the v3 API."""
     return path_of("v3", "clusters", cluster_id, *parts, query=query)
 
 
 def broker_of(row: Mapping[str, Any]) -> BrokerInfo:
-    """What an answer says of a broker."""
+    """Return the broker that a row of a v3 answer describes."""
     return BrokerInfo(
         broker_id=row["broker_id"],
         url=f"http://{_in_brackets(row['host'])}:{row['port']}",
@@ -235,7 +252,7 @@ def broker_of(row: Mapping[str, Any]) -> BrokerInfo:
 
 
 def partition_of(row: Mapping[str, Any]) -> PartitionInfo:
-    """What an answer says of a partition."""
+    """Return the partition that a row of a v3 answer describes."""
     return PartitionInfo(
         topic=row["topic_name"],
         partition=row["partition_id"],
@@ -262,7 +279,7 @@ def _topic(row: Mapping[str, Any]) -> TopicInfo:
 
 
 def _leader(link: Mapping[str, str] | None) -> int | None:
-    """``leader.related`` ends in ``/replicas/<id>``."""
+    """Return the broker id at the end of ``leader.related`` (``…/replicas/<id>``), or None."""
     return None if link is None else int(link["related"].rpartition("/")[2])
 
 

@@ -1,4 +1,8 @@
-"""Calls that operate brokers: drain, unregister; and ``metadata.version`` (v3, our own paths)."""
+"""Calls that operate brokers (describe, drain, unregister) and raise ``metadata.version``.
+
+Used by `quorumlog broker` and `quorumlog cluster`. The paths extend the v3 API and are
+quorumlog's own. Each function returns a `Call`; nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from http_api.client.calls import Call, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckPartition:
-    """A partition that a drain has not moved yet, and why."""
+    """A partition that a drain could not move yet, and the reason."""
 
     topic: str
     partition: int
@@ -23,7 +27,7 @@ class StuckPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainProgress:
-    """How far a drain is."""
+    """Leaderships and replicas that a drain still has to move off its broker."""
 
     is_done: bool
     leaders_left: int
@@ -33,7 +37,7 @@ class DrainProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDetails:
-    """One registered broker; ``progress`` is None while nothing is drained."""
+    """A registered broker; ``progress`` is None unless the broker is being drained."""
 
     info: BrokerInfo
     progress: DrainProgress | None
@@ -41,26 +45,27 @@ class BrokerDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """``metadata.version``: where it is, and how far each broker could follow."""
+    """The finalized ``metadata.version``, and the highest level that each broker supports."""
 
     metadata_version: int
     supported_min: int
     supported_max: int
     brokers: Mapping[int, int]
     metadata_version_before: int | None = None
-    """Set by an upgrade."""
+    """Level before an upgrade; None in the answer to any other call."""
 
 
 def broker(cluster_id: str, broker_id: int) -> Call[BrokerDetails]:
-    """One registered broker, alive or not; `ApiError` 404 if there is none."""
+    """Return the call that reads a registered broker, live or not; `ApiError` 404 if unknown."""
     request = Request(method="GET", path=v3_path(cluster_id, "brokers", broker_id))
     return Call(request, lambda answer: _details(answer.json()))
 
 
 def drain(cluster_id: str, broker_id: int, scope: str) -> Call[BrokerDetails]:
-    """Rid a broker of its ``leaders`` or ``replicas``, or (``none``) end that.
+    """Return the call that starts or ends the drain of a broker.
 
-    It goes on after the answer; `broker` tells how far.
+    ``scope`` is ``leaders`` or ``replicas``, the partitions to move away, or ``none``, which ends
+    the drain. The moves continue after the answer; `broker` reports their progress.
     """
     request = Request(
         method="POST",
@@ -72,7 +77,10 @@ def drain(cluster_id: str, broker_id: int, scope: str) -> Call[BrokerDetails]:
 
 
 def unregister(cluster_id: str, broker_id: int) -> Call[None]:
-    """Take a broker out for good; `ApiError` 40002 while it lives or holds replicas."""
+    """Return the call that removes a broker for good.
+
+    Raises `ApiError` 40002 if the broker is live or holds replicas.
+    """
     request = Request(
         method="DELETE",
         path=v3_path(cluster_id, "brokers", broker_id),
@@ -82,7 +90,7 @@ def unregister(cluster_id: str, broker_id: int) -> Call[None]:
 
 
 def features(cluster_id: str) -> Call[Features]:
-    """``metadata.version`` as it is."""
+    """Return the call that reads ``metadata.version`` and the levels that the brokers support."""
     request = Request(method="GET", path=v3_path(cluster_id, "features"))
     return Call(request, lambda answer: _features(answer.json()))
 
@@ -90,7 +98,10 @@ def features(cluster_id: str) -> Call[Features]:
 def upgrade(
     cluster_id: str, level: int | None = None, *, validate_only: bool = False
 ) -> Call[Features]:
-    """Raise it; None: as far as every node can follow. It is never lowered."""
+    """Return the call that raises ``metadata.version`` to ``level``; the level is never lowered.
+
+    None raises it to the highest level that every node supports. ``validate_only`` changes nothing.
+    """
     request = Request(
         method="PATCH",
         path=v3_path(cluster_id, "features"),

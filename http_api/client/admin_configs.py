@@ -1,4 +1,8 @@
-"""Calls about configs of topics, brokers and the cluster (v3)."""
+"""Calls that read and change the configs of topics, brokers and the cluster (v3 API).
+
+Used by `quorumlog config` and programs of users. A `ConfigPlace` names the resource; each
+function returns a `Call`; nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,33 @@ from http_api.client.calls import Answer, Call, Request
 
 @dataclass(frozen=True, slots=True)
 class ConfigPlace:
-    """Whose configs: a topic's, a broker's, or the cluster's. Made by the functions below."""
+    """Resource that owns configs: a topic, a broker, or the cluster.
+
+    Made by `of_topic` and `of_broker`, or taken from `OF_BROKERS` and `OF_CLUSTER`.
+    """
 
     path: tuple[str | int, ...]
 
 
 def of_topic(name: str) -> ConfigPlace:
-    """One topic's."""
+    """Return the place of a topic's configs."""
     return ConfigPlace(("topics", name, "configs"))
 
 
 def of_broker(broker_id: int) -> ConfigPlace:
-    """One broker's."""
+    """Return the place of a broker's configs."""
     return ConfigPlace(("brokers", broker_id, "configs"))
 
 
 OF_BROKERS = ConfigPlace(("brokers", "-", "configs"))
-"""Every live broker's: to be read only."""
+"""Configs of every live broker; this place can only be read."""
 OF_CLUSTER = ConfigPlace(("broker-configs",))
-"""Those of all brokers, and the defaults of topics."""
+"""Configs that hold for all brokers, and defaults for topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigInfo:
-    """A config: what is in force, who said so, and what else was said."""
+    """A config of a resource: the value in force, its source, and the other values set for it."""
 
     name: str
     value: str
@@ -45,23 +52,23 @@ class ConfigInfo:
     is_default: bool
     is_read_only: bool
     synonyms: tuple[tuple[str, str], ...]
-    """(value, source) of every place that says something, the one in force first."""
+    """(value, source) of every place where the config is set; the value in force comes first."""
     meaning: str
     expected: str
     update: str
-    """live | restart: what it takes until a new value is in force."""
+    """``live`` or ``restart``: a new value is in force at once, or after a restart."""
     broker_id: int | None
     topic: str | None
 
 
 def configs(cluster_id: str, place: ConfigPlace) -> Call[list[ConfigInfo]]:
-    """All that is in force there."""
+    """Return the call that lists all configs in force at a place."""
     request = Request(method="GET", path=v3_path(cluster_id, *place.path))
     return Call(request, lambda answer: [_config(row) for row in answer.resources()])
 
 
 def config(cluster_id: str, place: ConfigPlace, name: str) -> Call[ConfigInfo]:
-    """One config; `ApiError` 404 if there is none of this name."""
+    """Return the call that reads a config; `ApiError` 404 if no config has this name."""
     request = Request(method="GET", path=v3_path(cluster_id, *place.path, name))
     return Call(request, lambda answer: _config(answer.json()))
 
@@ -73,7 +80,10 @@ def alter_configs(
     *,
     validate_only: bool = False,
 ) -> Call[None]:
-    """Set, or reset where the value is None: all, or none where one is refused."""
+    """Return the call that sets each config to its value, or resets it where the value is None.
+
+    The changes are made together: if any is refused, none is made. ``validate_only`` makes none.
+    """
     rows: list[dict[str, Any]] = [
         {"name": name, "operation": "DELETE"}
         if value is None

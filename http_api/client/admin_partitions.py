@@ -1,4 +1,9 @@
-"""Calls that move replicas and leaders (v3; the writing ones are our own paths)."""
+"""Calls that move replicas, elect leaders and delete records of partitions.
+
+Used by `quorumlog reassign`, `elect` and `topic trim`. Reading reassignments follows Confluent's
+v3 API; the changing calls have quorumlog's own paths. Each function returns a `Call`; nothing here
+does I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,17 @@ from http_api.client.admin import CREATE_TIMEOUT_S, PartitionInfo, partition_of,
 from http_api.client.calls import Answer, Call, Request
 
 ALL = "-"
+"""Stands in a path for every topic or every partition."""
 Place = tuple[str, int]
 """(topic, partition)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddingReplica:
-    """How far a replica on its way in is; None: its leader has not heard of it yet."""
+    """Progress of a replica that a reassignment adds.
+
+    The offsets are None until the partition's leader has received a fetch from the replica.
+    """
 
     broker_id: int
     log_end_offset: int | None
@@ -28,7 +37,10 @@ class AddingReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignmentInfo:
-    """A partition whose replicas move, or just moved: then nothing is added or removed."""
+    """A partition whose replicas are being moved.
+
+    ``adding`` and ``removing`` are empty once the reassignment is complete.
+    """
 
     topic: str
     partition: int
@@ -40,13 +52,13 @@ class ReassignmentInfo:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it goes on."""
+        """Return True until every replica has been added or removed."""
         return bool(self.adding or self.removing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionInfo:
-    """What became of one partition's election."""
+    """Result of a partition's election: the elected leader, or an error code and its text."""
 
     topic: str
     partition: int
@@ -56,7 +68,7 @@ class ElectionInfo:
 
 
 def reassignments(cluster_id: str, topic: str | None = None) -> Call[list[ReassignmentInfo]]:
-    """All that are under way, of one topic or of the cluster."""
+    """Return the call that lists the reassignments under way, of a topic or of the cluster."""
     request = Request(method="GET", path=_moves(cluster_id, topic or ALL))
     return Call(request, _parse_moves)
 
@@ -67,9 +79,11 @@ def reassign(
     *,
     validate_only: bool = False,
 ) -> Call[list[ReassignmentInfo]]:
-    """Start to move replicas; None cancels. All, or none where one is refused.
+    """Return the call that starts to move replicas; a value of None cancels a reassignment.
 
-    They go on moving after the answer; `reassignments` tells how far.
+    ``replicas`` maps partitions to broker ids, the preferred leader first. The reassignments are
+    started together: if any is refused, none is. They continue after the answer; `reassignments`
+    reports their progress. ``validate_only`` starts none.
     """
     rows = [
         {
@@ -91,7 +105,10 @@ def reassign(
 def cancel_reassignments(
     cluster_id: str, topic: str | None = None, partition: int | None = None
 ) -> Call[None]:
-    """Cancel one (`ApiError` 404 if it is not under way), a topic's, or all."""
+    """Return the call that cancels a partition's reassignment, all of a topic's, or all.
+
+    Raises `ApiError` 404 if a single partition is named that is not being reassigned.
+    """
     path = v3_path(
         cluster_id,
         *("topics", topic or ALL, "partitions"),
@@ -104,7 +121,10 @@ def cancel_reassignments(
 def elect_leader(
     cluster_id: str, topic: str, partition: int, election: str = "preferred"
 ) -> Call[PartitionInfo]:
-    """Elect a ``preferred`` or an ``unclean`` leader; `ApiError` 50302 where nobody can be."""
+    """Return the call that elects a partition's ``preferred`` or an ``unclean`` leader.
+
+    Raises `ApiError` 50302 if no replica can be elected.
+    """
     path = v3_path(cluster_id, "topics", topic, "partitions", partition, "leader:elect")
     return Call(_elect(path, election), lambda answer: partition_of(answer.json()))
 
@@ -112,7 +132,10 @@ def elect_leader(
 def elect_leaders(
     cluster_id: str, topic: str | None = None, election: str = "preferred"
 ) -> Call[list[ElectionInfo]]:
-    """Elect for every partition of a topic or of the cluster; a row for each that was tried."""
+    """Return the call that elects leaders for all partitions of a topic or of the cluster.
+
+    The result has a row for each partition whose election was attempted.
+    """
 
     def parse(answer: Answer) -> list[ElectionInfo]:
         return [
@@ -131,7 +154,10 @@ def elect_leaders(
 
 
 def delete_records(cluster_id: str, topic: str, partition: int, before_offset: int) -> Call[int]:
-    """Delete what lies below an offset (-1: all that is committed); where the partition begins."""
+    """Return the call that deletes the records below ``before_offset`` (-1: all committed ones).
+
+    The call's result is the partition's new log start offset.
+    """
     path = v3_path(cluster_id, "topics", topic, "partitions", f"{partition}:delete-records")
     body = orjson.dumps({"before_offset": before_offset})
     request = Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)
@@ -148,7 +174,7 @@ def _moves(cluster_id: str, topic: str) -> str:
 
 
 def _parse_moves(answer: Answer) -> list[ReassignmentInfo]:
-    if answer.status == 204:  # only asked whether it could be
+    if answer.status == 204:  # validate_only: nothing was started
         return []
     return [_move(row) for row in answer.resources()]
 

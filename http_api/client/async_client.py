@@ -1,4 +1,8 @@
-"""The asyncio client, over aiohttp: for programs with many requests under way."""
+"""Asyncio client over aiohttp, for programs with many requests under way at once.
+
+Runs the `Call`s of the other modules like `transport.Client`: `routes.Exchange` decides which
+broker an attempt is sent to and whether to retry, this module sends and sleeps.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,10 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Runs calls against a cluster. Used as an async context by tasks of one loop.
+    """Client that runs calls against a cluster over pooled connections.
 
-    Only what may be repeated is ever re-sent by aiohttp itself (rule F2).
+    Used as an async context by the tasks of one event loop. aiohttp sends a request again by itself
+    only if the request may be repeated (rule F2).
     """
 
     def __init__(
@@ -36,7 +41,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections),
-            auto_decompress=False,  # by us, within a bound (`content_coding`)
+            auto_decompress=False,  # `content_coding` decodes within a limit
             skip_auto_headers=("User-Agent",),
         )
         return self
@@ -52,7 +57,11 @@ class AsyncClient:
             self._session = None
 
     async def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
-        """As `Client.run`: send, follow the leader, try again what surely did nothing."""
+        """Run a call as `Client.run` does and return its result; raises `ClientError`.
+
+        Calls about a partition go to its leader once that is known. An attempt is repeated, for up
+        to ``retry_s`` seconds, only if it certainly had no effect or may be repeated.
+        """
         now_s = asyncio.get_running_loop().time
         retry_s = self._retry_s if retry_s is None else retry_s
         exchange = Exchange(self.routes, call.request, now_s(), retry_s)
@@ -79,10 +88,11 @@ class AsyncClient:
         acks: str = "all",
         retry_s: float = DEFAULT_RETRY_S,
     ) -> list[RecordOutcome]:
-        """As `producer.send`: write, try again what surely was not written, tell the outcomes.
+        """Write records and return one outcome per record, in order, as `producer.send` does.
 
-        One request is under way per topic and partition (per topic, where none is given): without
-        idempotence that is what keeps order (rule F1).
+        Records that were certainly not written are sent again for up to ``retry_s`` seconds. At
+        most one request is under way per topic and partition (per topic if ``partition`` is None),
+        because without idempotence nothing else keeps records in order (rule F1).
         """
         now_s = asyncio.get_running_loop().time
         async with self._lanes.setdefault((topic, partition), asyncio.Lock()):
@@ -134,7 +144,7 @@ class AsyncClient:
 async def _only_once(
     request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Hide a broken connection from aiohttp, which sends a GET or DELETE again after one."""
+    """Turn a broken connection into `LostError`, so that aiohttp repeats no GET or DELETE."""
     try:
         return await send(request)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):

@@ -1,7 +1,8 @@
-"""A call of the public API as data: what to send, and how to read what comes back.
+"""Calls of the public API as data: a request, and the function that reads its answer.
 
-Nothing here does I/O: `http_api.client.transport` (blocking) and `http_api.client.async_client`
-(asyncio) are two shells over the same calls.
+The modules about topics, groups, configs and so on build `Call`s; `transport.Client` (blocking)
+and `async_client.AsyncClient` (asyncio) run them. Also here: the client's error classes, which all
+tell whether a write may have happened (`ClientError.outcome`). Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class ClientError(Exception):
-    """Whatever a call can end in. ``outcome`` says what a write left behind."""
+    """Base of all errors of a call. ``outcome`` is UNKNOWN if a write may have happened."""
 
     outcome: Outcome = Outcome.NOT_WRITTEN
     retriable: bool = False
 
 
 class ApiError(ClientError):
-    """The broker answered with an error envelope."""
+    """An answer of 400 or more, with the code and message of its error envelope."""
 
     def __init__(self, status: int, code: int, message: str, envelope: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -39,58 +40,58 @@ class ApiError(ClientError):
         self.code = code
         self.message = message
         self.path = ""
-        """What was asked for, where that is known."""
+        """Path of the refused request; empty if the caller does not set it."""
         self.retriable = bool(envelope.get("retriable", status == 503))
         said = envelope.get("outcome")
         if said is not None:
             self.outcome = Outcome.UNKNOWN if said == "unknown" else Outcome.NOT_WRITTEN
-        else:  # a 4xx wrote nothing; a 5xx that does not say may have
+        else:  # a 4xx wrote nothing; a 5xx without an outcome may have written
             self.outcome = Outcome.UNKNOWN if status >= 500 else Outcome.NOT_WRITTEN
 
 
 class UnreachableError(ClientError):
-    """No broker could be connected to: nothing was sent."""
+    """No broker accepted a connection; nothing was sent."""
 
     retriable = True
 
 
 class OutcomeUnknownError(ClientError):
-    """The connection broke or timed out after the request was sent: it may have been done."""
+    """The connection broke or timed out after the request was sent; it may have taken effect."""
 
     outcome = Outcome.UNKNOWN
 
 
 class ProtocolError(ClientError):
-    """An answer that is not what the API promises: probably no quorumlog broker answers there."""
+    """An answer that the API does not define; probably the server is no quorumlog broker."""
 
     outcome = Outcome.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One HTTP request, without the broker it goes to. ``timeout_s`` bounds one attempt."""
+    """An HTTP request, without the broker that it is sent to. ``timeout_s`` limits each attempt."""
 
     method: str
     path: str
-    """Quoted, with the query."""
+    """Path and query, quoted."""
     body: bytes | None = None
     content_type: str = JSON
     accept: str = JSON
     timeout_s: float = DEFAULT_TIMEOUT_S
     leader_key: tuple[str, int] | None = None
-    """(topic, partition): goes straight to the leader where that is known."""
+    """(topic, partition) whose leader gets the request, if the client knows that leader."""
     also_parsed: tuple[int, ...] = ()
-    """Statuses of 400 and more whose answers `Call.parse` reads itself."""
+    """Statuses of 400 or more whose answers are passed to `Call.parse` instead of raised."""
     repeatable: bool | None = None
-    """Said twice is as good as said once. None: a GET is, nothing else."""
+    """True if sending the request twice has the effect of sending it once. None: only if a GET."""
     claim: Claim | None = None
-    """Under which producer id, epoch and sequence it writes."""
+    """Producer id, epoch and sequence of an idempotent write; None for any other request."""
     decoded_max: int = 0
-    """Takes an answer in zstd of at most so many bytes once it is decoded; 0: takes none."""
+    """Largest decoded size in bytes of a zstd answer; 0: no compressed answer is accepted."""
 
     @property
     def may_repeat(self) -> bool:
-        """Whether it may be sent again whatever became of it (rule F1)."""
+        """Return True if sending the request again is harmless whatever became of it (rule F1)."""
         return self.method == "GET" if self.repeatable is None else self.repeatable
 
     @property
@@ -106,14 +107,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back. Header names are lowercase."""
+    """An HTTP answer. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
 
     def json(self) -> Any:
-        """The decoded body; `ProtocolError` if it is none."""
+        """Return the body decoded from JSON; raises `ProtocolError` if it is not JSON."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -121,7 +122,7 @@ class Answer:
             raise ProtocolError(msg) from error
 
     def resources(self) -> list[dict[str, Any]]:
-        """The ``data`` of a v3 list; `ProtocolError` if it is none."""
+        """Return the ``data`` of a v3 list; raises `ProtocolError` if the body is no such list."""
         body = self.json()
         rows = body.get("data") if isinstance(body, dict) else None
         if not isinstance(rows, list):
@@ -132,21 +133,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request, and the function that reads its answer (a 2xx, or one of ``also_parsed``)."""
+    """A request and the function that reads its answer (a 2xx, or a status in ``also_parsed``)."""
 
     request: Request
     parse: Callable[[Answer], T]
 
 
 def path_of(*parts: object, query: Mapping[str, object] | None = None) -> str:
-    """``/topics/T?a=1`` with every part quoted; a None in ``query`` is left out."""
+    """Return ``/topics/T?a=1`` with every part quoted; None values of ``query`` are left out."""
     path = "".join(f"/{quote(str(part), safe=':-')}" for part in parts)
     kept = {key: value for key, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(kept)}" if kept else path
 
 
 def error_of(answer: Answer) -> ApiError:
-    """The error an answer of 400 or more stands for."""
+    """Return the error that an answer of 400 or more describes."""
     try:
         envelope = orjson.loads(answer.body)
     except orjson.JSONDecodeError:

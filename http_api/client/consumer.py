@@ -1,4 +1,10 @@
-"""Reading records by direct fetch: stateless, by offset, from whoever leads."""
+"""Calls that read records of a partition by offset, without a consumer group.
+
+`fetch` returns decoded records, `fetch_lines` and `fetch_stored` return many records as stored
+JSON lines for quicker readers, `ends` and `offset_at` find offsets. A fetch is sent to the
+partition's leader if the client knows it, or with a rack to the replica that serves this rack. Each
+function returns a `Call`; nothing here does I/O and nothing remembers a position.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +21,15 @@ DEFAULT_WAIT_MS = 1_000
 DEFAULT_MAX_BYTES = 1_048_576
 _NETWORK_MARGIN_S = 10.0
 _OVER_BYTES = 1 << 27
-"""A first record may be longer than ``max_bytes``, up to 64 MiB with what a line adds."""
+"""Bytes allowed beyond ``max_bytes``: a first record may be longer, up to 64 MiB as a line."""
 _LINES_PER_BATCH = 4
-"""Lines about batches of one short record each are a few times as long as those records."""
+"""Factor by which lines about batches can exceed records, if each batch has one short record."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One record. ``key`` and ``value`` are the JSON text as stored (base64 text, if binary).
+    """A record. ``key`` and ``value`` are the JSON text as stored (base64 text if read as binary).
 
-    ``headers`` is there only where the producer set them.
+    ``headers`` is None unless the producer set headers; ``timestamp`` is in milliseconds.
     """
 
     topic: str
@@ -37,7 +43,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionEnds:
-    """``end`` is the next offset a reader gets."""
+    """Both ends of a partition; ``end`` is the next offset that a reader gets."""
 
     beginning: int
     end: int
@@ -45,7 +51,7 @@ class PartitionEnds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPage:
-    """Records in offset order, perhaps none; read on at ``next_offset``."""
+    """Records in offset order, possibly none; the next fetch starts at ``next_offset``."""
 
     records: list[Record]
     next_offset: int
@@ -56,7 +62,7 @@ class FetchPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinesPage:
-    """Stored lines as one JSON array: the quickest way to many decoded values."""
+    """Stored lines as a JSON array: the fastest way to decode many values."""
 
     body: bytes
     next_offset: int
@@ -64,14 +70,14 @@ class LinesPage:
     leader_epoch: int
 
     def records(self) -> list[dict[str, Any]]:
-        """``{"offset", "key", "value"}`` and what the producer set, decoded."""
+        """Return the decoded records: ``{"offset", "key", "value"}`` and what the producer set."""
         rows: list[dict[str, Any]] = orjson.loads(self.body)
         return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPage:
-    """Stored lines as they lie in the log, each run of a batch behind a line about that batch.
+    """Stored lines exactly as in the log; a line about each batch precedes its lines.
 
     ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format"}}``, then
     ``count`` lines ``{"offset","timestamp"?,"headers"?,"key","value"}``. Formats: json (the text
@@ -98,10 +104,10 @@ def fetch(
     binary: bool = False,
     rack: str | None = None,
 ) -> Call[FetchPage]:
-    """Read from ``offset``; waits up to ``wait_ms`` for the first record.
+    """Return the call that reads from ``offset`` and waits up to ``wait_ms`` for a first record.
 
-    ``rack``: where this reader is. With ``replica.selector`` = rack an in-sync replica there serves
-    it, up to what that replica knows to be committed: a moment behind the leader.
+    ``rack`` is the rack of the reader. With ``replica.selector`` = rack an in-sync replica of that
+    rack answers, up to the high watermark that the replica knows, slightly behind the leader's.
     """
     accept = V2_BINARY if binary else V2_JSON
     request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, accept, rack=rack)
@@ -132,7 +138,7 @@ def fetch_lines(
     max_bytes: int = DEFAULT_MAX_BYTES,
     rack: str | None = None,
 ) -> Call[LinesPage]:
-    """As `fetch`, without topic and partition per record."""
+    """Return the call that reads like `fetch`, without topic and partition in each record."""
     request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, LINES, rack=rack)
 
     def parse(answer: Answer) -> LinesPage:
@@ -155,9 +161,9 @@ def fetch_stored(
     max_bytes: int = DEFAULT_MAX_BYTES,
     rack: str | None = None,
 ) -> Call[StoredPage]:
-    """As `fetch`, for readers that decode many records at once.
+    """Return the call that reads like `fetch`, for readers that decode many records at once.
 
-    What is stored compressed comes compressed, and is decoded here.
+    Batches that are stored compressed are sent compressed and decoded by the client.
     """
     request = _fetch_request(
         topic, partition, offset, wait_ms, max_bytes, NDJSON, include="batches", rack=rack
@@ -177,7 +183,7 @@ def fetch_stored(
 
 
 def ends(topic: str, partition: int) -> Call[PartitionEnds]:
-    """Both ends of a partition, from its leader."""
+    """Return the call that reads both ends of a partition from its leader."""
 
     def parse(answer: Answer) -> PartitionEnds:
         found = answer.json()
@@ -188,7 +194,7 @@ def ends(topic: str, partition: int) -> Call[PartitionEnds]:
 
 
 def offset_at(topic: str, partition: int, timestamp_ms: int) -> Call[int]:
-    """The first offset at or behind a time; the partition's end where there is none."""
+    """Return the call that finds the first offset at or after ``timestamp_ms``, else the end."""
     query = {"timestamp": timestamp_ms, "timeout": 0, "max_bytes": 1}
     request = Request(
         method="GET",
@@ -221,14 +227,14 @@ def _fetch_request(
         "max_bytes": max_bytes,
         "include": include,
         "rack": rack,
-        "frames": "many" if include == "batches" else None,  # as `content_coding` reads them
+        "frames": "many" if include == "batches" else None,  # `content_coding` reads many frames
     }
     return Request(
         method="GET",
         path=path_of("topics", topic, "partitions", partition, "records", query=query),
         accept=accept,
         timeout_s=wait_ms / 1000 + _NETWORK_MARGIN_S,
-        # No topic has an @ in its name: who serves a rack is remembered beside who leads.
+        # The replica that serves a rack is cached like a leader, under a name no topic can have.
         leader_key=(topic if rack is None else f"{topic}@{rack}", partition),
     )
 

@@ -1,4 +1,8 @@
-"""Answers in zstd: decoded within a bound that was set when they were asked for."""
+"""Decoding of zstd answers, within the size limit that the request set.
+
+Called by both clients on every answer. The broker states the decoded length in a header; a body
+that yields fewer bytes has lost frames on its way and is an error.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,16 @@ from http_api.client.calls import Answer, ProtocolError, Request
 from http_api.contract.media_types import DECODED_LENGTH_HEADER, ZSTD
 
 WINDOW_BYTES_MAX = 1 << 23
-"""Nobody may need more (RFC 9659)."""
+"""Largest zstd window in bytes that a sender may require of a receiver (RFC 9659)."""
 
 
 def decoded(answer: Answer, request: Request) -> Answer:
-    """The answer with its body as it is meant; `ProtocolError` where that can't be had.
+    """Return the answer with its body decoded; raises `ProtocolError` if that is not possible.
 
-    The broker says how long it is: one that is cut short, or has lost frames on its way through a
-    reader that knows only the first, is never taken for all there was.
+    An answer is refused if its coding was not requested, if its stated length is missing or above
+    `Request.decoded_max`, or if decoding yields another number of bytes than stated. So an answer
+    that was cut short, or that lost all frames but the first in a proxy, is never taken as
+    complete.
     """
     coding = answer.headers.get("content-encoding", "identity").strip().lower()
     if coding == "identity":
@@ -33,7 +39,7 @@ def decoded(answer: Answer, request: Request) -> Answer:
 
 
 def _frames(body: bytes, length: int) -> bytes:
-    import zstandard  # not for those who never meet it: it takes a while to load
+    import zstandard  # imported on first use, because loading it takes a while
 
     reader = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).stream_reader(
         body, read_across_frames=True

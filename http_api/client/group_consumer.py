@@ -1,8 +1,9 @@
-"""A member of a consumer group, over whichever broker answers: at least once, nothing skipped.
+"""A member of a consumer group, for programs: at-least-once reads, whichever broker answers.
 
-What makes a read through HTTP lose records is an answer that gets lost: the position has moved. So
-this consumer commits nothing but what it received (auto-commit is off), and where an answer may be
-lost it takes a new instance: reading goes on from the last commit.
+A read over HTTP would lose records if an answer got lost after the group's position moved. So
+`GroupConsumer` disables auto-commit and commits only what it received; where an answer may have
+been lost it creates a new instance, and reading resumes at the last commit. The requests themselves
+are the calls of `http_api.client.groups`, run by a blocking `Client`.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from raft_metadata.common.errors import Outcome
 
 DEFAULT_WAIT_MS = 1_000
 MAX_NAMES_TRIED = 5
-"""A create whose answer is lost is tried under another name: the first may be there already."""
+"""Attempts to create an instance, each under a new name, because a lost answer may mean success."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is to be read: topics through the group, or partitions by hand."""
+    """Selection to read: topics through the group, or partitions assigned by hand."""
 
     topics: tuple[str, ...] = ()
     partitions: tuple[Place, ...] = ()
 
 
 class GroupConsumer:
-    """One instance of a group. Used by one thread; close it, or use it as a context.
+    """An instance of a consumer group. Used by one thread; to be closed, or used as a context.
 
-    Records come at least once: again after a lost answer, a change of coordinator, a rebalance or
-    an expired session, from the last commit on. `commit` right after `poll`, before the records are
-    used, makes it at most once. With `assign` and `seek` the position may live elsewhere, beside
-    what is made of the records: exactly once.
+    Records are delivered at least once: after a lost answer, a change of coordinator, a rebalance
+    or an expired session, they come again from the last commit on. `commit` directly after `poll`,
+    before the records are used, gives at-most-once. With `assign` and `seek` a program can keep the
+    position itself, stored together with its results: exactly-once.
     """
 
     def __init__(
@@ -57,49 +58,49 @@ class GroupConsumer:
         self._prefix = name
         self._instance: str | None = None
         self._must_join = True
-        """An answer may have been lost, and records with it: read no further as this instance."""
+        """True if an answer with records may have been lost: the next poll joins anew first."""
         self._wanted: _Wanted | None = None
         self._positions: dict[Place, int] = {}
         self._committed: dict[Place, int] = {}
 
     @property
     def instance(self) -> str | None:
-        """The present instance's name; another one after it had to be replaced."""
+        """Name of the present instance; changes when the instance has to be replaced."""
         return self._instance
 
     @property
     def positions(self) -> dict[Place, int]:
-        """The next offset by partition, where records came from or `seek` pointed to."""
+        """Next offset to read of each partition that records came from or that `seek` named."""
         return dict(self._positions)
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """Read these topics with the group; the partitions are shared with its other members."""
+        """Read these topics with the group, which shares their partitions among its members."""
         self._wanted = _Wanted(topics=tuple(topics))
         self._join()
 
     def assign(self, partitions: Iterable[Place]) -> None:
-        """Read exactly these partitions, whoever else does. `seek` says from where."""
+        """Read exactly these partitions, even if other members read them; `seek` sets the start."""
         self._positions.clear()
         self._wanted = _Wanted(partitions=tuple(partitions))
         self._join()
 
     def assignment(self) -> list[Place]:
-        """What this instance owns now."""
+        """Return the partitions that this instance owns now."""
         return self._client.run(groups.assignment(self._group, self._present()))
 
     def seek(self, offsets: Mapping[Place, int]) -> None:
-        """Read on at these offsets; remembered by the group until the next commit."""
+        """Continue reading at these offsets; the group keeps them until the next commit."""
         self._client.run(groups.seek(self._group, self._present(), offsets))
         self._positions.update(offsets)
 
     def committed(self, partitions: Iterable[Place]) -> dict[Place, int]:
-        """Committed offsets, where there are any."""
+        """Return the committed offset of each of these partitions that has one."""
         return self._client.run(groups.committed(self._group, self._present(), partitions))
 
     def poll(
         self, wait_ms: int = DEFAULT_WAIT_MS, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> list[Record]:
-        """The next records, none at the time-out, nor where the instance had to be replaced."""
+        """Return the next records; none after ``wait_ms``, or if the instance was replaced."""
         if self._must_join:
             self._join()
         call = groups.poll(
@@ -122,10 +123,11 @@ class GroupConsumer:
         return records
 
     def commit(self, offsets: Mapping[Place, int] | None = None) -> frozenset[Place]:
-        """Commit these next offsets, or everything `poll` returned.
+        """Commit these next offsets, or the offsets behind everything that `poll` returned.
 
-        Returns what is not committed because it is not this instance's any more (another member
-        owns it, or the coordinator changed): it is read again, by whoever owns it.
+        Returns the partitions that were not committed because this instance no longer owns them
+        (the session expired, another member owns them, or the coordinator changed). Their next
+        owner reads them again from the last commit.
         """
         wanted = dict(offsets) if offsets is not None else self._uncommitted()
         if not wanted:
@@ -181,7 +183,7 @@ class GroupConsumer:
         return frozenset(places)
 
     def _commit_one_by_one(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
-        """Some of these can't be committed: the ones that can are. Returns the others."""
+        """Commit each partition on its own and return the offsets that were refused."""
         refused = {}
         for place, offset in wanted.items():
             try:
@@ -195,9 +197,10 @@ class GroupConsumer:
         return refused
 
     def _join(self) -> None:
-        """Take a new instance in place of the old one, if there was one.
+        """Create a new instance and make it replace the present one, if there is one.
 
-        The old one leaves last: while the group has a reader, it remembers where it started.
+        The old instance is deleted last, because the group keeps its starting offsets while it has
+        a member.
         """
         wanted = self._wanted
         if wanted is None:
@@ -240,11 +243,11 @@ class GroupConsumer:
         raise AssertionError
 
     def _delete(self, name: str) -> None:
-        """As far as it goes: an instance that nobody uses expires."""
+        """Delete an instance if the request succeeds; an unused instance expires by itself."""
         with contextlib.suppress(ClientError):
             self._client.run(groups.delete_instance(self._group, name), retry_s=1.0)
 
 
 def _is_gone(error: ClientError) -> bool:
-    """The instance is not there any more: its session expired."""
+    """Return True if the error means that the instance no longer exists: its session expired."""
     return isinstance(error, ApiError) and error.code == RestCode.UNKNOWN_TOPIC_OR_PARTITION

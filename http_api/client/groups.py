@@ -1,7 +1,8 @@
-"""Consumer groups as calls: an instance's life (v2), and groups seen from outside (v3).
+"""Calls about consumer groups: an instance's life (v2 API), and groups from outside (v3 API).
 
-Instances made here speak the dialect in which an offset is always the next one to read.
-`http_api.client.group_consumer` puts these calls together.
+Used by `group_consumer.GroupConsumer`, `quorumlog group` and programs of users. An instance is
+created, subscribes or is assigned partitions, polls, commits, and is deleted. Offsets are always
+the next one to read. Each function returns a `Call`; nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 
 Place = tuple[str, int]
-"""Topic and partition."""
+"""(topic, partition)."""
 
 GROUP_TIMEOUT_S = 15.0
-"""A coordinator that is taking over answers within a few seconds."""
+"""Seconds for one attempt; a coordinator that is taking over answers within a few."""
 _NETWORK_MARGIN_S = 15.0
 
 _decode_records = msgspec.json.Decoder(list[Record]).decode
@@ -29,18 +30,18 @@ _decode_records = msgspec.json.Decoder(list[Record]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSettings:
-    """How an instance reads. Times in milliseconds."""
+    """Settings with which an instance reads. Times are in milliseconds."""
 
     auto_offset_reset: str = "latest"
-    """``earliest``, ``latest`` or ``none``: where a partition without a commit starts."""
+    """``earliest``, ``latest`` or ``none``: start of a partition without a committed offset."""
     binary: bool = False
     session_timeout_ms: int = 45_000
-    """Without any call for this long the instance is gone, its partitions are others'."""
+    """Without a call for this long the instance expires and its partitions are reassigned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInfo:
-    """A group and the broker that coordinates it."""
+    """A consumer group and the broker that coordinates it."""
 
     group: str
     state: str
@@ -51,7 +52,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """A live instance of a group. ``member_epoch`` is -1 without a subscription."""
+    """A live instance of a group. ``member_epoch`` is -1 if it has no subscription."""
 
     member_id: str
     client_id: str
@@ -60,7 +61,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedOffset:
-    """``offset`` is the next one to read; ``lag`` is None while the end is not known."""
+    """A committed offset, the next one to read; ``lag`` is None if the log end is unknown."""
 
     topic: str
     partition: int
@@ -69,11 +70,14 @@ class CommittedOffset:
     lag: int | None
 
 
-# an instance's life
+# calls of an instance
 
 
 def create_instance(group: str, name: str, settings: InstanceSettings) -> Call[None]:
-    """Make an instance; with auto-commit off, so that only what was received is committed."""
+    """Return the call that creates an instance with auto-commit off.
+
+    Without auto-commit only those offsets are committed whose records the client received.
+    """
     body = {
         "name": name,
         "format": "binary" if settings.binary else "json",
@@ -85,25 +89,25 @@ def create_instance(group: str, name: str, settings: InstanceSettings) -> Call[N
 
 
 def delete_instance(group: str, name: str) -> Call[None]:
-    """Leave the group at once. Said twice, the second time is a 404."""
+    """Return the call that makes an instance leave the group at once; a repeat gets a 404."""
     path = path_of("consumers", group, "instances", name)
     return _done(Request(method="DELETE", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S))
 
 
 def subscribe(group: str, name: str, topics: Iterable[str]) -> Call[None]:
-    """Join the group for these topics; answers after the join."""
+    """Return the call that joins the group for these topics and answers after the join."""
     body = {"topics": list(topics)}
     return _done(_post(_path(group, name, "subscription"), body, repeatable=True))
 
 
 def assign(group: str, name: str, partitions: Iterable[Place]) -> Call[None]:
-    """Read these partitions, outside of the group's rebalancing."""
+    """Return the call that assigns partitions by hand, outside of the group's rebalancing."""
     body = {"partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
     return _done(_post(_path(group, name, "assignments"), body, repeatable=True))
 
 
 def assignment(group: str, name: str) -> Call[list[Place]]:
-    """What the instance owns now."""
+    """Return the call that lists the partitions that the instance owns now."""
 
     def parse(answer: Answer) -> list[Place]:
         return [(row["topic"], row["partition"]) for row in answer.json()["partitions"]]
@@ -120,7 +124,11 @@ def poll(
     max_bytes: int = DEFAULT_MAX_BYTES,
     binary: bool = False,
 ) -> Call[list[Record]]:
-    """Read on. It moves positions, so it is never sent again: a lost answer is lost (rule F2)."""
+    """Return the call that reads the next records and moves the instance's positions.
+
+    Because it moves positions it is never sent again: records in a lost answer are not delivered
+    (rule F2).
+    """
     query = {"timeout": wait_ms, "max_bytes": max_bytes}
     request = Request(
         method="GET",
@@ -141,12 +149,15 @@ def poll(
 
 
 def commit(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
-    """Commit the next offsets to read. A late older commit takes no newer one back."""
+    """Return the call that commits the next offsets to read.
+
+    It may be repeated: an older commit that arrives late does not replace a newer one.
+    """
     return _done(_post(_path(group, name, "offsets"), _offsets(offsets), repeatable=True))
 
 
 def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[Place, int]]:
-    """Committed offsets (the next to read); partitions without one are left out."""
+    """Return the call that reads committed offsets; partitions without one are left out."""
 
     def parse(answer: Answer) -> dict[Place, int]:
         rows = answer.json()["offsets"]
@@ -165,32 +176,32 @@ def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[P
 
 
 def seek(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
-    """Read on at these offsets."""
+    """Return the call that makes the instance continue reading at these offsets."""
     return _done(_post(_path(group, name, "positions"), _offsets(offsets), repeatable=True))
 
 
 def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) -> Call[None]:
-    """Read on at the ``beginning`` or behind the ``end``."""
+    """Return the call that moves the instance to the ``beginning`` or the ``end`` of partitions."""
     body = {"partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
     path = path_of("consumers", group, "instances", name, "positions", edge)
     return _done(_post(path, body, repeatable=True))
 
 
-# groups seen from outside
+# calls about groups, made from outside
 
 
 def list_groups(cluster_id: str) -> Call[list[GroupInfo]]:
-    """Every group of the cluster."""
+    """Return the call that lists every consumer group of the cluster."""
     return Call(_get(cluster_id), lambda answer: [_group(row) for row in answer.resources()])
 
 
 def describe_group(cluster_id: str, group: str) -> Call[GroupInfo]:
-    """One group; 404/40405 if there is none."""
+    """Return the call that reads a group; 404/40405 if it does not exist."""
     return Call(_get(cluster_id, group), lambda answer: _group(answer.json()))
 
 
 def members(cluster_id: str, group: str) -> Call[list[GroupMember]]:
-    """The live instances of a group."""
+    """Return the call that lists the live instances of a group."""
 
     def parse(answer: Answer) -> list[GroupMember]:
         return [
@@ -206,7 +217,7 @@ def members(cluster_id: str, group: str) -> Call[list[GroupMember]]:
 
 
 def member_assignment(cluster_id: str, group: str, member_id: str) -> Call[list[Place]]:
-    """The partitions a live instance owns."""
+    """Return the call that lists the partitions that a live instance owns."""
 
     def parse(answer: Answer) -> list[Place]:
         return [(row["topic_name"], row["partition_id"]) for row in answer.resources()]
@@ -215,7 +226,10 @@ def member_assignment(cluster_id: str, group: str, member_id: str) -> Call[list[
 
 
 def group_offsets(cluster_id: str, group: str) -> Call[list[CommittedOffset]]:
-    """Everything the group has committed, with its lag; empty for an unknown group."""
+    """Return the call that lists all committed offsets of a group with their lag.
+
+    The list is empty for a group that does not exist.
+    """
 
     def parse(answer: Answer) -> list[CommittedOffset]:
         return [
@@ -239,7 +253,11 @@ def commit_group(
     *,
     member: tuple[str, int] | None = None,
 ) -> Call[None]:
-    """Commit without an instance; while members live only as one of them: (member id, epoch)."""
+    """Return the call that commits offsets of a group from outside its instances.
+
+    While the group has live members the commit must be made as one of them: ``member`` is its
+    (member id, member epoch).
+    """
     body: dict[str, Any] = {
         "data": [
             {"topic_name": topic, "partition_id": number, "offset": offset}

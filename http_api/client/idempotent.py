@@ -1,12 +1,12 @@
-"""Writing without repeats: a producer whose requests may be sent again whatever became of them.
+"""Idempotent producers: any request may be sent again, and no record is written twice.
 
-Each partition has a sender of its own (`raft_metadata.common.sequenced_sender`): up to five
-requests are under way, in order; one whose answer was lost is sent again under its number, and the log knows
-it (invariants T1 to T3). What can't be found out until its deadline is told *unknown*, and the
-writes behind it go on in the producer's next epoch. acks=all always: what is acknowledged with less
-can be lost by a new leader, which would leave a gap in the sequence.
-
-`AsyncProducer` has several requests under way; `Producer` waits for each.
+Programs use `Producer` (blocking, waits for each request) or `AsyncProducer` (several requests
+under way). Both share `Sequencer`, which keeps a `SequencedSender`
+(`raft_metadata.common.sequenced_sender`) per partition: up to five requests are under way, in
+order, and a request whose answer was lost is sent again with its sequence, which the log recognizes
+(invariants T1 to T3). A write that is still in doubt at its deadline has the outcome *unknown*; the
+writes behind it continue in the producer's next epoch. Writes always use acks=all: a record
+acknowledged with less can be lost with its leader, which would leave a gap in the sequence.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 ATTEMPT_MS_MIN = 500
 ATTEMPT_MS_MAX = 5_000
 ATTEMPTS = 3
-"""A request gets this part of what is left of its deadline: so a lost answer leaves time to ask."""
+"""An attempt may take one part in so many of the time left, so that a retry can follow it."""
 PAUSE_S = 0.05
-"""Before a failed request is sent again."""
+"""Seconds between a failed request and the next attempt."""
 WAITING_MAX = 10_000
-"""Records' sends that wait in one producer."""
+"""Sends of a partition's records that may wait in one producer."""
 _REFUSALS = {
     int(RestCode.OUT_OF_ORDER_SEQUENCE): ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     int(RestCode.INVALID_PRODUCER_EPOCH): ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -63,18 +63,21 @@ _REFUSALS = {
 }
 
 Partitioner = Callable[[NewRecord, int], int]
-"""The partition of a record among so many."""
+"""Chooses the partition of a record, given the number of partitions."""
 
 
 def new_producer_id(cluster_id: str) -> Call[int]:
-    """An id that nobody else has or will have. Its epochs begin with 0. A lost one is no harm."""
+    """Return the call that allocates a producer id that is never given out again.
+
+    Its epochs begin with 0. An id whose answer is lost stays unused, which does no harm.
+    """
     path = v3_path(cluster_id, "producer-ids")
     request = Request(method="POST", path=path, body=b"{}", repeatable=True)
     return Call(request, lambda answer: int(answer.json()["producer_id"]))
 
 
 def partition_count(topic: str) -> Call[int]:
-    """How many partitions a topic has."""
+    """Return the call that counts the partitions of a topic."""
 
     def parse(answer: Answer) -> int:
         rows = answer.json()
@@ -88,7 +91,10 @@ def partition_count(topic: str) -> Call[int]:
 
 
 class Sequencer:
-    """What a producer has under way, partition by partition. Decisions only; both shells use it."""
+    """Requests of a producer that are queued or under way, by partition.
+
+    Decides only, without I/O; owned by one `Producer` or `AsyncProducer`.
+    """
 
     def __init__(
         self, topic: str, producer_id: int, partitions: int, partitioner: Partitioner | None = None
@@ -102,10 +108,11 @@ class Sequencer:
         self._waiting = 0
 
     def place(self, records: Sequence[NewRecord]) -> dict[int, list[int]]:
-        """The indexes of the records of each partition, in order.
+        """Return the indexes of the records of each partition, in order.
 
-        A record's own partition, else the documented partitioner's: crc32 of the key's bytes view.
-        Keyless ones go to one partition, rotating with each send.
+        A record goes to its own ``partition``, else to the one that the partitioner returns, else
+        to crc32 of its key's JSON text modulo the number of partitions. Records without a key all
+        go to the same partition, which rotates with each call.
         """
         groups: dict[int, list[int]] = {}
         keyless = next(self._rotation) % self._partitions
@@ -128,10 +135,16 @@ class Sequencer:
         deadline_s: float,
         done: Callable[[list[RecordOutcome]], None],
     ) -> SequencedSender:
-        """Queue records of one partition; the channel has something for `SequencedSender.due`.
+        """Queue records of a partition; the returned sender then has a request for `due`.
+
+        Args:
+            partition: Partition that all the records are written to.
+            records: Records to write as one batch.
+            deadline_s: Monotonic time after which the outcome is reported even if unknown.
+            done: Called once, with one outcome per record.
 
         Raises:
-            RuntimeError: too much is waiting already.
+            RuntimeError: `WAITING_MAX` sends are waiting already.
         """
         if self._waiting >= WAITING_MAX:
             msg = f"{self._waiting} sends are waiting: await some of them first"
@@ -156,7 +169,7 @@ class Sequencer:
         return channel
 
     def call(self, crossing: InFlightBatch, now_s: float) -> Call[list[RecordOutcome]]:
-        """One attempt at a request that `due` gave out."""
+        """Return the call for an attempt at a request that `SequencedSender.due` returned."""
         left_ms = crossing.deadline_ms - round(now_s * 1000)
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
         timeout_ms = max(1, min(left_ms, share_ms))
@@ -169,7 +182,7 @@ class Sequencer:
     def took(
         channel: SequencedSender, crossing: InFlightBatch, outcomes: Sequence[RecordOutcome]
     ) -> None:
-        """An answer came: one batch, so all rows say the same."""
+        """Pass an answer to the sender; all rows of one batch have the same outcome."""
         row = outcomes[0]
         if row.is_written and row.offset is not None:
             channel.succeeded(crossing, row.offset)
@@ -179,7 +192,7 @@ class Sequencer:
 
     @staticmethod
     def failed(channel: SequencedSender, crossing: InFlightBatch, error: ClientError) -> None:
-        """The request failed as a whole."""
+        """Pass the failure of a whole request to the sender."""
         code, outcome = ErrorCode.LEADER_NOT_AVAILABLE, error.outcome
         if isinstance(error, ApiError) and error.status < 500:
             code = _REFUSALS.get(error.code, ErrorCode.INVALID_REQUEST)
@@ -196,10 +209,10 @@ def _outcome(error: KafkaError) -> RecordOutcome:
 
 
 class Producer:
-    """Blocking, one request under way; one thread at a time.
+    """Blocking producer with one request under way; used by one thread at a time.
 
-    ``idempotent`` False: as `http_api.client.producer.send`, which repeats only what surely was not
-    written.
+    With ``idempotent`` False it writes like `http_api.client.producer.send`, which repeats only
+    requests that certainly wrote nothing.
     """
 
     def __init__(
@@ -220,7 +233,10 @@ class Producer:
     def send(
         self, records: Sequence[NewRecord], *, retry_s: float = DEFAULT_RETRY_S
     ) -> list[RecordOutcome]:
-        """Write and say what became of each; tried again until it is known, or for ``retry_s``."""
+        """Write records and return one outcome per record, in order.
+
+        An attempt is repeated until its outcome is known, or for ``retry_s`` seconds.
+        """
         if not self._idempotent:
             return send(self._client, self._topic, records, retry_s=retry_s)
         if self._sequencer is None:
@@ -249,7 +265,7 @@ class Producer:
         channel = sequencer.add(partition, records, deadline_s, told.append)
         while not told:
             if channel.needs_producer_id:
-                # Not now, then later: there are 100 epochs left, and what waits must be answered.
+                # A failure can be retried later: there are 100 epochs left, and sends are waiting.
                 with contextlib.suppress(ClientError):
                     call = new_producer_id(self._cluster_id)
                     channel.spare_producer_id = self._client.run(call, retry_s=0.0)
@@ -270,7 +286,7 @@ class Producer:
 
 
 class AsyncProducer:
-    """Up to five requests under way per partition; an ``async with`` owns them."""
+    """Producer with up to five requests under way per partition; an async context owns it."""
 
     def __init__(
         self, client: AsyncClient, topic: str, *, partitioner: Partitioner | None = None
@@ -308,7 +324,7 @@ class AsyncProducer:
     async def send(
         self, records: Sequence[NewRecord], *, retry_s: float = DEFAULT_RETRY_S
     ) -> list[RecordOutcome]:
-        """As `Producer.send`. Sends of one partition are written in the order of their calls."""
+        """Write records as `Producer.send` does; a partition's records keep the order of the calls."""
         sequencer = self._sequencer
         if sequencer is None or self._tasks is None:
             msg = "use AsyncProducer as an async context"
@@ -348,7 +364,10 @@ class AsyncProducer:
             self._tasks.create_task(self._spare_id(channel))
 
     async def _spare_id(self, channel: SequencedSender) -> None:
-        """Its epochs are nearly used up: it goes on under another id. Asked again if that fails."""
+        """Fetch the producer id that follows once the sender's epochs are used up.
+
+        After a failure the next call of `_pump` tries again.
+        """
         try:
             channel.spare_producer_id = await self._client.run(new_producer_id(self._cluster_id))
         except ClientError:

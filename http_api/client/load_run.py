@@ -1,7 +1,8 @@
-"""Load on a cluster, closed loop: each connection has one request under way, straight to a leader.
+"""Load generation with closed-loop connections: each has one request under way, to a leader.
 
-Requests are rendered beforehand and answers only looked at as far as they must be: what is measured
-shall be the cluster, not this client. A connection that fails is made anew to whoever leads then.
+`quorumlog bench` gives a `LoadRun` the `Work` of each connection. Requests are rendered beforehand
+and answers are parsed only as far as needed, so that the measurement shows the cluster rather than
+this client. A connection that fails is opened anew to the partition's present leader.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 LATENCY_STEP = math.log(1.01)
-"""Latencies are counted in buckets 1 % wide: a run of days takes no more memory than one of a
-second."""
+"""Width of a latency bucket on a logarithmic scale: 1 %, so memory does not grow with time."""
 RETRY_PAUSE_S = 0.1
-"""After an error a connection waits this long before it asks who leads and goes on."""
+"""Seconds that a connection waits after an error before it looks up the leader and continues."""
 ANSWER_TIMEOUT_S = 60.0
 REASONS_MAX = 5
-"""Different errors whose text is kept."""
+"""Number of different errors whose text is kept."""
 _REASON_CHARS = 200
 
 
 class Latencies:
-    """A histogram of times: the count of each bucket."""
+    """Histogram of latencies: the number of samples in each bucket."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -35,7 +35,7 @@ class Latencies:
         self.longest_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a sample of ``seconds``."""
         bucket = int(math.log(max(seconds, 1e-6)) / LATENCY_STEP)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.count += 1
@@ -43,7 +43,7 @@ class Latencies:
         self.longest_s = max(self.longest_s, seconds)
 
     def percentile(self, share: float) -> float:
-        """Seconds that this share of all stayed within; 0.0 of none."""
+        """Return the seconds within which ``share`` of all samples lie; 0.0 without samples."""
         left = math.ceil(self.count * share)
         for bucket in sorted(self._counts):
             left -= self._counts[bucket]
@@ -58,26 +58,26 @@ class Latencies:
 
 @dataclass(slots=True)
 class Counts:
-    """What has become of the requests so far."""
+    """Numbers of requests, records, bytes and errors so far."""
 
     requests: int = 0
     records: int = 0
     bytes: int = 0
-    """Of records: keys and values as sent, lines as read."""
+    """Bytes of records: values as sent, lines as read."""
     errors: int = 0
-    """Records not written, or requests that failed."""
+    """Records that were not written, plus read requests that failed."""
     reasons: list[str] = field(default_factory=list)
     latencies: Latencies = field(default_factory=Latencies)
 
     def failed(self, reason: str, errors: int = 1) -> None:
-        """Count errors; a few of their texts are kept."""
+        """Count errors and keep the texts of the first few kinds."""
         self.errors += errors
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason[:_REASON_CHARS])
 
 
 class HttpAnswer:
-    """Status, headers (names in lower case) and body of an answer."""
+    """Status, headers (names in lower case) and body of an HTTP answer."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -92,7 +92,7 @@ class HttpAnswer:
 
 
 class Done(NamedTuple):
-    """Of one request."""
+    """Result of one request."""
 
     records: int
     bytes: int
@@ -101,42 +101,42 @@ class Done(NamedTuple):
 
 
 class Work(Protocol):
-    """What a connection does again and again. One object a connection."""
+    """Source of a connection's requests; each connection has its own object."""
 
     @property
     def partition(self) -> int: ...
 
     def request(self) -> bytes | None:
-        """The next request as it goes over the wire; None: there is nothing more to do."""
+        """Return the next request as raw bytes, or None if there is no more to do."""
         ...
 
     def answered(self, answer: HttpAnswer) -> Done:
-        """What an answer with status 200 says was done."""
+        """Take an answer with status 200 and return what it confirms."""
         ...
 
     def records_in_request(self) -> int:
-        """How many records a request asks to be written; 0: it reads."""
+        """Return how many records a request writes; 0 if it reads."""
         ...
 
 
 class Pace:
-    """Spreads requests so that no more than so many records a second leave."""
+    """Limit of records per second over all connections."""
 
     def __init__(self, records_per_s: float, now_s: float) -> None:
         self._per_s = records_per_s
         self._next_s = now_s
 
     def take(self, records: int, now_s: float) -> float:
-        """When the next request may leave."""
+        """Return the time at which the next request may be sent."""
         if self._per_s <= 0:
             return now_s
-        due_s = max(self._next_s, now_s - 1.0)  # what was missed is caught up for a second at most
+        due_s = max(self._next_s, now_s - 1.0)  # a delay is caught up for a second at most
         self._next_s = due_s + records / self._per_s
         return due_s
 
 
 class LoadRun:
-    """One run. Owns its connections; used once, on one loop."""
+    """A run of load over its own connections; used once, on one event loop."""
 
     def __init__(
         self,
@@ -146,9 +146,13 @@ class LoadRun:
         duration_s: float,
         records_per_s: float = 0.0,
     ) -> None:
-        """``leader_of(partition)``: the url of who leads now. ``duration_s`` 0: until all is done.
+        """Prepare a run of one connection for each of ``works``.
 
-        ``records_per_s`` 0: as fast as it goes.
+        Args:
+            works: Work of each connection.
+            leader_of: Returns the URL of a partition's present leader.
+            duration_s: Seconds to run; 0 runs until all work is done.
+            records_per_s: Limit over all connections; 0 sets none.
         """
         self._works = works
         self._leader_of = leader_of
@@ -161,7 +165,11 @@ class LoadRun:
     async def run(
         self, progress: Callable[[float, Counts], None] | None = None, every_s: float = 1.0
     ) -> None:
-        """Until time or work is over. ``progress(seconds so far, counts since the last call)``."""
+        """Run until the time or the work is over.
+
+        ``progress`` is called every ``every_s`` seconds with the seconds since the start and the
+        counts since its last call.
+        """
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         pace = Pace(self._per_s, start_s)

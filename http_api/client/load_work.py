@@ -1,4 +1,4 @@
-"""What the connections of a load run do: write batches, or read a partition from its start on."""
+"""The two kinds of work of a load run: write batches, or read a partition from its start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http_api.client.calls import path_of
 from http_api.client.load_run import Done, HttpAnswer
 
 RENDERED = 16
-"""Different requests sent in turn, so that nothing can be answered from a cache."""
+"""Number of different requests sent in turn, so that no cache can answer them."""
 _KEYS = 10_000
 _ALPHABET = string.ascii_letters + string.digits
 _MARK = b'"error_code":'
@@ -19,12 +19,12 @@ _GOOD = b'"error_code":null'
 
 @dataclass(slots=True)
 class Budget:
-    """Records that are still to be asked for, over all connections; None: without end."""
+    """Records still to be requested, over all connections; None sets no limit."""
 
     left: int | None
 
     def take(self, most: int) -> int:
-        """How many of them the next request may have."""
+        """Take up to ``most`` records for the next request and return how many it gets."""
         if self.left is None:
             return most
         taken = min(most, self.left)
@@ -33,7 +33,7 @@ class Budget:
 
 
 class WriteBatches:
-    """Batches of records with random text values for one partition. See `load_run.Work`."""
+    """Work that writes batches of records with random text values to one partition."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class WriteBatches:
         budget: Budget,
         chance: random.Random,
     ) -> None:
-        """``size``: bytes of a value, its quotes included."""
+        """Render `RENDERED` requests of ``batch`` values of ``size`` bytes, quotes included."""
         self._partition = partition
         self._batch = batch
         self._size = size
@@ -62,11 +62,11 @@ class WriteBatches:
         return self._partition
 
     def records_in_request(self) -> int:
-        """See `load_run.Work`."""
+        """Return the size of a full batch."""
         return self._batch
 
     def request(self) -> bytes | None:
-        """See `load_run.Work`."""
+        """Return the next batch as a request, or None once the budget is used up."""
         self._asked = self._budget.take(self._batch)
         if not self._asked:
             return None
@@ -76,7 +76,7 @@ class WriteBatches:
         return self._requests[self._sent % RENDERED]
 
     def answered(self, answer: HttpAnswer) -> Done:
-        """See `load_run.Work`."""
+        """Count the records that the answer confirms and those that it refuses."""
         good = answer.body.count(_GOOD)
         bad = answer.body.count(_MARK) - good
         reason = ""
@@ -99,7 +99,7 @@ class WriteBatches:
 
 
 class ReadOn:
-    """Reads one partition from its start to its end, and again if there is time for that."""
+    """Work that reads a partition from start to end; with ``again``, over and over."""
 
     def __init__(self, topic: str, partition: int, max_bytes: int, *, again: bool) -> None:
         self._topic = topic
@@ -107,7 +107,7 @@ class ReadOn:
         self._max_bytes = max_bytes
         self._again = again
         self._next: int | None = None
-        """None: from the first record there is."""
+        """Offset of the next fetch; None starts at the first record."""
         self._at_end = False
 
     @property
@@ -115,11 +115,11 @@ class ReadOn:
         return self._partition
 
     def records_in_request(self) -> int:
-        """See `load_run.Work`."""
+        """Return 0: the requests write nothing."""
         return 0
 
     def request(self) -> bytes | None:
-        """See `load_run.Work`."""
+        """Return the fetch at the present position, or None at the end."""
         if self._at_end:
             if not self._again:
                 return None
@@ -131,7 +131,7 @@ class ReadOn:
         return f"GET {path} HTTP/1.1\r\nHost: quorumlog\r\n{accept}\r\n\r\n".encode()
 
     def answered(self, answer: HttpAnswer) -> Done:
-        """See `load_run.Work`."""
+        """Move the position behind the records of the answer and count them."""
         self._next = int(answer.headers[b"quorumlog-next-offset"])
         self._at_end = self._next >= int(answer.headers[b"quorumlog-high-watermark"])
         return Done(answer.body.count(b"\n"), len(answer.body))

@@ -1,4 +1,8 @@
-"""Calls about the metadata itself: the quorum, the cluster's health, the log and the image."""
+"""Calls about the metadata: the quorum, the cluster's health, the metadata log and its image.
+
+Used by `quorumlog quorum`, `metadata` and `cluster health`. Answers are returned as decoded JSON.
+Each function returns a `Call`; nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
 from http_api.contract.media_types import NDJSON
 
 LOG_MARGIN_S = 10.0
-"""A long poll of the log that is this late isn't coming."""
+"""Seconds beyond its wait after which a long poll of the log is given up."""
 NEXT_OFFSET_HEADER = "quorumlog-next-offset"
 END_OFFSET_HEADER = "quorumlog-end-offset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPage:
-    """Facts in order, and where to read on."""
+    """Facts of the metadata log in order, and the offset at which the next page starts."""
 
     facts: Sequence[Mapping[str, Any]]
     next_offset: int
@@ -27,24 +31,30 @@ class LogPage:
 
 
 def quorum(cluster_id: str) -> Call[dict[str, Any]]:
-    """``KafkaQuorum``."""
+    """Return the call that reads the state of the quorum (``KafkaQuorum``)."""
     return Call(Request(method="GET", path=_path(cluster_id, "quorum")), _object)
 
 
 def health(cluster_id: str, *, timeout_s: float = 5.0) -> Call[dict[str, Any]]:
-    """``KafkaClusterHealth``."""
+    """Return the call that reads the cluster's health with its reasons (``KafkaClusterHealth``)."""
     path = f"{_path(cluster_id)}:health"
     return Call(Request(method="GET", path=path, timeout_s=timeout_s), _object)
 
 
 def image(cluster_id: str, parts: Sequence[str]) -> Call[Any]:
-    """Any place of the broker's image; `ApiError` 404 names what there is instead."""
+    """Return the call that reads a part of the broker's metadata image.
+
+    Raises `ApiError` 404 for a path that does not exist; its message lists the names that do.
+    """
     path = _path(cluster_id, "metadata", "image", *parts)
     return Call(Request(method="GET", path=path), lambda answer: answer.json())
 
 
 def log(cluster_id: str, offset: int, *, wait_ms: int = 0, facts_max: int = 2_000) -> Call[LogPage]:
-    """The log from ``offset`` on; waits at its end."""
+    """Return the call that reads the metadata log from ``offset``.
+
+    At the end of the log the broker waits up to ``wait_ms`` for a fact before it answers.
+    """
 
     def parse(answer: Answer) -> LogPage:
         try:

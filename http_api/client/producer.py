@@ -1,4 +1,10 @@
-"""Writing records: the call, what became of each record, and what may be sent again."""
+"""Writing records without idempotence: the call, each record's outcome, and safe retries.
+
+`send` (blocking) and `AsyncClient.produce` run a `ProduceExchange`, which decides after each answer
+which records to send again. Only a record that was certainly not written is sent again, so a lost
+answer leaves its records' outcome unknown. Producers that may repeat any request are in
+`http_api.client.idempotent`.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +38,9 @@ _NETWORK_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record to write: ``value`` and ``key`` are JSON text (or base64 in JSON, if binary).
+    """A record to write: ``value`` and ``key`` are JSON text (base64 in JSON if written as binary).
 
-    The text travels untouched: what is stored is what was written here. None: no key, a tombstone.
+    The text is stored unchanged. A ``key`` of None is no key, a ``value`` of None a tombstone.
     """
 
     value: bytes | None
@@ -52,7 +58,7 @@ class NewRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """What became of a record: its place, or why not and what is certain about it."""
+    """Result of writing a record: partition and offset, or an error and what is certain."""
 
     partition: int | None
     offset: int | None
@@ -67,7 +73,7 @@ class RecordOutcome:
 
     @property
     def may_go_again(self) -> bool:
-        """Surely not written, and another try can help (rule F1)."""
+        """Return True if the record was certainly not written and a retry may succeed (rule F1)."""
         return not self.is_written and self.retriable and self.outcome is Outcome.NOT_WRITTEN
 
 
@@ -80,10 +86,11 @@ def produce(
     timeout_ms: int = DEFAULT_PRODUCE_TIMEOUT_MS,
     binary: bool = False,
 ) -> Call[list[RecordOutcome]]:
-    """Write records of one topic, all to ``partition`` or each by its own partition or key.
+    """Return the call that writes records of a topic.
 
-    The answer holds one outcome per record, in order, also where the whole request failed with one
-    body per record (HTTP 503).
+    All go to ``partition``, or each to its own partition or the one of its key. The result has one
+    outcome per record, in order, also where the request failed as a whole with a row per record
+    (HTTP 503).
     """
     parts = ("topics", topic) if partition is None else ("topics", topic, "partitions", partition)
     request = Request(
@@ -100,7 +107,7 @@ def produce(
 
 
 def parse_outcomes(answer: Answer) -> list[RecordOutcome]:
-    """The rows of a produce answer: a 200, or a 503 that has them too."""
+    """Return the rows of a produce answer: a 200, or a 503 that has rows too."""
     body = answer.json()
     rows = body.get("offsets") if isinstance(body, dict) else None
     if rows is None and answer.status >= 400:
@@ -122,16 +129,17 @@ def parse_outcomes(answer: Answer) -> list[RecordOutcome]:
 
 
 def json_text(value: object) -> bytes:
-    """A Python value as the JSON text of a `NewRecord`."""
+    """Return a Python value as the JSON text of a `NewRecord`."""
     return orjson.dumps(value)
 
 
 class ProduceExchange:
-    """Records on their way: which go again, and what became of the others. Decisions only.
+    """Records being written: which to send again, and the outcomes so far. Decides without I/O.
 
-    The shell runs `call`, reports `took` or `failed`, waits the seconds it is told, until None.
-    A record goes again only where it was surely not written (rule F1); one request is under way at
-    a time, so that order is kept per partition.
+    Its caller runs `call`, passes the result to `took` or `failed`, waits for the returned number
+    of seconds, and repeats until None is returned. A record is sent again only if it was certainly
+    not written (rule F1). One request is under way at a time, which keeps each partition's records
+    in order.
     """
 
     def __init__(
@@ -147,22 +155,25 @@ class ProduceExchange:
 
     @property
     def outcomes(self) -> list[RecordOutcome]:
-        """One per record, in order; complete once `took` or `failed` has returned None."""
+        """Outcomes of the records, in order; complete once `took` or `failed` has returned None."""
         return [self._outcomes[position] for position in range(len(self._records))]
 
     def call(self, *, acks: str = "all", binary: bool = False) -> Call[list[RecordOutcome]]:
-        """The call for the records that are still to be written."""
+        """Return the call for the records that are still to be written."""
         records = [self._records[position] for position in self._pending]
         return produce(self._topic, records, partition=self._partition, acks=acks, binary=binary)
 
     def took(self, outcomes: Sequence[RecordOutcome], now_s: float) -> float | None:
-        """An answer came, with an outcome per record sent."""
+        """Take an outcome per record sent; return the seconds until the next attempt, or None."""
         self._outcomes.update(zip(self._pending, outcomes, strict=True))
         self._pending = [p for p in self._pending if self._outcomes[p].may_go_again]
         return self._next(now_s) if self._pending else None
 
     def failed(self, error: ClientError, now_s: float) -> float | None:
-        """The whole request failed. Raises what concerns the request and not its records."""
+        """Take the failure of a whole request; return the seconds until the next attempt, or None.
+
+        Raises the error if it is about the request and not its records (a 4xx).
+        """
         if isinstance(error, ApiError) and error.status < 500:
             raise error
         outcome = RecordOutcome(
@@ -187,7 +198,10 @@ def send(
     acks: str = "all",
     retry_s: float = DEFAULT_RETRY_S,
 ) -> list[RecordOutcome]:
-    """Write records and say what became of each; what surely was not written is tried again."""
+    """Write records and return one outcome per record, in order.
+
+    Records that were certainly not written are sent again for up to ``retry_s`` seconds.
+    """
     deadline_s = time.monotonic() + retry_s
     exchange = ProduceExchange(topic, records, partition=partition, deadline_s=deadline_s)
     while True:

@@ -1,8 +1,9 @@
-"""Where a call goes, and whether it goes again: decisions only, time comes in as a number.
+"""Decisions about a call's attempts: which broker gets the next one, and whether to retry.
 
-Any broker serves any call (decision D7), so the first one that answers is kept. An answer names the
-leader of its partition (``Quorumlog-Leader-Url``), and the next call for that partition goes there.
-A write is sent again only when it surely was not done (rule F1).
+Both clients keep one `Routes` and make an `Exchange` for each call. Any broker serves any call
+(decision D7), so the first one that answers is kept. An answer names the leader of its partition
+(``Quorumlog-Leader-Url``), and the next call for that partition is sent to it. A write is sent
+again only if it certainly was not carried out (rule F1). No I/O; the time is an argument.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from http_api.client.calls import (
 from raft_metadata.common.errors import Outcome
 
 LEADER_URL_HEADER = "quorumlog-leader-url"
+"""Header with the URL of the partition's leader."""
 SERVED_BY_URL_HEADER = "quorumlog-served-by-url"
-"""Of the replica that served a reader who named its rack."""
+"""Header with the URL of the replica that served a fetch with a rack."""
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_LEADERS_KEPT = 10_000
 
 
 class Routes:
-    """The brokers a client knows. Owned by one client; not thread-safe."""
+    """Brokers and partition leaders that a client knows. Owned by one client; not thread-safe."""
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._urls = list(dict.fromkeys(url.strip().rstrip("/") for url in urls if url.strip()))
@@ -44,25 +46,25 @@ class Routes:
         return tuple(self._urls)
 
     def add(self, urls: Iterable[str]) -> None:
-        """Brokers that were learnt of: tried when those named first don't answer."""
+        """Add brokers to try after all that are known already."""
         for url in urls:
             if url not in self._urls:
                 self._urls.append(url)
 
     def learn_leader(self, topic: str, partition: int, url: str) -> None:
-        """Who leads a partition, from wherever the caller knows it."""
+        """Remember the URL of a partition's leader."""
         if len(self._leaders) >= MAX_LEADERS_KEPT:
             self._leaders.clear()
         self._leaders[topic, partition] = url.rstrip("/")
 
     def candidates(self, request: Request) -> list[str]:
-        """Where to try, in order."""
+        """Return the brokers to try, in order: the leader if known, then the others."""
         leader = None if request.leader_key is None else self._leaders.get(request.leader_key)
         others = [url for url in self._urls if url != leader]
         return others if leader is None else [leader, *others]
 
     def answered(self, request: Request, url: str, answer: Answer) -> None:
-        """Learn from an answer."""
+        """Learn from an answer: move its broker to the front, or remember the leader it names."""
         self.ever_answered = True
         if url in self._urls and self._urls[0] != url and request.leader_key is None:
             self._urls.remove(url)
@@ -72,7 +74,7 @@ class Routes:
             self.learn_leader(*request.leader_key, leader)
 
     def failed(self, request: Request, url: str) -> None:
-        """Forget a leader that does not answer; ask such a broker last."""
+        """Forget a leader that did not answer, and move its broker to the end."""
         if request.leader_key is not None:
             self._leaders.pop(request.leader_key, None)
         if url in self._urls:
@@ -81,10 +83,11 @@ class Routes:
 
 
 class Exchange:
-    """One call on its way: tells its shell the next URL and whether, and when, to go on.
+    """Attempts at one call: chooses each broker, and decides whether and when to retry.
 
-    The shell sends to `url` and reports exactly one of `answered`, `not_sent`, `lost`. Those return
-    the seconds to wait before the next attempt, or None when the answer is final, or raise.
+    The client sends the request to `url` and reports exactly one of `answered`, `not_sent` and
+    `lost`. They return the seconds to wait before the next attempt, or None if the answer is final,
+    or raise a `ClientError`.
     """
 
     def __init__(self, routes: Routes, request: Request, now_s: float, retry_s: float) -> None:
@@ -97,11 +100,11 @@ class Exchange:
 
     @property
     def url(self) -> str:
-        """The broker to try next."""
+        """Broker to send the next attempt to."""
         return self._left[0]
 
     def answered(self, answer: Answer, now_s: float) -> float | None:
-        """An HTTP answer came."""
+        """Take an HTTP answer; return None if final, else the seconds until the next attempt."""
         self._routes.answered(self._request, self.url, answer)
         if answer.status < 400 or answer.status in self._request.also_parsed:
             return None
@@ -114,12 +117,12 @@ class Exchange:
         return self._next_round(error, now_s)
 
     def not_sent(self, reason: str, now_s: float) -> float:
-        """No connection: the request surely did not arrive."""
+        """Take a failed connection, by which nothing arrived; return the seconds to wait."""
         self._refusals[self.url] = reason
         return self._next_broker(self._unreachable(), now_s, allowed=self._routes.ever_answered)
 
     def lost(self, reason: str, now_s: float) -> float:
-        """Sent, and no whole answer: only what may be repeated goes again."""
+        """Take a missing or partial answer; only a request that may be repeated is sent again."""
         msg = f"no answer from {self.url}: {reason}"
         error = OutcomeUnknownError(msg)
         if not self._request.may_repeat:

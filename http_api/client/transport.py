@@ -1,7 +1,9 @@
-"""The blocking client: standard library only, so that a command starts at once.
+"""Blocking client, of the standard library only so that commands start quickly.
 
-One connection per broker is kept alive. A connection the broker has closed in the meantime is found
-out *before* a request is sent on it; nothing is ever sent twice behind the caller's back (rule F2).
+`Client.run` sends a call over a kept connection per broker; `routes.Exchange` decides which broker
+gets an attempt and whether to retry. A connection that the broker has closed in the meantime is
+detected *before* a request is sent on it, and no request is ever repeated without the caller's
+policy (rule F2).
 """
 
 from __future__ import annotations
@@ -24,19 +26,22 @@ T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8082"
 CONNECT_TIMEOUT_S = 3.0
 DEFAULT_RETRY_S = 10.0
-"""How long a call that surely did nothing is tried again: a leader change takes about one."""
+"""Seconds for which a call without effect is retried; a leader change takes about one."""
 
 
 class NotSentError(Exception):
-    """The request surely did not reach the broker."""
+    """The request certainly did not reach the broker."""
 
 
 class LostError(Exception):
-    """The request was sent, at least in part, and no whole answer came."""
+    """The request was sent, at least in part, and no complete answer came."""
 
 
 class Client:
-    """Runs calls against a cluster. One thread at a time; close it, or use it as a context."""
+    """Client that runs calls against a cluster, one thread at a time.
+
+    Keeps a connection per broker; to be closed, or used as a context.
+    """
 
     def __init__(self, urls: Iterable[str], *, retry_s: float = DEFAULT_RETRY_S) -> None:
         self.routes = Routes(urls)
@@ -44,7 +49,11 @@ class Client:
         self._connections: dict[str, http.client.HTTPConnection] = {}
 
     def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
-        """Send, follow the leader, try again what surely did nothing. Raises `ClientError`."""
+        """Run a call and return its result; raises `ClientError`.
+
+        Calls about a partition go to its leader once that is known. An attempt is repeated, for up
+        to ``retry_s`` seconds, only if it certainly had no effect or may be repeated.
+        """
         retry_s = self._retry_s if retry_s is None else retry_s
         exchange = Exchange(self.routes, call.request, time.monotonic(), retry_s)
         while True:
@@ -120,5 +129,5 @@ class Client:
 
 
 def is_readable(connection: http.client.HTTPConnection) -> bool:
-    """An idle connection with something to read was closed, or is out of step: either way unfit."""
+    """Return True if an idle connection has bytes to read: it was closed or is out of step."""
     return bool(select.select([connection.sock], [], [], 0)[0])

@@ -1,1 +1,1 @@
-"""JSON shapes, media types and the one error table."""
+"""Shapes of requests and answers that servers and clients share: JSON, media types, error table."""

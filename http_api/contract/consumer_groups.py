@@ -1,4 +1,8 @@
-"""JSON shapes of v3's consumer groups: Confluent's views, and our own list of offsets."""
+"""JSON shapes of consumer groups in the v3 API: Confluent's resources, and our list of offsets.
+
+The routes of `http_api.server.routes.v3.consumer_groups` turn the coordinator's answers into the
+facts below, and the functions here turn those into JSON.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,21 @@ GROUPS = "consumer-groups"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """What a group is shown as."""
+    """Properties of a consumer group that the API shows."""
 
     group: str
     state: str
-    """As KIP-848 names it: ``Empty``, ``Reconciling``, ``Stable``."""
+    """State by its name in KIP-848: ``Empty``, ``Reconciling``, ``Stable``."""
     assignor: str
     coordinator: int
     group_epoch: int
     is_simple: bool
-    """No member subscribes: offsets, and perhaps instances that were assigned by hand."""
+    """True if no member subscribes: only offsets, and perhaps instances assigned by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerFacts:
-    """What a live instance of a group is shown as."""
+    """Properties of a live instance of a group that the API shows."""
 
     consumer: str
     client_id: str
@@ -41,23 +45,23 @@ class ConsumerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagFacts:
-    """A committed offset beside the partition's end, and who reads it."""
+    """A committed offset with the partition's end and the instance that reads it."""
 
     topic: str
     partition: int
     offset: int
-    """The next one to read."""
+    """Next offset to read."""
     metadata: str
     end_offset: int | None
     lag: int | None
-    """None where the end is not known."""
+    """None if the log end offset is unknown."""
     consumer: str
-    """Empty when nobody owns the partition."""
+    """Id of the instance that owns the partition; empty if none does."""
     client_id: str
 
 
 def group(links: Links, facts: GroupFacts) -> JsonObject:
-    """A group; ``group_epoch`` is ours."""
+    """Return a group; ``group_epoch`` extends Confluent's fields."""
     path = (GROUPS, facts.group)
     return {
         "kind": "KafkaConsumerGroup",
@@ -76,7 +80,7 @@ def group(links: Links, facts: GroupFacts) -> JsonObject:
 
 
 def consumer(links: Links, group_id: str, facts: ConsumerFacts) -> JsonObject:
-    """A live instance. ``instance_id`` is Kafka's static membership, which we have none of."""
+    """Return a live instance. ``instance_id`` is None: there is no static membership as in Kafka."""
     path = (GROUPS, group_id, "consumers", facts.consumer)
     return {
         "kind": "KafkaConsumer",
@@ -95,7 +99,7 @@ def consumer(links: Links, group_id: str, facts: ConsumerFacts) -> JsonObject:
 def assignment(
     links: Links, group_id: str, consumer_id: str, topic: str, partition: int
 ) -> JsonObject:
-    """A partition that an instance owns."""
+    """Return a partition that an instance owns."""
     path = (GROUPS, group_id, "consumers", consumer_id, "assignments", topic)
     crn = f"consumer-group={group_id}/consumer={consumer_id}/assignment={topic}"
     return {
@@ -112,7 +116,7 @@ def assignment(
 
 
 def lag(links: Links, group_id: str, facts: LagFacts) -> JsonObject:
-    """How far behind a group is in one partition."""
+    """Return the lag of a group in a partition."""
     path = (GROUPS, group_id, "lags", facts.topic, "partitions", facts.partition)
     crn = f"consumer-group={group_id}/lag={facts.topic}/partition={facts.partition}"
     return {
@@ -132,7 +136,10 @@ def lag(links: Links, group_id: str, facts: LagFacts) -> JsonObject:
 
 
 def lag_summary(links: Links, group_id: str, lags: Sequence[LagFacts]) -> JsonObject:
-    """The largest lag and the sum. What is not known is left out; without any, nulls and 0."""
+    """Return the largest lag and the sum of all lags.
+
+    Partitions whose end is unknown are left out; if no lag is known, the fields are null and 0.
+    """
     path = (GROUPS, group_id)
     known = [row for row in lags if row.lag is not None]
     worst = max(known, key=lambda row: row.lag or 0, default=None)
@@ -159,7 +166,7 @@ def lag_summary(links: Links, group_id: str, lags: Sequence[LagFacts]) -> JsonOb
 
 
 def offset(facts: LagFacts) -> JsonObject:
-    """A committed offset: the next one to read."""
+    """Return a committed offset, which is the next one to read."""
     return {
         "topic_name": facts.topic,
         "partition_id": facts.partition,

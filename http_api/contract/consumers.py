@@ -1,4 +1,4 @@
-"""JSON shapes and texts of v2's consumer instances (``/consumers/G…``)."""
+"""JSON shapes and error texts of consumer instances in the v2 API (``/consumers/G…``)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from http_api.contract.v2 import as_pictures, check_name, has_control_characters
 JsonObject = dict[str, Any]
 
 IGNORED_HEADER = "Quorumlog-Ignored"
-"""Names the settings of a new instance that have no meaning here, separated by commas."""
+"""Header with the settings of a new instance that have no effect here, separated by commas."""
 IGNORED_NAMED_MAX = 32
-"""Kafka's consumer has about eighty settings; a header has to stay a header."""
+"""Most settings named in that header, to limit its size; Kafka's consumer has about eighty."""
 _SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
-"""Kafka's settings have dotted names."""
+"""Matches the dotted names of Kafka's settings."""
 
 INSTANCE_NOT_FOUND = "Consumer instance not found."
 INSTANCE_EXISTS = (
@@ -30,16 +30,16 @@ ONE_WAY_ONLY = (
     "specific topics by name, (2) subscribe to topics matching a regex pattern, (3) assign itself "
     "specific topic-partitions."
 )
-"""These four are Confluent's and Karapace's texts: clients compare whole bodies."""
+"""The four texts above are Confluent's and Karapace's, because clients compare whole bodies."""
 
 
 def is_setting_name(key: str) -> bool:
-    """Whether a key looks like one of Kafka's consumer settings, known here or not."""
+    """Return True if a key has the form of Kafka's consumer settings, whether known here or not."""
     return len(key) <= 100 and _SETTING.fullmatch(key) is not None
 
 
 def check_name_in_body(parameter: str, name: str) -> str:
-    """As `check_name`, with the text that control characters get inside a body."""
+    """Return a name from a body like `check_name`, with the text for control characters in bodies."""
     if has_control_characters(name):
         text = f"Parameter contained invalid control characters: {as_pictures(shown(name))}"
         raise RestError(400, RestCode.BAD_REQUEST, text)
@@ -47,17 +47,17 @@ def check_name_in_body(parameter: str, name: str) -> str:
 
 
 def created(instance: str, base_uri: str) -> JsonObject:
-    """Where the new instance is reached; any other broker serves it under the same path."""
+    """Return the answer to a create: the instance's id and URL; all brokers serve the same path."""
     return {"instance_id": instance, "base_uri": base_uri}
 
 
 def partitions(rows: Iterable[tuple[str, int]]) -> JsonObject:
-    """An assignment."""
+    """Return an assignment."""
     return {"partitions": [{"topic": topic, "partition": number} for topic, number in rows]}
 
 
 def offsets(rows: Iterable[tuple[str, int, int, str]]) -> JsonObject:
-    """Committed offsets: (topic, partition, offset, metadata)."""
+    """Return committed offsets, given as (topic, partition, offset, metadata)."""
     return {
         "offsets": [
             {"topic": topic, "partition": number, "offset": offset, "metadata": metadata}
@@ -67,7 +67,7 @@ def offsets(rows: Iterable[tuple[str, int, int, str]]) -> JsonObject:
 
 
 def strimzi_subscription(topics: Iterable[str], owned: Iterable[tuple[str, int]]) -> JsonObject:
-    """Strimzi's dialect: the partitions beside the topics, ``[{"T": [0, 1]}]``."""
+    """Return a subscription in Strimzi's dialect: topics, and partitions as ``[{"T": [0, 1]}]``."""
     by_topic: dict[str, list[int]] = {}
     for topic, number in owned:
         by_topic.setdefault(topic, []).append(number)

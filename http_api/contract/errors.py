@@ -1,10 +1,11 @@
-"""The one table from what went wrong inside to what HTTP says about it.
+"""The table from error codes to HTTP statuses and REST codes, and the bodies of errors.
 
-Inside, errors are `KafkaError`: a code and facts, never a status. Here every code gets its HTTP
+Below HTTP, errors are `KafkaError`: a code and facts, never a status. Here every code gets its HTTP
 status and its REST code (Confluent's numbers: the status times 100 plus a detail, or the status
-itself). What only the HTTP door can refuse (a media type, a method, a body) is a `RestError`.
+itself). A refusal that only HTTP can cause (a media type, a method, a body) is a `RestError`.
+`http_api.server.error_middleware` applies the table.
 
-Shape of every error body: ``{"error_code", "message"}``, and nothing else on a 4xx, because clients
+The body of an error is ``{"error_code", "message"}``, and nothing else on a 4xx, because clients
 compare whole bodies; a 5xx and a failed record add ``retriable`` and ``outcome``.
 """
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RETRY_AFTER_S = 1
-"""What ``Retry-After`` says on a 503: leaders move within a second."""
+"""Seconds in ``Retry-After`` of a 503; leadership moves within a second."""
 
 
 SHOWN_CHARS_MAX = 300
-"""Longer than any legal name, shorter than an answer that only repeats the request."""
+"""Characters of a client's value that a message repeats; longer than any legal name."""
 
 
 class RestCode(IntEnum):
-    """``error_code`` of an answer. One number, one meaning."""
+    """Value of ``error_code`` in an answer; each number has one meaning."""
 
     BAD_REQUEST = 400
     NOT_FOUND = 404
@@ -42,28 +43,29 @@ class RestCode(IntEnum):
     UNPROCESSABLE = 422
     HEADER_TOO_LARGE = 431
     KAFKA_BAD_REQUEST = 40002
-    """Refused by a rule of the log: topic exists, invalid name, factor, config or parameter."""
+    """Refusal by a rule of the log: topic exists, invalid name, factor, config or parameter."""
     CONSUMER_CONFIG = 40001
-    """A setting of a consumer instance. Confluent answers it with a 422, and clients rely on it."""
+    """Invalid setting of a consumer instance; with a 422, as Confluent, because clients rely on it.
+    """
     FORBIDDEN = 40301
     TOPIC_NOT_FOUND = 40401
     PARTITION_NOT_FOUND = 40402
     UNKNOWN_TOPIC_OR_PARTITION = 40403
-    """Also Confluent's number for a consumer instance that is not there."""
+    """Also Confluent's number for a consumer instance that does not exist."""
     GROUP_NOT_FOUND = 40405
     FORMAT_MISMATCH = 40601
     INSTANCE_EXISTS = 40902
     ILLEGAL_STATE = 40903
     OUT_OF_ORDER_SEQUENCE = 40904
-    """A gap before the sequence of an idempotent produce: nothing was written."""
+    """The sequence of an idempotent produce leaves a gap; nothing was written."""
     INVALID_PRODUCER_EPOCH = 40905
-    """A newer epoch of the producer id has written: nothing was written."""
+    """A newer epoch of the producer id has written already; this request wrote nothing."""
     OLD_SEQUENCE = 40906
-    """A repeat that is too old to be known by its offset: outcome unknown."""
+    """The sequence of an idempotent produce is too old to be looked up; outcome unknown."""
     KEY_SCHEMA_MISSING = 42201
     VALUE_SCHEMA_MISSING = 42202
     JSON_CONVERSION = 42203
-    """Stored bytes can't be shown through the JSON door."""
+    """Stored bytes cannot be represented as JSON."""
     INVALID_SCHEMA = 42205
     KAFKA_ERROR = 50002
     KAFKA_RETRIABLE_ERROR = 50003
@@ -71,7 +73,7 @@ class RestCode(IntEnum):
 
 
 class RestStatus(NamedTuple):
-    """HTTP status and REST code."""
+    """HTTP status and REST code of an error."""
 
     status: int
     code: RestCode
@@ -161,11 +163,11 @@ _NO_LEADER_FOUND = frozenset(
         ErrorCode.OUTCOME_UNKNOWN,
     }
 )
-"""Ways not to reach the leader that a client can't tell apart and needs not to."""
+"""Codes of not reaching the leader that a client need not distinguish."""
 
 
 class RestError(Exception):
-    """A request the HTTP door itself refuses. Nothing was written."""
+    """Refusal of a request by the HTTP server itself. Nothing was written."""
 
     def __init__(
         self, status: int, code: RestCode, message: str, *, headers: Mapping[str, str] | None = None
@@ -178,15 +180,15 @@ class RestError(Exception):
 
 
 def shown(value: str) -> str:
-    """What a message repeats of a client's value: its start, and only what UTF-8 can say."""
+    """Return the start of a client's value for a message, with unencodable characters replaced."""
     start = value[:SHOWN_CHARS_MAX].encode(errors="replace").decode()
     return start if len(value) <= SHOWN_CHARS_MAX else start + "…"
 
 
 def shown_value(value: object) -> str:
-    """What a message repeats of a decoded value, as JSON spells it.
+    """Return a decoded value for a message, spelled as in JSON.
 
-    A list or an object only by its kind: it may be nested deeper than ``repr`` can go.
+    A list or an object is only named by its kind: it may be nested deeper than ``repr`` can go.
     """
     if value is None:
         return "missing or null"
@@ -199,12 +201,12 @@ def shown_value(value: object) -> str:
 
 
 def envelope(code: int, message: str) -> bytes:
-    """The body of a 4xx."""
+    """Return the body of a 4xx."""
     return orjson.dumps({"error_code": int(code), "message": message})
 
 
 def failure_envelope(code: int, message: str, *, retriable: bool, outcome: Outcome) -> bytes:
-    """The body of a 5xx."""
+    """Return the body of a 5xx."""
     return orjson.dumps(
         {
             "error_code": int(code),
@@ -216,10 +218,10 @@ def failure_envelope(code: int, message: str, *, retriable: bool, outcome: Outco
 
 
 def record_error_name(error: KafkaError) -> str:
-    """The word a failed record's text starts with.
+    """Return the name that begins the error text of a failed record.
 
-    Of the ways to find no leader only two matter to a client, and they are the documented ones:
-    surely not written (LEADER_NOT_AVAILABLE) and unknown (REQUEST_TIMED_OUT).
+    All ways of not reaching the leader are shown as the two documented names that matter to a
+    client: LEADER_NOT_AVAILABLE (certainly not written) and REQUEST_TIMED_OUT (outcome unknown).
     """
     if error.code not in _NO_LEADER_FOUND:
         return error.code.name
@@ -228,7 +230,7 @@ def record_error_name(error: KafkaError) -> str:
 
 
 def record_error_code(error: KafkaError) -> RestCode:
-    """``error_code`` of a failed record: 50003 for whatever a retry may mend."""
+    """Return ``error_code`` of a failed record: 50003 if a retry may succeed."""
     status, code = REST_STATUS[error.code]
     if status < 500:
         return code

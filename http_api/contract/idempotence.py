@@ -1,8 +1,9 @@
-"""Writing without repeats: the headers that name a producer, and the resource that is its id.
+"""Headers of an idempotent produce, which name its producer, and the JSON shape of a producer id.
 
-``Quorumlog-Producer-Id`` comes from ``POST /v3/clusters/C/producer-ids``. ``Quorumlog-Sequence``
-is that of the first record; the next request's is this one plus its records (behind 2^31 - 1: 0).
-All three or none; then all records of a request go to one partition.
+``Quorumlog-Producer-Id`` comes from ``POST /v3/clusters/C/producer-ids``. ``Quorumlog-Sequence`` is
+the sequence of the first record; the next request's is this one plus its number of records (after
+2^31 - 1 follows 0). A request has all three headers or none; with them all its records belong to
+one partition.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _INTEGER = re.compile(r"\d{1,19}")
 
 
 def claim_headers(claim: Claim) -> dict[str, str]:
-    """What a client sends."""
+    """Return the headers with which a client sends a claim."""
     return dict(zip(_LIMITS, map(str, claim), strict=True))
 
 
 def claim_of(headers: Mapping[str, str]) -> Claim | None:
-    """The producer a request names; None: none of the three headers is there.
+    """Return the producer that a request names, or None if it has none of the three headers.
 
     Raises:
-        RestError: 400/40002, naming the header and what was expected.
+        RestError: 400/40002, naming the header and the expected value.
     """
     given = {name: headers.get(name) for name in _LIMITS}
     if all(value is None for value in given.values()):
@@ -52,7 +53,7 @@ def claim_of(headers: Mapping[str, str]) -> Claim | None:
 
 
 def producer_id(links: Links, number: int) -> JsonObject:
-    """A producer id that nobody else has; its first epoch is 0."""
+    """Return the resource of a newly allocated producer id; its first epoch is 0."""
     return {
         "kind": "KafkaProducerId",
         "metadata": links.metadata(f"producer-id={number}", "producer-ids", number),

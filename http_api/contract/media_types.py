@@ -1,4 +1,8 @@
-"""Media types: what a body may be called, what an answer is called, and how Accept chooses."""
+"""Media types of bodies and answers, and how the Accept headers choose among them.
+
+Servers look up the format of a request body and choose the type of an answer here; clients use the
+names. Also here: the one content coding, zstd.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,22 @@ V2_JSON = "application/vnd.kafka.json.v2+json"
 V2_BINARY = "application/vnd.kafka.binary.v2+json"
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-"""Stored lines as they are."""
+"""Stored lines, unchanged."""
 LINES = "application/vnd.quorumlog.lines+json"
 """Stored lines as one JSON array."""
 TEXT = "text/plain; charset=utf-8"
 
 ZSTD = "zstd"
-"""The one content coding there is: topics with ``compression.type=zstd``, read as NDJSON."""
+"""The only content coding: of topics with ``compression.type=zstd`` that are read as NDJSON."""
 DECODED_LENGTH_HEADER = "Quorumlog-Decoded-Length"
-"""Bytes of a zstd answer once decoded: a reader that gets fewer has lost frames."""
+"""Header with the decoded bytes of a zstd answer; a client that gets fewer has lost frames."""
 
 MAX_ACCEPT_RANGES = 32
-"""More media ranges than this in one Accept header are not looked at; browsers send about eight."""
+"""Media ranges of an Accept header beyond this number are ignored; browsers send about eight."""
 
 
 class EmbeddedFormat(Enum):
-    """How keys and values are embedded in a request body."""
+    """Format of the keys and values inside a request body."""
 
     JSON = "json"
     BINARY = "binary"
@@ -55,16 +59,16 @@ PRODUCE_FORMATS: Mapping[str, EmbeddedFormat] = {
         for version in ("v1", "v2")
     },
 }
-"""Content-Type of a produce request → embedded format. ``application/json`` is json: a value read
-as base64 by mistake would be changed silently, the other way round nothing is lost."""
+"""Content-Type of a produce request → embedded format. ``application/json`` is json, because a
+value read as base64 by mistake would be changed silently; the opposite mistake loses nothing."""
 
 V2_REPLIES: Mapping[str, str] = {V2: V2, JSON: V2}
-"""What an Accept may name on v2 paths → the type of the answer."""
+"""Types that Accept may name on v2 paths → the type of the answer."""
 CONSUMER_REPLIES: Mapping[str, str] = {
     **V2_REPLIES,
     **{f"application/vnd.kafka.{embedded.value}.v2+json": V2 for embedded in EmbeddedFormat},
 }
-"""The same on a consumer instance's paths: clients name the instance's format there, too."""
+"""The same on paths of a consumer instance, where clients may also name the instance's format."""
 V3_REPLIES: Mapping[str, str] = {JSON: JSON}
 FETCH_REPLIES: Mapping[str, str] = {
     V2_JSON: V2_JSON,
@@ -76,12 +80,15 @@ FETCH_REPLIES: Mapping[str, str] = {
 
 
 def embedded_type(embedded: str) -> str:
-    """The v2 type of records in this format."""
+    """Return the v2 media type of records in this format."""
     return f"application/vnd.kafka.{embedded}.v2+json"
 
 
 def accepted_formats(accept: str | None) -> frozenset[str]:
-    """Formats of records an Accept takes. A type that names none (and a wildcard) takes all."""
+    """Return the record formats that an Accept header allows.
+
+    A type that names no format, and a wildcard, allow all of them.
+    """
     names = [embedded.value for embedded in EmbeddedFormat]
     return frozenset(
         name
@@ -91,12 +98,12 @@ def accepted_formats(accept: str | None) -> frozenset[str]:
 
 
 def essence(header: str) -> str:
-    """The media type without parameters, lowercase."""
+    """Return the media type without parameters, in lower case."""
     return header.partition(";")[0].strip().lower()
 
 
 def produce_format(content_type: str | None) -> EmbeddedFormat | None:
-    """The embedded format a produce body is in, or None if it can't be taken."""
+    """Return the embedded format of a produce body, or None if its type is not supported."""
     if content_type is None:
         return None
     known = PRODUCE_FORMATS.get(content_type)
@@ -104,9 +111,9 @@ def produce_format(content_type: str | None) -> EmbeddedFormat | None:
 
 
 def takes_zstd(accept_encoding: str | None) -> bool:
-    """Whether an Accept-Encoding names zstd, and likes nothing that is sent otherwise better.
+    """Return True if an Accept-Encoding names zstd and gives identity no higher quality.
 
-    A wildcard does not: who knows zstd says so (RFC 9110, 12.5.3).
+    A wildcard is not enough: a client that decodes zstd names it (RFC 9110, 12.5.3).
     """
     if not accept_encoding or ZSTD not in accept_encoding.lower():
         return False
@@ -118,10 +125,11 @@ def takes_zstd(accept_encoding: str | None) -> bool:
 
 
 def choose_reply(accept: str | None, offered: Mapping[str, str]) -> str | None:
-    """The type to answer with, or None when Accept takes nothing of ``offered``.
+    """Return the media type of the answer, or None if Accept allows none of ``offered``.
 
-    ``offered`` maps what Accept may name to what the answer is called; its first entry is what a
-    wildcard gets. Quality decides, then how exact the range is, then the order in the header.
+    ``offered`` maps the types that Accept may name to the type of the answer; a wildcard gets the
+    first entry. The highest quality wins, then the most exact range, then the earliest in the
+    header.
     """
     if not accept or accept == "*/*":
         return next(iter(offered.values()))
@@ -146,7 +154,7 @@ def choose_reply(accept: str | None, offered: Mapping[str, str]) -> str | None:
 def _first_match(
     media_range: str, offered: Mapping[str, str], refused: frozenset[str]
 ) -> tuple[str | None, int]:
-    """The offered type this range takes, and how exact the range is (2 exact, 0 everything)."""
+    """Return the offered type that a range matches, and its exactness (2 exact, 0 any type)."""
     if media_range in offered:
         return media_range, 2
     if not media_range.endswith("/*"):
@@ -159,14 +167,14 @@ def _first_match(
 
 
 def _refused(accept: str) -> frozenset[str]:
-    """Types named with ``q=0``: a wildcard beside them does not bring them back."""
+    """Return the types with ``q=0``, which a wildcard in the same header does not allow."""
     if "q=0" not in accept:
         return frozenset()
     return frozenset(essence(part) for part in accept.split(",") if _quality(part) <= 0)
 
 
 def _quality(media_range: str) -> float:
-    """The ``q`` parameter: 1 when absent, 0 when it is no number."""
+    """Return the ``q`` parameter: 1 if absent, 0 if it is not a number."""
     for parameter in media_range.split(";")[1:]:
         name, _, value = parameter.strip().partition("=")
         if name.strip().lower() == "q":

@@ -1,7 +1,7 @@
-"""JSON shapes of the v2 door (Confluent REST Proxy v2), and what its names may be.
+"""JSON shapes of the v2 API (Confluent REST Proxy v2), and the check of its names.
 
-Metadata answers are small dicts; the answer to a produce is formatted bytes, because it has one row
-per record.
+The routes of `http_api.server.routes.v2` build their answers here. Metadata answers are small
+dicts; the answer to a produce is formatted bytes, because it has one row per record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 JsonObject = dict[str, Any]
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-"""Topics, groups, instances. 249: Kafka's limit, so that ``<name>-<partition>`` is a file name."""
+"""Names of topics, groups and instances. 249 is Kafka's limit: ``<name>-<partition>`` is a file."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _PICTURES = {**{code: 0x2400 + code for code in range(0x20)}, 0x7F: 0x2421}
@@ -40,12 +40,12 @@ _REPLY_END = b'],"key_schema_id":null,"value_schema_id":null}'
 
 
 def check_name(parameter: str, name: str) -> str:
-    """A name from a path, or a refusal.
+    """Return a valid name from a path.
 
-    Control characters come first and are shown as control pictures (clients test this text).
+    Control characters are checked first and shown as control pictures (clients test this text).
 
     Raises:
-        RestError: 400/400 for control characters, 400/40002 for any other unfit name.
+        RestError: 400/400 for control characters, 400/40002 for any other invalid name.
     """
     if NAME.fullmatch(name) and name not in {".", ".."}:
         return name
@@ -63,24 +63,24 @@ def check_name(parameter: str, name: str) -> str:
 
 
 def has_control_characters(name: str) -> bool:
-    """Whether a name holds what can't be shown as it is."""
+    """Return True if a name has characters that cannot be printed."""
     return _CONTROL.search(name) is not None
 
 
 def as_pictures(text: str) -> str:
-    """Control characters as control pictures (U+2400 and on)."""
+    """Return a text with control characters replaced by control pictures (from U+2400)."""
     return text.translate(_PICTURES)
 
 
 def produce_reply(rows: Iterable[bytes]) -> bytes:
-    """The answer to a produce; ``rows`` in request order."""
+    """Return the answer to a produce; ``rows`` are in the order of the request's records."""
     return _REPLY_START + b",".join(rows) + _REPLY_END
 
 
 def consecutive_rows(partition: int, base_offset: int, count: int) -> bytes:
-    """The rows of records that stand one behind the other; of all of them -1 if that is the base.
+    """Return the rows of records with consecutive offsets; with a base of -1 all offsets are -1.
 
-    Five times as fast as formatting each: the numbers are written in one go.
+    All numbers are written at once, five times as fast as formatting each row.
     """
     if base_offset < 0 or count == 1:
         return b",".join([OFFSET_ROW % (partition, base_offset)] * count)
@@ -90,7 +90,7 @@ def consecutive_rows(partition: int, base_offset: int, count: int) -> bytes:
 
 
 def failed_row(error: KafkaError) -> bytes:
-    """The row of a record that failed; ``retriable`` and ``outcome`` where a retry may help."""
+    """Return the row of a failed record; ``retriable`` and ``outcome`` only where a retry may help."""
     code = record_error_code(error)
     row: JsonObject = {
         "partition": None,
@@ -107,7 +107,7 @@ def failed_row(error: KafkaError) -> bytes:
 def partition(
     partition_id: int, leader: int, replicas: Sequence[int], isr: Sequence[int]
 ) -> JsonObject:
-    """One partition; ``leader`` is -1 when nobody leads."""
+    """Return a partition; ``leader`` is -1 if it has no leader."""
     return {
         "partition": partition_id,
         "leader": leader,
@@ -119,15 +119,15 @@ def partition(
 
 
 def topic(name: str, configs: Mapping[str, str], partitions: list[JsonObject]) -> JsonObject:
-    """One topic with its effective configs."""
+    """Return a topic with its effective configs."""
     return {"name": name, "configs": dict(configs), "partitions": partitions}
 
 
 def offsets(beginning_offset: int, end_offset: int) -> JsonObject:
-    """Both ends of a partition; ``end_offset`` is the next one a reader gets."""
+    """Return both ends of a partition; ``end_offset`` is the next offset that a reader gets."""
     return {"beginning_offset": beginning_offset, "end_offset": end_offset}
 
 
 def brokers(ids: Iterable[int]) -> JsonObject:
-    """The brokers that are alive."""
+    """Return the list of live brokers."""
     return {"brokers": sorted(ids)}

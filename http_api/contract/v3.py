@@ -1,4 +1,9 @@
-"""JSON shapes of the v3 door (Confluent's admin API): a resource names itself by URL and crn."""
+"""JSON shapes of the v3 API (Confluent's admin API) for clusters, brokers, topics and partitions.
+
+The routes of `http_api.server.routes.v3` fill the facts below from the metadata image, and the
+functions turn them into resources. Each resource names itself by its URL and its crn (Confluent
+resource name), both made by `Links`.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +20,27 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """URLs and crns under one cluster, as the answering broker is advertised."""
+    """URLs and crns below the cluster, at the advertised address of the answering broker."""
 
     base_url: str
-    """Without a slash at the end: ``http://127.0.0.1:8082``."""
+    """URL without a slash at the end, like ``http://127.0.0.1:8082``."""
     cluster_id: str
 
     def url(self, *path: object) -> str:
-        """The URL of something in the cluster."""
+        """Return the URL of a resource of the cluster."""
         return "/".join((f"{self.base_url}/v3/clusters/{self.cluster_id}", *map(str, path)))
 
     def related(self, *path: object) -> JsonObject:
-        """A link to something in the cluster."""
+        """Return a link to a resource of the cluster."""
         return {"related": self.url(*path)}
 
     def metadata(self, crn: str, *path: object) -> JsonObject:
-        """What every resource says of itself; ``crn`` is ``topic=t/partition=0`` or empty."""
+        """Return the ``metadata`` of a resource; ``crn`` is like ``topic=t/partition=0``, or empty."""
         name = f"crn:///kafka={self.cluster_id}" + (f"/{crn}" if crn else "")
         return {"self": self.url(*path), "resource_name": name}
 
     def collection(self, kind: str, data: list[JsonObject], *path: object) -> JsonObject:
-        """A list of resources. Never cut into pages, so ``next`` is always null."""
+        """Return a list of resources. There are no pages, so ``next`` is always null."""
         return {
             "kind": f"{kind}List",
             "metadata": {"self": self.url(*path), "next": None},
@@ -45,14 +50,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFacts:
-    """What the image says of a partition, in the words of the API."""
+    """Properties of a partition in the metadata image, named as in the API."""
 
     partition_id: int
     leader: int | None
     leader_epoch: int
     partition_epoch: int
     replicas: Sequence[int]
-    """In order of preference."""
+    """Broker ids in order of preference; the first is the preferred leader."""
     isr: Sequence[int]
     elr: Sequence[int]
     adding: Sequence[int] = ()
@@ -61,17 +66,17 @@ class PartitionFacts:
 
     @property
     def out_of_sync(self) -> list[int]:
-        """Replicas that lag: empty when all is well."""
+        """Replicas that are not in the ISR; empty for a healthy partition."""
         return [replica for replica in self.replicas if replica not in self.isr]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """What the image says of a registered broker."""
+    """Properties of a registered broker in the metadata image."""
 
     broker_id: int
     http: str
-    """Its advertised ``host:port``."""
+    """Advertised ``host:port`` of the broker's HTTP listener."""
     rack: str | None
     state: str
     broker_epoch: int
@@ -81,7 +86,7 @@ class BrokerFacts:
 
 
 def clusters(base_url: str, data: list[JsonObject]) -> JsonObject:
-    """The list of clusters: always one."""
+    """Return the list of clusters, which always has one entry."""
     return {
         "kind": "KafkaClusterList",
         "metadata": {"self": f"{base_url}/v3/clusters", "next": None},
@@ -90,7 +95,11 @@ def clusters(base_url: str, data: list[JsonObject]) -> JsonObject:
 
 
 def cluster(links: Links, controller_id: int | None) -> JsonObject:
-    """``controller`` is a link to a broker in Kafka; ours is none, so its id stands beside it."""
+    """Return the cluster.
+
+    Confluent's ``controller`` links to a broker; here controllers are no brokers, so the link is
+    null and ``controller_id`` is added.
+    """
     return {
         "kind": "KafkaCluster",
         "metadata": links.metadata(""),
@@ -107,7 +116,7 @@ def cluster(links: Links, controller_id: int | None) -> JsonObject:
 
 
 def broker(links: Links, facts: BrokerFacts) -> JsonObject:
-    """A broker, with its state and its share of the partitions beside Confluent's fields."""
+    """Return a broker: Confluent's fields, and its state and share of the partitions."""
     host, _, port = facts.http.rpartition(":")
     path = ("brokers", facts.broker_id)
     return {
@@ -131,7 +140,7 @@ def broker(links: Links, facts: BrokerFacts) -> JsonObject:
 def topic(
     links: Links, name: str, topic_id: str, replication_factor: int, partitions_count: int
 ) -> JsonObject:
-    """A topic."""
+    """Return a topic."""
     path = ("topics", name)
     return {
         "kind": "KafkaTopic",
@@ -149,7 +158,7 @@ def topic(
 
 
 def partition(links: Links, topic_name: str, facts: PartitionFacts) -> JsonObject:
-    """A partition, with our epochs, replicas and ISR beside Confluent's fields."""
+    """Return a partition: Confluent's fields, and our epochs, replicas and ISR."""
     path = ("topics", topic_name, "partitions", facts.partition_id)
     return {
         "kind": "KafkaPartition",
@@ -175,7 +184,7 @@ def partition(links: Links, topic_name: str, facts: PartitionFacts) -> JsonObjec
 
 
 def replica(links: Links, topic_name: str, facts: PartitionFacts, broker_id: int) -> JsonObject:
-    """A replica of a partition. ``is_eligible``: in sync, or known to hold as much (KIP-966)."""
+    """Return a replica of a partition; ``is_eligible`` if it is in the ISR or the ELR (KIP-966)."""
     crn = f"topic={topic_name}/partition={facts.partition_id}/replica={broker_id}"
     path = ("topics", topic_name, "partitions", facts.partition_id, "replicas", broker_id)
     return {
@@ -195,7 +204,7 @@ def replica(links: Links, topic_name: str, facts: PartitionFacts, broker_id: int
 def partition_offsets(
     links: Links, topic_name: str, partition_id: int, earliest: int, latest: int
 ) -> JsonObject:
-    """Both ends of a partition."""
+    """Return both ends of a partition."""
     path = ("topics", topic_name, "partitions", partition_id, "offset")
     return {
         "kind": "KafkaPartitionWithOffsets",
@@ -209,7 +218,7 @@ def partition_offsets(
 
 
 def log_start(links: Links, topic_name: str, partition_id: int, offset: int) -> JsonObject:
-    """Where a partition begins, now that records were deleted."""
+    """Return a partition's log start offset after records were deleted."""
     path = ("topics", topic_name, "partitions", partition_id)
     return {
         "kind": "KafkaPartitionLogStart",

@@ -1,4 +1,4 @@
-"""JSON shapes of what operators see and change: reassignments, elections, features, drains."""
+"""JSON shapes of the v3 API for operators: reassignments, elections, features and drains."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 JsonObject = dict[str, Any]
 
 NO_AUTHORIZER = "No Authorizer is configured."
-"""Kafka's text for every access rule while security is off; error 40002 as with Confluent."""
+"""Kafka's text for any request about ACLs while security is off; error 40002 as Confluent's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddingReplica:
-    """How far a replica on its way in has come; None: its leader has not heard of it yet."""
+    """Progress of a replica that a reassignment adds.
+
+    The offsets are None until the partition's leader has received a fetch from the replica.
+    """
 
     broker_id: int
     log_end_offset: int | None
@@ -28,7 +31,7 @@ class AddingReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignmentFacts:
-    """A partition whose replicas move (KIP-455)."""
+    """A partition whose replicas are being moved (KIP-455)."""
 
     topic: str
     partition_id: int
@@ -40,7 +43,7 @@ class ReassignmentFacts:
 
 
 def reassignment(links: Links, facts: ReassignmentFacts) -> JsonObject:
-    """A reassignment; ``replica_ids``, ``leader_end_offset`` and ``progress`` are ours."""
+    """Return a reassignment; ``replica_ids``, ``leader_end_offset``, ``progress`` are our fields."""
     place = ("topics", facts.topic, "partitions", facts.partition_id)
     crn = f"topic={facts.topic}/partition={facts.partition_id}/reassignment"
     return {
@@ -69,7 +72,7 @@ def reassignment(links: Links, facts: ReassignmentFacts) -> JsonObject:
 def election(
     links: Links, topic: str, partition: int, leader: int | None, failure: tuple[int, str] | None
 ) -> JsonObject:
-    """What became of the election of one partition; ``failure`` = (REST code, message)."""
+    """Return the result of a partition's election; ``failure`` is (REST code, message)."""
     place = ("topics", topic, "partitions", partition)
     return {
         "kind": "KafkaLeaderElection",
@@ -86,18 +89,18 @@ def election(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureFacts:
-    """``metadata.version`` (KIP-584)."""
+    """The finalized ``metadata.version`` and the levels that brokers support (KIP-584)."""
 
     level: int
     low: int
     high: int
-    """What the answering broker can follow."""
+    """Highest level that the answering broker supports; `low` is its lowest."""
     brokers: Mapping[int, int]
-    """The highest level each registered broker can follow."""
+    """Broker id → highest level that this registered broker supports."""
 
 
 def features(links: Links, facts: FeatureFacts) -> JsonObject:
-    """The finalized level, and what each broker could follow."""
+    """Return the finalized level, and the levels that each broker supports."""
     return {
         "kind": "KafkaFeatures",
         "metadata": links.metadata("feature=metadata.version", "features"),
@@ -114,7 +117,7 @@ def features(links: Links, facts: FeatureFacts) -> JsonObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckPartition:
-    """What keeps a drain from its end."""
+    """A partition that a drain could not move yet, and the reason."""
 
     topic: str
     partition_id: int
@@ -124,7 +127,7 @@ class StuckPartition:
 def drain_progress(
     leaders_left: int, replicas_left: int, stuck: Sequence[StuckPartition], *, is_done: bool
 ) -> JsonObject:
-    """How far a drain is."""
+    """Return the leaderships and replicas that a drain still has to move."""
     return {
         "is_done": is_done,
         "leaders_left": leaders_left,

@@ -1,7 +1,7 @@
-"""JSON shapes of configs, as Confluent's: a value, where it comes from, and what else was said.
+"""JSON shapes of configs in the v3 API: a value, its source, and the other values that were set.
 
-``meaning``, ``expected`` and ``update`` (live | restart) are ours: what a config is for, what it
-may be, and what it takes until a new value is in force.
+``meaning``, ``expected`` and ``update`` (live | restart) extend Confluent's fields: the purpose of
+a config, its allowed values, and what brings a new value into force.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFacts:
-    """A config of one resource, in the words of the API."""
+    """A config of a resource, named as in the API."""
 
     name: str
     value: str
@@ -27,7 +27,7 @@ class ConfigFacts:
     is_default: bool
     is_read_only: bool
     synonyms: Sequence[tuple[str, str]]
-    """(value, source) of every place that says something, the one in force first."""
+    """(value, source) of every place where the config is set; the value in force comes first."""
     meaning: str
     expected: str
     update: str
@@ -35,21 +35,21 @@ class ConfigFacts:
 
 @dataclass(frozen=True, slots=True)
 class ConfigOwner:
-    """Whose configs they are: how their resources are named."""
+    """Resource that owns configs, and the names that its configs' resources get."""
 
     kind: str
     path: tuple[str | int, ...]
-    """Below the cluster, without the config's name."""
+    """Path below the cluster, without the config's name."""
     crn: str
-    """Up to the config's name."""
+    """Resource name up to the config's name."""
     fields: tuple[tuple[str, str | int], ...]
-    """What a resource says of its owner."""
+    """Fields of a config that name its owner."""
     shown: str
-    """Kafka's way to name it in a message: ``TOPIC flights``."""
+    """Name of the owner in a message, in Kafka's form: ``TOPIC flights``."""
 
 
 def topic_owner(name: str) -> ConfigOwner:
-    """A topic."""
+    """Return a topic as the owner of configs."""
     return ConfigOwner(
         "KafkaTopicConfig",
         ("topics", name, "configs"),
@@ -60,7 +60,7 @@ def topic_owner(name: str) -> ConfigOwner:
 
 
 def broker_owner(broker_id: int) -> ConfigOwner:
-    """A broker."""
+    """Return a broker as the owner of configs."""
     return ConfigOwner(
         "KafkaBrokerConfig",
         ("brokers", broker_id, "configs"),
@@ -77,11 +77,11 @@ CLUSTER_OWNER = ConfigOwner(
     (("config_type", "BROKER"),),
     "BROKER ",
 )
-"""All brokers and controllers, and the defaults of topics."""
+"""Owner of the configs of all brokers and controllers, and of the defaults of topics."""
 
 
 def config(links: Links, owner: ConfigOwner, facts: ConfigFacts) -> JsonObject:
-    """One config of a topic, a broker or the cluster."""
+    """Return a config of a topic, a broker or the cluster."""
     return {
         "kind": owner.kind,
         "metadata": links.metadata(owner.crn + facts.name, *owner.path, facts.name),

@@ -1,4 +1,4 @@
-"""JSON shapes of the metadata itself: the quorum (KIP-595's names) and the cluster's health."""
+"""JSON shapes of the v3 API for the quorum (fields as in KIP-595) and the cluster's health."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def quorum(
     urls: Mapping[int, str],
     answers: Mapping[int, ControllerState | None],
 ) -> JsonObject:
-    """The quorum as ``told_by`` sees it. An index counts Raft entries, an offset records.
+    """Return the quorum as seen by ``told_by``. An index counts Raft entries, an offset records.
 
-    ``answers``: what each controller says of itself; None: it does not answer.
+    ``answers`` maps each controller to its own state, or None if it does not answer. ``urls`` maps
+    it to its URL. ``is_from_leader`` is True if ``told_by`` is the active controller.
     """
     return {
         "kind": "KafkaQuorum",
@@ -63,7 +64,7 @@ def _voter(told_by: ControllerState, voter: VoterState, url: str | None) -> Json
 
 
 def _own(answer: ControllerState | None) -> JsonObject:
-    """What a voter says of itself; its fence stands while it came back without its disk."""
+    """Return a voter's own state; its fence is set while it rejoins after losing its disk."""
     return {"is_reachable": answer is not None, "fence": None if answer is None else answer.fence}
 
 
@@ -79,7 +80,7 @@ def _observer(told_by: ControllerState, observer: ObserverState) -> JsonObject:
 
 
 def _times(told_by: ControllerState, contact: int | None, caught_up: int | None) -> JsonObject:
-    """Kafka's two timestamps, and the ages they come from: those need no common clock."""
+    """Return Kafka's two timestamps, and the ages they come from, which need no common clock."""
     return {
         "last_fetch_timestamp": None if contact is None else told_by.wall_ms - contact,
         "last_caught_up_timestamp": None if caught_up is None else told_by.wall_ms - caught_up,
@@ -91,7 +92,7 @@ def _times(told_by: ControllerState, contact: int | None, caught_up: int | None)
 def health_reason(
     code: str, status: str, message: str, count: int, examples: Sequence[str]
 ) -> JsonObject:
-    """One thing that is not as it should be."""
+    """Return a reason why the cluster is not healthy."""
     return {
         "code": code,
         "status": status,
@@ -109,7 +110,7 @@ def health(
     controller_id: int | None,
     metadata_offset: int,
 ) -> JsonObject:
-    """A verdict: ``status`` is healthy, degraded or unhealthy."""
+    """Return the cluster's health; ``status`` is healthy, degraded or unhealthy."""
     return {
         "kind": "KafkaClusterHealth",
         "metadata": {

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.server.broker_server import BrokerServer
-from http_api.node.config import NodeConfig
+from http_api.node.node_config import NodeConfig
 from http_api.node.node_start import (
     OpenedNode,
     binding,
     opened_node,
-    or_die,
+    run_or_end_process,
     stop_signal,
     until_stopped,
 )
-from http_api.node.process_setup import calm_collector, keep_freed_memory, run_loop
+from http_api.node.process_setup import freeze_collector, keep_freed_memory, run_loop
 from http_api.peer.controller_channel import HttpControllerChannel
 from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerServer
@@ -52,7 +52,7 @@ async def _serve(node: OpenedNode) -> None:
     broker_id = BrokerId(config.node_id)
     faults = ProcessFaultHandler()
     async with contextlib.AsyncExitStack() as stack:
-        asked = await stack.enter_async_context(stop_signal())
+        stop_requested = await stack.enter_async_context(stop_signal())
         controllers = HttpControllerChannel(
             controllers={NodeId(i): str(each.http) for i, each in config.controllers.items()},
             cluster_id=config.cluster_id,
@@ -77,13 +77,13 @@ async def _serve(node: OpenedNode) -> None:
         await server.start()
         stack.push_async_callback(server.stop)
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(or_die(server.run(), faults), name="broker")
+            running = group.create_task(run_or_end_process(server.run(), faults), name="broker")
             try:
                 async with contextlib.AsyncExitStack() as listeners:
                     await _listen(node, server, listeners)
-                    calm_collector()
-                    if not asked.is_set():
-                        await until_stopped(asked, running)
+                    freeze_collector()
+                    if not stop_requested.is_set():
+                        await until_stopped(stop_requested, running)
                         await server.controlled_shutdown()
             finally:
                 running.cancel()

@@ -13,9 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from http_api.node.cluster_file import ClusterDescription, ClusterState, read_cluster_file
-from http_api.node.config import SECTIONS, Address, load_node_config, overlay_environment
-from http_api.node.durable_files import make_directory
+from http_api.node.cluster_file import (
+    CONTROLLER_COUNTS,
+    DEFAULT_PORT,
+    MAX_BROKERS,
+    MAX_PORT,
+    ClusterDescription,
+    ClusterState,
+    NodeAddresses,
+    first_in_use,
+    free_addresses,
+    read_cluster_file,
+    scheme_addresses,
+)
 from http_api.node.exits import EXIT_PORT_IN_USE, EXIT_STORAGE, ConfigError, NodeExit
 from http_api.node.formatting import (
     add_brokers,
@@ -23,18 +33,14 @@ from http_api.node.formatting import (
     listening_addresses,
     parse_overrides,
 )
-from http_api.node.meta import FolderLock
-from http_api.node.ports import (
-    CONTROLLER_COUNTS,
-    DEFAULT_PORT,
-    MAX_BROKERS,
-    MAX_PORT,
-    NodeAddresses,
-    first_in_use,
-    free_addresses,
-    scheme_addresses,
+from http_api.node.node_config import (
+    SECTIONS,
+    Address,
+    SettingValue,
+    load_node_config,
+    overlay_environment,
 )
-from http_api.node.settings import SettingValue
+from http_api.node.node_folder import FolderLock, make_directory
 
 DEFAULT_CONTROLLERS = 3
 DEFAULT_BROKERS = 3
@@ -149,14 +155,14 @@ async def prepare_cluster(
         description = format_new_cluster(options.data_dir, controllers, brokers, overrides)
     else:
         check_same_cluster(options, held)
-        description = await _find_again(options, held, overrides)
+        description = await _prepare_existing(options, held, overrides)
     for entry in description.nodes:
         if entry.config.exists():
             load_node_config(entry.config, environment)
     return description
 
 
-async def _find_again(
+async def _prepare_existing(
     options: UpOptions, held: ClusterDescription, overrides: Mapping[str, SettingValue]
 ) -> ClusterDescription:
     present = [listening_addresses(entry) for entry in held.nodes]

@@ -15,19 +15,19 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from http_api.node.config import NodeConfig, load_node_config
 from http_api.node.exits import NodeExit
 from http_api.node.formatting import RAFT_FOLDER
+from http_api.node.node_config import NodeConfig, load_node_config
 from http_api.node.node_start import (
     OpenedNode,
     binding,
     opened_node,
-    or_die,
+    run_or_end_process,
     stop_signal,
     until_stopped,
 )
-from http_api.node.process_setup import calm_collector, run_loop, share_promptly
-from http_api.node.remedies import with_remedy
+from http_api.node.process_setup import freeze_collector, run_loop, shorten_thread_switches
+from http_api.node.rejoin import with_remedy
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import ProcessFaultHandler
@@ -43,10 +43,10 @@ from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.quorum_view import ControllerState
 
-FAREWELL_HEARTBEATS = 2
+HAND_OVER_HEARTBEATS = 2
 """Heartbeat intervals to wait after a hand-over: until then every broker has had an answer from
 the next active controller, and sends its requests there."""
-FAREWELL_MAX_MS = 1_000
+HAND_OVER_WAIT_MS_MAX = 1_000
 """Longest wait after a hand-over, whatever the heartbeat interval is."""
 
 
@@ -118,7 +118,7 @@ async def _serve(node: OpenedNode) -> None:
     config = node.config
     faults = ProcessFaultHandler()
     async with contextlib.AsyncExitStack() as stack:
-        asked = await stack.enter_async_context(stop_signal())
+        stop_requested = await stack.enter_async_context(stop_signal())
         machine, clock = MetadataStateMachine(), SystemClock()
         controller = NodeController(
             machine,
@@ -152,16 +152,18 @@ async def _serve(node: OpenedNode) -> None:
             await server.start()
         stack.push_async_callback(server.stop)
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(or_die(controller.run(), faults), name="controller")
-            calm_collector()
-            share_promptly()
+            running = group.create_task(
+                run_or_end_process(controller.run(), faults), name="controller"
+            )
+            freeze_collector()
+            shorten_thread_switches()
             try:
-                await until_stopped(asked, running)
+                await until_stopped(stop_requested, running)
                 if await quorum.hand_over():
                     # The outcome of a command sent into a closed connection is never known. So
                     # commands are answered until every broker knows the next active controller.
-                    beats_ms = FAREWELL_HEARTBEATS * config.timeouts.broker_heartbeat_interval_ms
-                    await asyncio.sleep(min(beats_ms, FAREWELL_MAX_MS) / 1000)
+                    beats_ms = HAND_OVER_HEARTBEATS * config.timeouts.broker_heartbeat_interval_ms
+                    await asyncio.sleep(min(beats_ms, HAND_OVER_WAIT_MS_MAX) / 1000)
             finally:
                 controller.stop()
 

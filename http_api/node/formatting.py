@@ -15,19 +15,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from http_api.node.cluster_file import ClusterDescription, ClusterState, NodeEntry, make_entry
-from http_api.node.config import (
+from http_api.node.cluster_file import (
+    ClusterDescription,
+    ClusterState,
+    NodeAddresses,
+    NodeEntry,
+    make_entry,
+)
+from http_api.node.exits import EXIT_STORAGE, NodeExit
+from http_api.node.node_config import (
+    SETTING_SECTIONS,
     Address,
+    SettingValue,
+    complete_settings,
+    find_setting,
     parse_address,
     read_config_file,
     render_config,
-    settle_relations,
+    split_assignment,
 )
-from http_api.node.durable_files import make_directory, write_durably
-from http_api.node.exits import EXIT_STORAGE, NodeExit
-from http_api.node.meta import CONFIG_FILE, META_FILE, NodeMeta, format_folder
-from http_api.node.ports import NodeAddresses
-from http_api.node.settings import SETTING_SECTIONS, SettingValue, find_setting, split_assignment
+from http_api.node.node_folder import (
+    CONFIG_FILE,
+    META_FILE,
+    NodeMeta,
+    format_folder,
+    make_directory,
+    write_durably,
+)
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId, id_from_bytes
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir, read_raft_meta
 
@@ -102,7 +116,7 @@ def holds_data(folder: Path) -> bool:
     return meta.used if meta is not None else any(raft.iterdir())
 
 
-def is_gone(folder: Path) -> bool:
+def is_lost(folder: Path) -> bool:
     """Return True if a folder has neither identity nor data: removed, emptied or half formatted."""
     return not (folder / META_FILE).exists() and not holds_data(folder)
 
@@ -121,7 +135,7 @@ def format_new_cluster(
     """Format every folder of a new cluster, and return its description."""
     cluster_id = ClusterId(random_id())
     settings = _new_settings(len(brokers), overrides)
-    settle_relations(settings, "--set")
+    complete_settings(settings, "--set")
     check_new_cluster_folders(data_dir, [*controllers, *brokers])
     table = {str(node.node_id): _controller_row(node) for node in controllers}
     directories = {NodeId(node.node_id): DirectoryId(random_id()) for node in controllers}
@@ -155,7 +169,7 @@ def add_brokers(
     operator's decision, by ``--set`` or in the files.
     """
     settings = _settings_of(description) | dict(overrides)
-    settle_relations(settings, "--set")
+    complete_settings(settings, "--set")
     for node in brokers:
         folder = data_dir / node.name
         if holds_data(folder):
@@ -178,7 +192,7 @@ def restore_folder(data_dir: Path, description: ClusterDescription, entry: NodeE
     ``quorumlog controller rejoin`` (rule Q4).
     """
     folder = entry.config.parent
-    if not is_gone(folder):
+    if not is_lost(folder):
         if not entry.config.exists():
             _write_config(data_dir, description, entry)
         return

@@ -1,8 +1,8 @@
 """Supervisor of a whole local cluster, run by ``quorumlog up`` (interfaces.md §1, §2).
 
-One process, one loop. `run_up` prepares the cluster (`cluster_plan`) and runs a `LocalCluster`,
-which owns a `NodeProcess` per node and the file ``cluster.json``; it has no listener and decides
-nothing about data. If it dies, the nodes die within 2 s (``parent_death``).
+One process, one loop. `run_up` prepares the cluster (`cluster_plan`) and runs a
+`ClusterSupervisor`, which owns a `NodeProcess` per node and the file ``cluster.json``; it has no
+listener and decides nothing about data. If it dies, the nodes die within 2 s (``parent_death``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from http_api.node.cluster_file import (
     CLUSTER_FILE,
     ClusterDescription,
     ClusterState,
+    NodeAddresses,
     NodeEntry,
     write_cluster_file,
 )
@@ -34,14 +35,12 @@ from http_api.node.exits import (
     NodeExit,
 )
 from http_api.node.formatting import listening_addresses, restore_folder
-from http_api.node.meta import FolderLock
-from http_api.node.node_process import NodeProcess
-from http_api.node.ports import NodeAddresses
-from http_api.node.probe import probe
+from http_api.node.node_folder import FolderLock
+from http_api.node.node_process import NodeProcess, probe
 from raft_metadata.common.clock import Clock
 
 READY_WITHIN_S = 60.0
-READY_LOOK_S = 0.1
+READY_POLL_S = 0.1
 BROKERS_STOP_WITHIN_S = 12.5
 """Time for brokers to stop; a controlled shutdown ends after ``controlled_shutdown_ms``, 10 s."""
 STOP_WITHIN_S = 14.5
@@ -51,7 +50,7 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _log = logging.getLogger("node.up")
 
 
-class LocalCluster:
+class ClusterSupervisor:
     """The nodes of one directory, from start to stop. Owned by the loop that runs it."""
 
     def __init__(
@@ -96,7 +95,7 @@ class LocalCluster:
                 try:
                     problem = await self._until_ready()
                     if problem is None and not self._stop.is_set():
-                        self._enter(ClusterState.READY)
+                        self._set_state(ClusterState.READY)
                         self._announce(self._description)
                     if problem is None:
                         await self._stop.wait()
@@ -123,7 +122,7 @@ class LocalCluster:
                 msg = f"not ready after {READY_WITHIN_S:.0f} s, missing:{lines}"
                 return NodeExit(EXIT_NOT_READY, msg)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READY_LOOK_S):
+                async with asyncio.timeout(READY_POLL_S):
                     await self._stop.wait()
         return None
 
@@ -134,7 +133,7 @@ class LocalCluster:
         """
         for node in self._nodes.values():
             if node.pid is None and node.exit_status in (EXIT_USAGE, EXIT_PORT_IN_USE):
-                msg = f"{node.entry.name} refused to start: {node.last_words()}"
+                msg = f"{node.entry.name} refused to start: {node.last_log_line()}"
                 return NodeExit(node.exit_status, f"{msg} (log: {node.entry.log})")
         return None
 
@@ -142,8 +141,8 @@ class LocalCluster:
         """Return the reasons why the cluster is not ready, a line each, with the log to read."""
         brokers = [node for node in self._nodes.values() if node.entry.role == "broker"]
         async with asyncio.TaskGroup() as group:
-            looks = [group.create_task(self._broker_problem(node)) for node in brokers]
-        missing = [problem for look in looks if (problem := look.result()) is not None]
+            checks = [group.create_task(self._broker_problem(node)) for node in brokers]
+        missing = [problem for look in checks if (problem := look.result()) is not None]
         if missing:
             missing += [
                 f"{node.entry.name}: not running, see {node.entry.log}"
@@ -173,13 +172,13 @@ class LocalCluster:
 
     async def _stop_all(self) -> None:
         """Stop brokers first, so that controllers can still move their leaderships (rule R11)."""
-        self._enter(ClusterState.STOPPING)
+        self._set_state(ClusterState.STOPPING)
         loop = asyncio.get_running_loop()
         started = loop.time()
         brokers = [node for node in self._nodes.values() if node.entry.role == "broker"]
         controllers = [node for node in self._nodes.values() if node.entry.role == "controller"]
-        await _end(brokers, started + BROKERS_STOP_WITHIN_S)
-        await _end(controllers, started + STOP_WITHIN_S)
+        await _stop_nodes(brokers, started + BROKERS_STOP_WITHIN_S)
+        await _stop_nodes(controllers, started + STOP_WITHIN_S)
         self._description = self._description.all_down(ClusterState.STOPPED, None)
         self._publish()
 
@@ -208,7 +207,7 @@ class LocalCluster:
 
     # ------------------------------------------------------------ cluster.json
 
-    def _enter(self, state: ClusterState) -> None:
+    def _set_state(self, state: ClusterState) -> None:
         self._description = replace(self._description, state=state)
         self._publish()
         _log.info("cluster is %s", state.value)
@@ -233,7 +232,7 @@ class LocalCluster:
         return self._listening[entry.name]
 
 
-async def _end(nodes: list[NodeProcess], deadline: float) -> None:
+async def _stop_nodes(nodes: list[NodeProcess], deadline: float) -> None:
     """Send SIGTERM to all, wait until ``deadline`` (loop time), then kill those still running."""
     for node in nodes:
         node.signal(signal.SIGTERM)
@@ -285,7 +284,7 @@ def run_up(options: UpOptions, clock: Clock, environment: Mapping[str, str], for
             "starting cluster_id=%s nodes=%s state in %s",
             *(description.cluster_id, len(description.nodes), options.data_dir / CLUSTER_FILE),
         )
-        cluster = LocalCluster(
+        cluster = ClusterSupervisor(
             options, description, clock=clock, environment=environment, announce=announce
         )
         try:

@@ -1,4 +1,8 @@
-"""Supervision of one node's process: start, watch, start again."""
+"""Supervision of one node's process: start, watch, probe over HTTP, start again.
+
+The supervisor runs beside the nodes for months, so `probe` uses nothing but the standard library:
+no HTTP framework is imported. `RestartPolicy` is a pure decision.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,79 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from http_api.node.cluster_file import NodeEntry
 from http_api.node.exits import EXIT_STORAGE, NodeExit
 from http_api.node.formatting import RAFT_FOLDER, is_formatted_controller
-from http_api.node.parent_death import SUPERVISOR_VARIABLE
-from http_api.node.remedies import rejoin_commands
-from http_api.node.restart_policy import RestartPolicy
+from http_api.node.node_config import Address
+from http_api.node.process_setup import SUPERVISOR_VARIABLE
+from http_api.node.rejoin import rejoin_commands
 from raft_metadata.common.clock import Clock
 
-REJOIN_LOOK_S = 0.5
+FIRST_DELAY_MS = 200
+LAST_DELAY_MS = 5_000
+SETTLED_AFTER_MS = 10_000
+"""Lifetime after which a node counts as healthy: the next delay is the first one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """The delay before the next start: 0.2 s doubling to 5 s; the number of starts is unlimited."""
+
+    next_delay_ms: int = FIRST_DELAY_MS
+
+    def after_death(self, lived_ms: int) -> tuple[int, RestartPolicy]:
+        """Return the delay (ms) before the next start, and the policy for the start after it."""
+        delay_ms = FIRST_DELAY_MS if lived_ms >= SETTLED_AFTER_MS else self.next_delay_ms
+        return delay_ms, RestartPolicy(min(2 * delay_ms, LAST_DELAY_MS))
+
+
+PROBE_TIMEOUT_S = 1.0
+MAX_ANSWER_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """Status and body of a small answer."""
+
+    status: int
+    body: bytes
+
+
+async def probe(address: Address, path: str) -> ProbeAnswer | None:
+    """GET ``path``; None without an HTTP answer within `PROBE_TIMEOUT_S`."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            return await _get(address, path)
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return None
+
+
+async def _get(address: Address, path: str) -> ProbeAnswer:
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        await writer.drain()
+        answer = await _read_all(reader)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return ProbeAnswer(int(head.split()[1]), body)
+
+
+async def _read_all(reader: asyncio.StreamReader) -> bytes:
+    chunks = bytearray()
+    while len(chunks) < MAX_ANSWER_BYTES and (chunk := await reader.read(MAX_ANSWER_BYTES)):
+        chunks += chunk
+    return bytes(chunks)
+
+
+REJOIN_POLL_S = 0.5
 """Interval at which the folder of a controller is checked while it waits for a rejoin."""
 
 _log = logging.getLogger("node.up")
@@ -51,7 +117,7 @@ class NodeProcess:
         self._restore = restore
         self._changed = changed
         self._policy = RestartPolicy()
-        self._said = ""
+        self._last_storage_error = ""
         """Last line logged before the last exit because of storage; not logged twice."""
         self._stopping = asyncio.Event()
         self._down = asyncio.Event()
@@ -88,7 +154,7 @@ class NodeProcess:
         """Return once no process of this node lives."""
         await self._down.wait()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """Return the last line of the node's log, which states why it ended."""
         with contextlib.suppress(OSError):
             lines = self.entry.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
@@ -124,8 +190,11 @@ class NodeProcess:
             self._down.set()
             self._changed(self.entry, None)
         lived_ms = self._clock.monotonic_ms() - started_ms
-        if self.exit_status == EXIT_STORAGE and (said := self.last_words()) != self._said:
-            self._said = said  # logged once: each new start would log the same
+        if (
+            self.exit_status == EXIT_STORAGE
+            and (said := self.last_log_line()) != self._last_storage_error
+        ):
+            self._last_storage_error = said  # logged once: each new start would log the same
             _log.error("%s says: %s", self.entry.name, said.removeprefix("quorumlog: "))
         level = logging.INFO if self._stopping.is_set() else logging.WARNING
         _log.log(
@@ -151,7 +220,7 @@ class NodeProcess:
             *(self.entry.name, rejoin_commands(raft_dir, self.entry.config)),
         )
         while not is_formatted_controller(self.entry.config.parent):
-            await self._pause(REJOIN_LOOK_S)
+            await self._pause(REJOIN_POLL_S)
             if self._stopping.is_set():
                 return
         _log.info("%s was told to rejoin", self.entry.name)

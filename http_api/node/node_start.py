@@ -1,7 +1,7 @@
 """Steps that broker and controller processes share: open the folder, await signals, exit.
 
-`opened_node` surrounds the whole life of a node; `stop_signal`, `or_die` and `until_stopped` run
-its main task.
+`opened_node` surrounds the whole life of a node; `stop_signal`, `run_or_end_process` and
+`until_stopped` run its main task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from http_api.node.config import NodeConfig, load_node_config
 from http_api.node.exits import (
     EXIT_BROKEN_INVARIANT,
     EXIT_KILLED,
@@ -25,7 +24,8 @@ from http_api.node.exits import (
     NodeExit,
     port_in_use,
 )
-from http_api.node.meta import PID_FILE, FolderLock, NodeMeta, read_meta
+from http_api.node.node_config import NodeConfig, load_node_config
+from http_api.node.node_folder import PID_FILE, FolderLock, NodeMeta, read_meta
 from http_api.node.process_setup import raise_open_file_limit, set_up_logging
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 from raft_metadata.common.faults import FaultHandler
@@ -74,7 +74,7 @@ def _node_exits() -> Iterator[None]:
     except (NodeExit, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        first = _first(error)
+        first = _root_error(error)
         if isinstance(first, NodeExit):
             raise first from None
         ending = exit_for(first)
@@ -94,7 +94,7 @@ def exit_for(error: BaseException) -> NodeExit:
     return NodeExit(EXIT_BROKEN_INVARIANT, f"{type(error).__name__}: {error}")
 
 
-def _first(error: BaseException) -> BaseException:
+def _root_error(error: BaseException) -> BaseException:
     """Return the first error in nested groups; later ones are its consequences."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -116,24 +116,24 @@ def binding(address: object, holder: str) -> Iterator[None]:
 async def stop_signal() -> AsyncIterator[asyncio.Event]:
     """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process at once."""
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
-        if asked.is_set():
+        if stop_requested.is_set():
             os._exit(EXIT_KILLED)
         _log.info("stopping signal=%s", number.name)
-        asked.set()
+        stop_requested.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     try:
-        yield asked
+        yield stop_requested
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
 
-async def or_die(run: Coroutine[Any, Any, None], faults: FaultHandler) -> None:
+async def run_or_end_process(run: Coroutine[Any, Any, None], faults: FaultHandler) -> None:
     """Run the node's main task; if it fails, end the process at once, without an orderly stop.
 
     An orderly stop would leave the proof of a clean end behind, for a state that is not proven.
@@ -143,17 +143,17 @@ async def or_die(run: Coroutine[Any, Any, None], faults: FaultHandler) -> None:
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 every one is fatal
-        faults.fatal("a background task failed", _first(error))
+        faults.fatal("a background task failed", _root_error(error))
 
 
-async def until_stopped(asked: asyncio.Event, running: asyncio.Task[None]) -> None:
+async def until_stopped(stop_requested: asyncio.Event, running: asyncio.Task[None]) -> None:
     """Return at the stop signal; raise the error that ended ``running`` before it."""
-    waiting = asyncio.get_running_loop().create_task(asked.wait())
+    waiting = asyncio.get_running_loop().create_task(stop_requested.wait())
     try:
         await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
-    if running.done() and not asked.is_set():
+    if running.done() and not stop_requested.is_set():
         running.result()
         msg = "the node ended by itself"
         raise RuntimeError(msg)

@@ -3,33 +3,58 @@
 Never done without an operator's command: a voter that lost its vote may vote twice in a term, and
 acknowledgements of the lost disk must not complete a majority. So first every other voter accepts
 the new directory, each durably; then the folder is formatted with a fence: the voter neither votes
-nor counts until it holds what a leader of the newest term has committed.
+nor counts until it holds what a leader of the newest term has committed. `rejoin_commands` and
+`with_remedy` put the exact commands into the errors of a controller with a damaged folder.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from http_api.node.config import Address, NodeConfig, load_node_config
-from http_api.node.durable_files import make_directory
 from http_api.node.exits import EXIT_LOCKED, EXIT_NOT_READY, EXIT_STORAGE, ConfigError, NodeExit
 from http_api.node.formatting import RAFT_FOLDER, random_id
-from http_api.node.meta import PID_FILE, FolderLock, NodeMeta, write_meta
-from http_api.node.remedies import rejoin_commands
+from http_api.node.node_config import Address, NodeConfig, load_node_config
+from http_api.node.node_folder import PID_FILE, FolderLock, NodeMeta, make_directory, write_meta
 from http_api.peer import controller_paths as paths
 from raft_metadata.common.errors import StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
 
+
+def rejoin_commands(raft_dir: Path, path: Path) -> str:
+    """Return the commands that bring back a controller whose raft folder is damaged or lost.
+
+    The damaged folder is kept for inspection, under a new name each time.
+    """
+    rejoin = f"quorumlog controller rejoin --config {shlex.quote(str(path.absolute()))}"
+    if not raft_dir.exists():
+        return rejoin
+    quoted = shlex.quote(str(raft_dir))
+    return f"mv {quoted} {quoted}.damaged-$(date +%s) && {rejoin}"
+
+
+def with_remedy(ending: NodeExit, config: NodeConfig, path: Path) -> NodeExit:
+    """Return an exit for damage (`NodeExit.is_damage`) with the remedy added to its message."""
+    if len(config.controllers) == 1:
+        text = "it is the only controller: nobody else holds what is damaged, restore its folder"
+    else:
+        text = (
+            f"{config.name} is not started from nothing (rule Q4), the other controllers run on. "
+            f"While all of them run, say: {rejoin_commands(config.data_dir / RAFT_FOLDER, path)}"
+        )
+    return NodeExit(ending.code, f"{ending.message}; {text}", is_damage=True)
+
+
 CALL_TIMEOUT_S = 5.0
 START_WITHIN_S = 5.0
 """Longest wait for the folder's lock: a controller without its raft folder has ended by then."""
-LOCK_LOOK_S = 0.1
+LOCK_POLL_S = 0.1
 
 
 def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
@@ -55,7 +80,7 @@ def _locked(config: NodeConfig) -> FolderLock:
         except NodeExit as error:
             if error.code != EXIT_LOCKED or _holds_data(config) or time.monotonic() > deadline:
                 raise
-            time.sleep(LOCK_LOOK_S)
+            time.sleep(LOCK_POLL_S)
         else:
             return lock
 
@@ -104,7 +129,7 @@ def _present_directories(
 def _call(
     config: NodeConfig, voter: NodeId, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    address = config.way_to(f"controller-{voter}", "http", config.controllers[voter].http)
+    address = config.dial_address(f"controller-{voter}", "http", config.controllers[voter].http)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=CALL_TIMEOUT_S)
     headers = {paths.CLUSTER_HEADER: config.cluster_id, paths.ADDRESSEE_HEADER: str(voter)}
     try:

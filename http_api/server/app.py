@@ -15,29 +15,30 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from http_api.server.bodies import continue_unless_too_large
-from http_api.server.context import ERROR_TYPE, SERVER, ApiContext
-from http_api.server.error_middleware import MAX_HEADERS, error_middleware
+from http_api.server.answers import (
+    ERROR_TYPE,
+    MAX_HEADERS,
+    SERVER,
+    ApiContext,
+    RequestIds,
+    error_middleware,
+)
 from http_api.server.fast_lane import FastLane
 from http_api.server.lane_connection import LaneConnection
-from http_api.server.request_ids import RequestIds
-from http_api.server.routes.ops import OpsRoutes
-from http_api.server.routes.state import StateRoutes
-from http_api.server.routes.v2.consumers import ConsumerRoutes
-from http_api.server.routes.v2.fetch import FetchRoutes
-from http_api.server.routes.v2.metadata import MetadataRoutes
-from http_api.server.routes.v2.produce import ProduceRoutes
+from http_api.server.request_parsing import continue_unless_too_large
+from http_api.server.routes.broker_state import OpsRoutes, StateRoutes
+from http_api.server.routes.v2.consumer_instances import ConsumerRoutes
+from http_api.server.routes.v2.fetch_records import FetchRoutes
+from http_api.server.routes.v2.produce_records import ProduceRoutes
+from http_api.server.routes.v2.topic_metadata import MetadataRoutes
 from http_api.server.routes.v3.brokers import BrokerRoutes
-from http_api.server.routes.v3.clusters import ClusterRoutes
+from http_api.server.routes.v3.cluster_metadata import ClusterMetadataRoutes
+from http_api.server.routes.v3.clusters import ClusterRoutes, ProducerIdRoutes
 from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
-from http_api.server.routes.v3.elections import ElectionRoutes
-from http_api.server.routes.v3.metadata import ClusterMetadataRoutes
-from http_api.server.routes.v3.partitions import PartitionRoutes
-from http_api.server.routes.v3.producer_ids import ProducerIdRoutes
-from http_api.server.routes.v3.reassignments import ReassignmentRoutes
+from http_api.server.routes.v3.partitions import ElectionRoutes, PartitionRoutes, ReassignmentRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
-from http_api.server.routing import Router
+from http_api.server.routing import PathRouter
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def build_app(
     """
     context = ApiContext(apis, limits, advertised_url.rstrip("/"))
     ids = RequestIds()
-    router = Router()
+    router = PathRouter()
     for routes in (
         ProduceRoutes(context),
         FetchRoutes(context),

@@ -33,19 +33,17 @@ from http_api.contract.media_types import (
     choose_reply,
     takes_zstd,
 )
-from http_api.server.context import SERVER
-from http_api.server.routes.v2.fetch import (
-    MANY,
+from http_api.server.answers import SERVER
+from http_api.server.routes.v2.fetch_records import (
+    MANY_FRAMES,
     MAX_BYTES_DEFAULT,
     OFFSET_MAX,
     in_one_frame,
     leader_url,
-    room_of,
+    readable_bytes,
 )
-from http_api.server.routes.v2.fetch import (
-    TIMEOUT_MS_DEFAULT as FETCH_TIMEOUT_MS_DEFAULT,
-)
-from http_api.server.routes.v2.produce import (
+from http_api.server.routes.v2.fetch_records import TIMEOUT_MS_DEFAULT as FETCH_TIMEOUT_MS_DEFAULT
+from http_api.server.routes.v2.produce_records import (
     ACKS,
     STORED_FORMATS,
     TIMEOUT_MS_DEFAULT,
@@ -59,8 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from broker.server.requests import FetchResult
-    from http_api.server.context import ApiContext
-    from http_api.server.request_ids import RequestIds
+    from http_api.server.answers import ApiContext, RequestIds
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.errors import KafkaError
     from raft_metadata.image.metadata_image import TopicImage
@@ -68,12 +65,12 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound="bytes | str | None")
 V = TypeVar("V")
 
-KEPT_MAX = 4_096
+CACHE_ENTRIES_MAX = 4_096
 """Most entries of each cache (paths, header names, Accept values, heads); a full one is cleared."""
 PIECES_MAX: Final = 256
 """Most pieces of an answer; more are joined, as handing each to the kernel costs more than a
 copy."""
-KEPT_LENGTH_MAX: Final = 1_024
+CACHE_KEY_LENGTH_MAX: Final = 1_024
 """Longest key of a cache: 4,096 keys of ``max.header.bytes`` would be 130 MB in each cache."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
@@ -96,21 +93,21 @@ _ZSTD_HEAD = (
     b"Content-Encoding: " + ZSTD.encode() + b"\r\n" + _VARY + DECODED_LENGTH_HEADER.encode()
 ) + b": %d\r\n"
 
-_NO, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID, _ENCODING = range(6)
+_LEFT_TO_ROUTES, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID, _ENCODING = range(6)
 _ROLES = {
     b"content-type": _CONTENT_TYPE,
     b"accept": _ACCEPT,
     b"accept-encoding": _ENCODING,
     b"x-request-id": _REQUEST_ID,
-    b"authorization": _NO,
-    b"content-encoding": _NO,
-    b"cookie": _NO,
-    b"expect": _NO,
-    b"transfer-encoding": _NO,
-    b"upgrade": _NO,
+    b"authorization": _LEFT_TO_ROUTES,
+    b"content-encoding": _LEFT_TO_ROUTES,
+    b"cookie": _LEFT_TO_ROUTES,
+    b"expect": _LEFT_TO_ROUTES,
+    b"transfer-encoding": _LEFT_TO_ROUTES,
+    b"upgrade": _LEFT_TO_ROUTES,
 }
-"""Header name → its role. Every ``Quorumlog-`` header is left to the routes (`_NO`), any other is
-ignored (`_PLAIN`)."""
+"""Header name → its role. Every ``Quorumlog-`` header is left to the routes (`_LEFT_TO_ROUTES`),
+any other is ignored (`_PLAIN`)."""
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
@@ -156,7 +153,8 @@ class KnownHead(NamedTuple):
 class FastLane:
     """Handler of common produces and fetches; one per listener, used on its loop.
 
-    Caches the meaning of paths and headers, each cache within `KEPT_MAX`; otherwise stateless.
+    Caches the meaning of paths and headers, each cache within `CACHE_ENTRIES_MAX`; otherwise
+    stateless.
     """
 
     def __init__(self, context: ApiContext, ids: RequestIds, clock: Clock) -> None:
@@ -190,15 +188,15 @@ class FastLane:
                 role = self._learn(name)
             if role is _PLAIN:
                 continue
-            if role is _NO or found[role] is not None:
+            if role is _LEFT_TO_ROUTES or found[role] is not None:
                 return None
             found[role] = value
         return Headers(found[_CONTENT_TYPE], found[_ACCEPT], found[_REQUEST_ID], found[_ENCODING])
 
     def _learn(self, name: bytes) -> int:
         lower = name.lower()
-        role = _NO if lower.startswith(b"quorumlog-") else _ROLES.get(lower, _PLAIN)
-        _keep(self._roles, name, role)
+        role = _LEFT_TO_ROUTES if lower.startswith(b"quorumlog-") else _ROLES.get(lower, _PLAIN)
+        _remember(self._roles, name, role)
         return role
 
     def _reply_to(self, accept: bytes | None) -> tuple[bool, str | None]:
@@ -207,7 +205,7 @@ class FastLane:
         if known is None:
             text = None if accept is None else accept.decode("utf-8", "surrogateescape")
             known = (choose_reply(text, V2_REPLIES) is not None, choose_reply(text, FETCH_REPLIES))
-            _keep(self._replies, accept, known)
+            _remember(self._replies, accept, known)
         return known
 
     # produce
@@ -217,9 +215,9 @@ class FastLane:
         try:
             return self._paths[path]
         except KeyError:
-            meant = self._read_produce_path(path)
-            _keep(self._paths, path, meant)
-            return meant
+            parsed_path = self._read_produce_path(path)
+            _remember(self._paths, path, parsed_path)
+            return parsed_path
 
     def _read_produce_path(self, path: str) -> ProducePath | None:
         match = _PRODUCE.fullmatch(path)
@@ -269,12 +267,12 @@ class FastLane:
         """
         if method != "POST" or not 0 < length <= self._limits.max_body_bytes:
             return
-        meant, headers = self.produce_path(path), self.headers(raw_headers)
-        if meant is None or headers is None or headers.request_id is not None:
+        parsed_path, headers = self.produce_path(path), self.headers(raw_headers)
+        if parsed_path is None or headers is None or headers.request_id is not None:
             return
         stored_as = self._stored_as(headers)
         if stored_as is not None:
-            _keep(self.heads, head, KnownHead(meant, stored_as, length))
+            _remember(self.heads, head, KnownHead(parsed_path, stored_as, length))
 
     def _stored_as(self, headers: Headers) -> RecordFormat | None:
         """Return the format of a produce's records; None if a type is not for the lane."""
@@ -319,7 +317,7 @@ class FastLane:
         if count > 1:
             row = v2.consecutive_rows(partition, base_offset, count)
         body = v2.produce_reply((row,))
-        return _PRODUCE_HEAD % (len(body), self._now(), self._id(request_id)) + body
+        return _PRODUCE_HEAD % (len(body), self._http_date(), self._id(request_id)) + body
 
     def _failed(
         self, partition: PartitionId, error: KafkaError, count: int, request_id: bytes | None
@@ -333,7 +331,7 @@ class FastLane:
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
         head = "\r\n".join(lines).encode()
         return _FAILED % (
-            head, len(body), self._now(), SERVER.encode(), self._id(request_id), body,
+            head, len(body), self._http_date(), SERVER.encode(), self._id(request_id), body,
         )  # fmt: skip
 
     # fetch
@@ -358,7 +356,7 @@ class FastLane:
             topic,
             partition,
             asked.offset,
-            room_of(asked.max_bytes, many=asked.many_frames) if packed else asked.max_bytes,
+            readable_bytes(asked.max_bytes, many=asked.many_frames) if packed else asked.max_bytes,
             packed=packed,
             bare=content_type != V2_JSON and not asked.batches,
         )
@@ -376,7 +374,7 @@ class FastLane:
                 return None  # a rotten batch: the route reads it as lines and reports the damage
             coding = _ZSTD_HEAD % lines_size
         elif asked.batches:
-            pieces, coding = _few(batch_pieces(result.slices)), _VARY
+            pieces, coding = _limit_pieces(batch_pieces(result.slices)), _VARY
         else:
             pieces = _pieces(result, content_type, topic, partition)
             coding = _VARY if content_type == NDJSON else b""
@@ -388,7 +386,7 @@ class FastLane:
         if query is None:
             return None
         frames, include = query.pop("frames", None), query.pop("include", None)
-        if frames not in {None, MANY} or include not in {None, BATCHES}:
+        if frames not in {None, MANY_FRAMES} or include not in {None, BATCHES}:
             return None
         if not all(map(_DIGITS.fullmatch, query.values())):
             return None
@@ -402,7 +400,7 @@ class FastLane:
             and timeout_ms <= limits.max_fetch_wait_ms
         ):
             return None
-        return FetchQuery(offset, max_bytes, frames == MANY, include == BATCHES)
+        return FetchQuery(offset, max_bytes, frames == MANY_FRAMES, include == BATCHES)
 
     def _takes_zstd(self, encoding: bytes | None) -> bool:
         if encoding is None:
@@ -410,7 +408,7 @@ class FastLane:
         takes = self._zstd.get(encoding)
         if takes is None:
             takes = takes_zstd(encoding.decode("utf-8", "surrogateescape"))
-            _keep(self._zstd, encoding, takes)
+            _remember(self._zstd, encoding, takes)
         return takes
 
     def _fetch_head(
@@ -433,7 +431,7 @@ class FastLane:
             topic.topic_id.encode(),
             (b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode()) + coding,
             sum(map(len, pieces)),
-            self._now(),
+            self._http_date(),
             self._id(request_id),
         )
 
@@ -443,7 +441,7 @@ class FastLane:
         text = None if given is None else given.decode("utf-8", "surrogateescape")
         return self._ids.of(text).encode()
 
-    def _now(self) -> bytes:
+    def _http_date(self) -> bytes:
         second = self._clock.wall_ms() // 1000
         if second != self._second:
             self._second = second
@@ -462,10 +460,10 @@ def _query(text: str, known: set[str]) -> dict[str, str] | None:
     return found
 
 
-def _keep(kept: dict[K, V], key: K, value: V) -> None:
-    if key is not None and len(key) > KEPT_LENGTH_MAX:
+def _remember(kept: dict[K, V], key: K, value: V) -> None:
+    if key is not None and len(key) > CACHE_KEY_LENGTH_MAX:
         return
-    if len(kept) >= KEPT_MAX:
+    if len(kept) >= CACHE_ENTRIES_MAX:
         kept.clear()
     kept[key] = value
 
@@ -482,8 +480,8 @@ def _pieces(
     lines = result.lines or [piece.lines for piece in result.slices]
     if content_type == LINES:
         return array_of(lines)
-    return _few(lines)
+    return _limit_pieces(lines)
 
 
-def _few(pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+def _limit_pieces(pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
     return pieces if len(pieces) <= PIECES_MAX else [b"".join(pieces)]

@@ -29,7 +29,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 from typing_extensions import override
 
-from http_api.server.error_middleware import EnvelopeRequestHandler
+from http_api.server.answers import EnvelopeRequestHandler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("http_api.server")
 
-HELD_BYTES_MAX = 4 << 20
+ARRIVING_BODY_BYTES_MAX = 4 << 20
 """Longest body that waits here for its end; aiohttp reads a longer one. Bounds a connection's
 memory."""
-HELD_S_MAX = 5.0
+ARRIVING_BODY_S_MAX = 5.0
 """Longest wait for a body's end; then aiohttp reads it, where another limit holds."""
 _UNKNOWN: Final = -1
 PRIVATE_NAMES: Final = {
@@ -73,18 +73,18 @@ class LaneConnection(EnvelopeRequestHandler):
     def __init__(self, lane: FastLane | None, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._lane = lane
-        self._lane_waits = False
+        self._lane_awaits_acknowledgement = False
         """True while a produce is appended and its acknowledgement is awaited."""
-        self._lane_holds: asyncio.TimerHandle | None = None
+        self._lane_body_timer: asyncio.TimerHandle | None = None
         """Timer of a body that is still arriving; None: no body is awaited."""
-        self._lane_pumps = False
-        self._lane_due = 0
+        self._lane_is_pumping = False
+        self._lane_parser_needs = 0
         """Bytes until the parser holds only whole requests; `_UNKNOWN`: cannot be computed."""
         self._lane_unparsed: Sequence[bytes] = ()
         """The appended request in pieces, if it was not parsed; else empty."""
-        self._lane_later = b""
+        self._lane_buffered = b""
         """Bytes received behind the unparsed request."""
-        self._lane_known: KnownHead | None = None
+        self._lane_arriving: KnownHead | None = None
         """Meaning of an unparsed request whose body is still arriving."""
         self._lane_pieces: list[bytes] = []
         """The received pieces of that request: the head, then pieces of the body."""
@@ -101,16 +101,16 @@ class LaneConnection(EnvelopeRequestHandler):
             or self._payload_parser is not None
             or self._upgraded
         ):
-            self._lane_due = _UNKNOWN
+            self._lane_parser_needs = _UNKNOWN
             super().data_received(data)
-        elif self._lane_unparsed or self._lane_later:
+        elif self._lane_unparsed or self._lane_buffered:
             if data:
-                self._lane_later += data
+                self._lane_buffered += data
                 self._pause_transport_reading()
-        elif self._lane_known is not None:
+        elif self._lane_arriving is not None:
             if data:
-                self._take_piece(self._lane, self._lane_known, data)
-        elif self._lane_due or not self._take_known(self._lane, data):
+                self._take_piece(self._lane, self._lane_arriving, data)
+        elif self._lane_parser_needs or not self._take_known(self._lane, data):
             self._parse(self._lane, data)
             self._pump()
 
@@ -118,16 +118,16 @@ class LaneConnection(EnvelopeRequestHandler):
         """Take a request whose head was parsed before; False: it must be parsed."""
         end = data.find(b"\r\n\r\n") + 4
         known = lane.heads.get(data[:end])
-        if known is None or self._lane_waits or self._messages or self._paused:
+        if known is None or self._lane_awaits_acknowledgement or self._messages or self._paused:
             return False
         missing = end + known.length - len(data)
-        if missing < 0 or known.length > HELD_BYTES_MAX or not self._is_ours():
+        if missing < 0 or known.length > ARRIVING_BODY_BYTES_MAX or not self._is_handler_idle():
             return False
         if not missing:
             return self._append_known(lane, known, (data,), data[end:])
-        self._lane_known, self._lane_pieces = known, [data[:end], data[end:]]
+        self._lane_arriving, self._lane_pieces = known, [data[:end], data[end:]]
         self._lane_missing = missing
-        self._lane_holds = self._loop.call_later(HELD_S_MAX, self._held_too_long)
+        self._lane_body_timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
         return True
 
     def _take_piece(self, lane: FastLane, known: KnownHead, data: bytes) -> None:
@@ -137,11 +137,11 @@ class LaneConnection(EnvelopeRequestHandler):
         if self._lane_missing > 0:
             return
         pieces, whole = self._lane_pieces, not self._lane_missing
-        self._let_go()
+        self._forget_arriving_body()
         if not (
             whole
             and not self._paused
-            and self._is_ours()
+            and self._is_handler_idle()
             and self._append_known(lane, known, pieces, b"".join(pieces[1:]))
         ):
             self._parse(lane, b"".join(pieces))
@@ -154,7 +154,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
         ``pieces`` is the whole request, ``body`` its body.
         """
-        self._lane_waits = self._request_in_progress = True
+        self._lane_awaits_acknowledgement = self._request_in_progress = True
         self._lane_unparsed = pieces
         try:
             taken = lane.append(known.path, known.stored_as, body, None, self._produced)
@@ -164,7 +164,7 @@ class LaneConnection(EnvelopeRequestHandler):
         if taken:
             self._request_count += 1
         else:
-            self._lane_waits = self._request_in_progress = False
+            self._lane_awaits_acknowledgement = self._request_in_progress = False
             self._lane_unparsed = ()
         return taken
 
@@ -176,10 +176,12 @@ class LaneConnection(EnvelopeRequestHandler):
         except HttpProcessingError as error:
             refused = _ErrInfo(status=400, exc=error, message=error.message)
             messages, upgraded, tail = [(refused, EMPTY_PAYLOAD)], False, b""
-        if self._lane_due > 0:
-            self._lane_due = max(self._lane_due - len(data), _UNKNOWN)
-        elif not self._lane_due and data:
-            self._lane_due = _due(lane, data, [message for message, _ in messages])
+        if self._lane_parser_needs > 0:
+            self._lane_parser_needs = max(self._lane_parser_needs - len(data), _UNKNOWN)
+        elif not self._lane_parser_needs and data:
+            self._lane_parser_needs = _parser_needs(
+                lane, data, [message for message, _ in messages]
+            )
         if messages:
             self._request_count += len(messages)
             self._messages.extend(messages)
@@ -196,46 +198,51 @@ class LaneConnection(EnvelopeRequestHandler):
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._let_go()
-        self._lane_unparsed, self._lane_later = (), b""
+        self._forget_arriving_body()
+        self._lane_unparsed, self._lane_buffered = (), b""
         super().connection_lost(exc)
 
     @override
     def _process_keepalive(self) -> None:
-        if self._lane_waits or self._lane_holds is not None:  # the connection is not idle
+        if (
+            self._lane_awaits_acknowledgement or self._lane_body_timer is not None
+        ):  # the connection is not idle
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
     # answering the queue, one request after the other
 
-    def _is_ours(self) -> bool:
+    def _is_handler_idle(self) -> bool:
         """Return True while aiohttp's handler of this connection waits and is not yet woken."""
         waiter = self._waiter
         return waiter is not None and not waiter.done()
 
     def _pump(self) -> None:
         """Answer the requests in the queue, until one has to be waited for."""
-        if self._lane_pumps:
+        if self._lane_is_pumping:
             return
-        self._lane_pumps = True  # resumed reading may add requests: this loop takes them
+        self._lane_is_pumping = True  # resumed reading may add requests: this loop takes them
         try:
-            # `_is_ours` is checked each time: a refused request has woken aiohttp's handler.
-            while self._messages and not self._lane_waits and self._is_ours():
+            # `_is_handler_idle` is checked each time: a refused request has woken aiohttp's
+            # handler.
+            while (
+                self._messages and not self._lane_awaits_acknowledgement and self._is_handler_idle()
+            ):
                 if self._paused or self._force_close:
                     return  # the client does not read: answer nothing more until it does
                 message, payload = self._messages[0]
                 if self._upgraded or isinstance(message, _ErrInfo):
-                    self._usual_way()  # also for requests before the one with the upgrade
+                    self._pass_to_aiohttp()  # also for requests before the one with the upgrade
                     return
                 if self._take(message, payload):
                     continue
-                if self._lane_holds is None:
-                    self._usual_way()
+                if self._lane_body_timer is None:
+                    self._pass_to_aiohttp()
                 return
         except Exception as error:  # noqa: BLE001 the transport would only print the error
             self._lane_failed(error)
         finally:
-            self._lane_pumps = False
+            self._lane_is_pumping = False
 
     def _take(self, message: RawRequestMessage, payload: StreamReader) -> bool:
         """Answer a request or begin to; False: aiohttp must handle it, or its body is arriving."""
@@ -253,15 +260,15 @@ class LaneConnection(EnvelopeRequestHandler):
             if headers is None or payload.exception() is not None:
                 return False
             if not payload.is_eof():
-                self._hold(message)
+                self._await_body(message)
                 return False
-            self._let_go()
+            self._forget_arriving_body()
             chunks = payload._buffer  # noqa: SLF001 read without consuming: aiohttp may need it
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            self._lane_waits = self._request_in_progress = True
+            self._lane_awaits_acknowledgement = self._request_in_progress = True
             if lane.produce(path, headers, body, self._produced):
                 return True
-            self._lane_waits = self._request_in_progress = False
+            self._lane_awaits_acknowledgement = self._request_in_progress = False
             return False
         if message.method == "GET" and payload is EMPTY_PAYLOAD:
             headers = lane.headers(message.raw_headers)
@@ -272,7 +279,7 @@ class LaneConnection(EnvelopeRequestHandler):
             if pieces is not None:
                 assert self.transport is not None
                 self.transport.writelines(pieces)
-                self._answered()
+                self._finish_request()
                 return True
         return False
 
@@ -280,31 +287,31 @@ class LaneConnection(EnvelopeRequestHandler):
         """Write the answer to the produce that waits; None: aiohttp must handle the request."""
         try:
             if self.transport is None:
-                self._answered()  # the client has disconnected
+                self._finish_request()  # the client has disconnected
                 return
             if answer is None:
-                self._lane_waits = self._request_in_progress = False
-                self._show_parser()
-                self._usual_way()
+                self._lane_awaits_acknowledgement = self._request_in_progress = False
+                self._parse_unparsed()
+                self._pass_to_aiohttp()
                 return
             self.transport.write(answer)
-            self._answered()
-            if self._messages and not self._lane_pumps:
+            self._finish_request()
+            if self._messages and not self._lane_is_pumping:
                 self._loop.call_soon(self._pump)
         except Exception as failure:  # noqa: BLE001 the caller moves a high watermark: never raise
             self._lane_failed(failure)
 
-    def _answered(self) -> None:
+    def _finish_request(self) -> None:
         """Finish the current request: remove it from the queue, or forget it if unparsed."""
-        self._lane_waits = self._request_in_progress = False
-        self._let_stop()
+        self._lane_awaits_acknowledgement = self._request_in_progress = False
+        self._allow_shutdown()
         if self._parser is None:
             return  # the connection is closed
         if self._lane_unparsed:
             self._lane_unparsed = ()
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            if self._lane_later:
-                self._loop.call_soon(self._go_on)
+            if self._lane_buffered:
+                self._loop.call_soon(self._process_buffered)
             return
         self._messages.popleft()
         self._parser.message_consumed()
@@ -312,74 +319,74 @@ class LaneConnection(EnvelopeRequestHandler):
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
 
-    def _show_parser(self) -> None:
+    def _parse_unparsed(self) -> None:
         """Parse the request that was appended unparsed, so that aiohttp can handle it."""
         pieces, self._lane_unparsed = self._lane_unparsed, ()
         if pieces:
             assert self._lane is not None
             self._request_count -= 1  # it is counted again
             self._parse(self._lane, b"".join(pieces))
-            if self._lane_later:
-                self._loop.call_soon(self._go_on)
+            if self._lane_buffered:
+                self._loop.call_soon(self._process_buffered)
 
-    def _go_on(self) -> None:
+    def _process_buffered(self) -> None:
         """Process the bytes that arrived while an unparsed request was waiting."""
-        if self._lane_unparsed or not self._lane_later or self.transport is None:
+        if self._lane_unparsed or not self._lane_buffered or self.transport is None:
             return
-        later, self._lane_later = self._lane_later, b""
+        later, self._lane_buffered = self._lane_buffered, b""
         if not self._reading_paused and not self._buffer_paused:
             self._resume_transport_reading()
         self.data_received(later)
 
-    def _usual_way(self) -> None:
+    def _pass_to_aiohttp(self) -> None:
         """Wake aiohttp's handler, which handles the queue from its head on."""
-        self._let_go()
+        self._forget_arriving_body()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         elif self.transport is not None:
             self.force_close()  # the listener stops, so that handler has ended
-            self._let_stop()
+            self._allow_shutdown()
 
-    def _let_stop(self) -> None:
+    def _allow_shutdown(self) -> None:
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)  # `shutdown` waits for it
 
     def _lane_failed(self, error: Exception) -> None:
         """Log a bug and close the connection unanswered: the records may have been appended."""
         _log.error("fast lane failed", exc_info=error)
-        self._lane_waits = self._request_in_progress = False
-        self._lane_unparsed, self._lane_later = (), b""
+        self._lane_awaits_acknowledgement = self._request_in_progress = False
+        self._lane_unparsed, self._lane_buffered = (), b""
         self.force_close()
-        self._let_stop()
+        self._allow_shutdown()
 
     # a body that arrives in pieces
 
-    def _hold(self, message: RawRequestMessage) -> None:
-        if self._lane_holds is not None:
+    def _await_body(self, message: RawRequestMessage) -> None:
+        if self._lane_body_timer is not None:
             return
         length = message.headers.get("Content-Length", "")
-        if length.isdecimal() and int(length) <= HELD_BYTES_MAX:
-            self._lane_holds = self._loop.call_later(HELD_S_MAX, self._held_too_long)
+        if length.isdecimal() and int(length) <= ARRIVING_BODY_BYTES_MAX:
+            self._lane_body_timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
 
-    def _held_too_long(self) -> None:
-        self._lane_holds = None
-        if self._lane_known is not None:
+    def _body_timed_out(self) -> None:
+        self._lane_body_timer = None
+        if self._lane_arriving is not None:
             assert self._lane is not None
             pieces = self._lane_pieces
-            self._let_go()
+            self._forget_arriving_body()
             self._parse(self._lane, b"".join(pieces))
-        self._usual_way()
+        self._pass_to_aiohttp()
 
-    def _let_go(self) -> None:
+    def _forget_arriving_body(self) -> None:
         """Forget the body that is arriving, and cancel its timer."""
-        self._lane_known, self._lane_pieces, self._lane_missing = None, [], 0
-        if self._lane_holds is not None:
-            self._lane_holds.cancel()
-            self._lane_holds = None
+        self._lane_arriving, self._lane_pieces, self._lane_missing = None, [], 0
+        if self._lane_body_timer is not None:
+            self._lane_body_timer.cancel()
+            self._lane_body_timer = None
 
 
-def _due(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:
+def _parser_needs(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:
     """Return the bytes the parser still needs after ``data``, or `_UNKNOWN`; remember the head.
 
     Computable only if ``data`` begins with exactly one request (by its Content-Length, RFC 9112,

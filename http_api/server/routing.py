@@ -1,4 +1,4 @@
-"""Router of the public listener: from a method and a path to a handler.
+"""PathRouter of the public listener: from a method and a path to a handler.
 
 `app.py` fills the router once and resolves every request with it. aiohttp's own dispatcher is not
 used: it accepts no double slashes, and words its own 404 and 405. This router walks a tree over the
@@ -38,7 +38,7 @@ class _Node:
     routes: dict[str, Route] = field(default_factory=dict)
 
 
-class Router:
+class PathRouter:
     """The tree of paths. Filled while the app is built, then only read."""
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", help="kept and gone on from; default: a new one each time")
     parser.add_argument("--max-offsets-per-trigger", type=int, help="rows of a micro-batch")
     parser.add_argument("--format", choices=("text", "json"), default="text")
-    said = parser.parse_args(arguments)
+    parsed_arguments = parser.parse_args(arguments)
     if not has_java():
         sys.stderr.write(NO_JAVA + "\n")
         return EXIT_USAGE
@@ -148,18 +148,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     spark = session("flights", quick=True)
     spark.sparkContext.setLogLevel("ERROR")
-    kept = nullcontext(said.checkpoint) if said.checkpoint else tempfile.TemporaryDirectory()
+    kept = (
+        nullcontext(parsed_arguments.checkpoint)
+        if parsed_arguments.checkpoint
+        else tempfile.TemporaryDirectory()
+    )
     with kept as checkpoint:
         rows = delays(
             spark,
-            said.url,
-            said.source,
-            said.target,
+            parsed_arguments.url,
+            parsed_arguments.source,
+            parsed_arguments.target,
             checkpoint=checkpoint,
-            max_offsets_per_trigger=said.max_offsets_per_trigger,
+            max_offsets_per_trigger=parsed_arguments.max_offsets_per_trigger,
         )
         spark.stop()
-    text = json.dumps(rows) if said.format == "json" else as_text(rows)
+    text = json.dumps(rows) if parsed_arguments.format == "json" else as_text(rows)
     sys.stdout.write(text + "\n")
     return 0
 

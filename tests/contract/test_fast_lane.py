@@ -286,7 +286,7 @@ async def test_a_long_body_and_what_follows_it() -> None:
 async def test_a_body_over_what_is_held_takes_the_usual_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_connection, "HELD_BYTES_MAX", 1_000)
+    monkeypatch.setattr(lane_connection, "ARRIVING_BODY_BYTES_MAX", 1_000)
     body = b'{"records":[{"value":"%b"}]}' % (b"v" * 5_000)
     async with connection() as (door, reader, writer):
         request = post(body)
@@ -300,7 +300,7 @@ async def test_a_body_over_what_is_held_takes_the_usual_way(
 async def test_a_body_that_takes_too_long_takes_the_usual_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_connection, "HELD_S_MAX", 0.02)
+    monkeypatch.setattr(lane_connection, "ARRIVING_BODY_S_MAX", 0.02)
     async with connection() as (door, reader, writer):
         writer.write(post(ONE)[:-10])
         await asyncio.sleep(0.1)
@@ -332,7 +332,7 @@ async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """aiohttp holds what stands behind it back until it knows: nobody else may wait for that."""
-    monkeypatch.setattr(lane_connection, "HELD_S_MAX", 0.05)
+    monkeypatch.setattr(lane_connection, "ARRIVING_BODY_S_MAX", 0.05)
     asks = ("Upgrade: websocket", "Connection: upgrade")
     upgrade = post(ONE, "/topics/flights/partitions/0", *asks)
     async with connection() as (_, reader, writer):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from http_api.server import lane_connection
-from http_api.server.fast_lane import KEPT_MAX, FastLane
+from http_api.server.fast_lane import CACHE_ENTRIES_MAX, FastLane
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.http_door import open_door, read_answer
@@ -228,7 +228,7 @@ async def test_heads_that_are_kept_are_few_and_short(monkeypatch: pytest.MonkeyP
             await offset_in(reader)
             assert not lane.heads
         raw = ((b"Content-Type", JSON_V2.encode()),)
-        for number in range(KEPT_MAX + 5):
+        for number in range(CACHE_ENTRIES_MAX + 5):
             lane.learn(b"%d" % number, "POST", "/topics/flights", raw, 10)
         assert len(lane.heads) == 5
         long = "a" * 2_000
@@ -398,7 +398,7 @@ async def test_a_known_head_whose_body_takes_too_long_takes_the_usual_way(
         writer.write(post(ONE))
         assert await offset_in(reader) == 0
         taken = door.apis.direct.taken
-        monkeypatch.setattr(lane_connection, "HELD_S_MAX", 0.02)
+        monkeypatch.setattr(lane_connection, "ARRIVING_BODY_S_MAX", 0.02)
         head, middle, rest = cut(post(ONE), 3, 9)
         await in_packets(writer, head, middle)
         await asyncio.sleep(0.05)
@@ -418,7 +418,7 @@ async def test_a_known_head_with_more_than_is_held_takes_the_usual_way(
     async with connection(flights()) as (door, reader, writer):
         writer.write(post(ONE))
         assert await offset_in(reader) == 0
-        monkeypatch.setattr(lane_connection, "HELD_BYTES_MAX", len(ONE) - 1)
+        monkeypatch.setattr(lane_connection, "ARRIVING_BODY_BYTES_MAX", len(ONE) - 1)
         await in_packets(writer, *cut(post(ONE), 4))
         assert await offset_in(reader) == 1
         assert door.apis.direct.taken == 1

@@ -18,7 +18,7 @@ from broker.record.batch import BatchError, RecordFormat
 from broker.record.compression import FramedBody
 from broker.server.requests import FetchRequest
 from http_api.server import fast_lane
-from http_api.server.routes.v2 import fetch
+from http_api.server.routes.v2 import fetch_records
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicName
 from tests.support.http_door import FAST_LANE, Answer, Door, open_door
@@ -218,7 +218,7 @@ async def test_a_frame_that_cant_be_unpacked_is_left_to_who_reads_the_log(lane: 
         await filled(door)
         plain = await door.raw(get(f"{RECORDS}?offset=0", NDJSON))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fetch, "framed_as_single", broken)
+            patch.setattr(fetch_records, "framed_as_single", broken)
             patch.setattr(fast_lane, "framed_as_single", broken)
             answer = await door.raw(get(f"{RECORDS}?offset=0", NDJSON, ZSTD))
     FAST_LANE.reset(token)

@@ -12,7 +12,7 @@ import pytest
 
 from http_api.node.cluster_file import ClusterDescription, NodeEntry, write_cluster_file
 from http_api.node.cluster_plan import UpOptions, prepare_cluster
-from http_api.node.meta import PID_FILE, FolderLock
+from http_api.node.node_folder import PID_FILE, FolderLock
 from tests.support.up_process import run_quorumlog
 
 

@@ -47,7 +47,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_compress_if_shorter", compression._compress)
 
 
-def tell(seed: int) -> World:
+def simulate(seed: int) -> World:
     CHANCE.seed(seed)
     return run(seed)
 
@@ -56,7 +56,9 @@ def counts_of(world: World) -> Counts:
     return world.judge.tally, world.happened()
 
 
-seeds_run = Seeds(module=__name__, tell=tell, counts=counts_of, everyday=60, per_test=20, one_in=10)
+seeds_run = Seeds(
+    module=__name__, simulate_one=simulate, counts=counts_of, everyday=60, per_test=20, one_in=10
+)
 pytest_generate_tests = seeds_run.parametrize
 
 

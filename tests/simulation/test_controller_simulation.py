@@ -2,8 +2,8 @@
 
 Checked on every step: all controllers have the same image at the same offset, every batch keeps the
 invariants, no two controllers are active in one term, an ok is in the log, a "not written" never
-is. In the end all heals and comes back. tests/support/seeds.py tells which seeds run, and how one
-is replayed.
+is. In the end all heals and comes back. tests/support/seeds.py describes which seeds run and how to
+replay one.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ async def simulate(seed: int, steps: int = STEPS) -> Counter[str]:
 
 seeds_run = Seeds(
     module=__name__,
-    tell=lambda seed: asyncio.run(simulate(seed)),
+    simulate_one=lambda seed: asyncio.run(simulate(seed)),
     counts=lambda happened: ({}, happened),
     everyday=24,
     per_test=4,

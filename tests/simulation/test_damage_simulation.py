@@ -1,7 +1,7 @@
 """Damaged replicas under controllers that take over from each other with news of the past.
 
 The promises stand in `tests.support.damage_world`. Each line of the decisions that keeps a promise,
-taken out, is caught by it. tests/support/seeds.py tells which seeds run, and how one is replayed.
+taken out, is caught by it. tests/support/seeds.py describes which seeds run and how to replay one.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 
 
-seeds_told = Seeds(
+seeds_run = Seeds(
     module=__name__,
-    tell=lambda seed: DamageWorld(seed).tell(),
+    simulate_one=lambda seed: DamageWorld(seed).tell(),
     counts=lambda happened: ({}, happened),
     everyday=120,
     per_test=20,
     one_in=10,
 )
-pytest_generate_tests = seeds_told.parametrize
+pytest_generate_tests = seeds_run.parametrize
 
 
 @pytest.mark.simulate
 def test_rule_r6_no_replica_is_taken_out_or_emptied_for_damage_of_the_past(
     seeds: list[int],
 ) -> None:
-    seeds_told.run_all(seeds)
+    seeds_run.run_all(seeds)
 
 
 def test_what_can_happen_did() -> None:
-    number, happened = seeds_told.number(), seeds_told.happened
+    number, happened = seeds_run.number(), seeds_run.happened
     assert too_rare(MUST_HAPPEN, happened, 5) == {}
     operators = happened["needs an operator"] + happened["nobody sound"]
     assert operators < number / 5, "a promise that is never judged"

@@ -97,7 +97,7 @@ def counts_of(world: DeletingWorld) -> Counts:
 
 seeds_run = Seeds(
     module=__name__,
-    tell=run,
+    simulate_one=run,
     counts=counts_of,
     kept=KEPT,
     everyday=30,

@@ -23,7 +23,7 @@ def counts_of(world: World) -> Counts:
 
 seeds_run = Seeds(
     module=__name__,
-    tell=partial(run, flush=True),
+    simulate_one=partial(run, flush=True),
     counts=counts_of,
     everyday=100,
     per_test=20,

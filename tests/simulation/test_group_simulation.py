@@ -4,7 +4,7 @@ Faults: a new leader with part of the unacknowledged tail, a high watermark it h
 one that goes on for a while, appends of unknown outcome, answers that are lost. Clients read,
 commit, leave and come back. Checked: nothing is skipped, no acknowledged commit is lost or read
 stale, no partition is read by two, an older coordinator never serves after a newer one has.
-tests/support/seeds.py tells which seeds run, and how one is replayed.
+tests/support/seeds.py describes which seeds run and how to replay one.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def run(seed: int) -> World:
         loop.close()
 
 
-def tell(seed: int) -> World:
+def simulate(seed: int) -> World:
     world = run(seed)
     assert world.figures["elections"] > 3
     assert world.figures["records"] > 10
@@ -363,7 +363,7 @@ def tell(seed: int) -> World:
     return world
 
 
-seeds_run = Seeds(module=__name__, tell=tell, everyday=24, per_test=4, one_in=20)
+seeds_run = Seeds(module=__name__, simulate_one=simulate, everyday=24, per_test=4, one_in=20)
 pytest_generate_tests = seeds_run.parametrize
 
 

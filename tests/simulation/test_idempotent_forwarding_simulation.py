@@ -2,7 +2,7 @@
 
 Drives the product's own `SequencedSender` and `ProducerStates`. What a client is told must be true
 in the committed log: *ok* is there once, *not written* never, *unknown* at most once (rule F1).
-tests/support/seeds.py tells which seeds run, and how one is replayed.
+tests/support/seeds.py describes which seeds run and how to replay one.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class World:
                 assert not copies, f"{value!r} was called not written"
 
 
-def tell(seed: int) -> World:
+def simulate(seed: int) -> World:
     world = World(seed)
     world.run()
     assert "unknown" not in {world.told[value] for value in world.patient}
@@ -293,7 +293,9 @@ def counts_of(world: World) -> Counts:
     )
 
 
-seeds_run = Seeds(module=__name__, tell=tell, counts=counts_of, everyday=600, per_test=150)
+seeds_run = Seeds(
+    module=__name__, simulate_one=simulate, counts=counts_of, everyday=600, per_test=150
+)
 pytest_generate_tests = seeds_run.parametrize
 
 

@@ -117,27 +117,27 @@ def _acknowledged_unsynced(patch: Patch) -> None:
 
 @fault("votes for a log that is behind", "R8", "R4", "R7")
 def _any_log_wins(patch: Patch) -> None:
-    hear = transport.FilteredTransport._hear
+    handle = transport.FilteredTransport._handle_message
 
     def generous(self: Any, node: Any, message: Any) -> None:
         if message["type"] in ("request_vote", "pre_vote"):
             message["last_log_term"] = message["last_log_index"] = 10**9
-        hear(self, node, message)
+        handle(self, node, message)
 
-    patch.setattr(transport.FilteredTransport, "_hear", generous)
+    patch.setattr(transport.FilteredTransport, "_handle_message", generous)
 
 
 @fault("votes twice in a term", "R3")
 def _votes_twice(patch: Patch) -> None:
-    hear = transport.FilteredTransport._hear
+    handle = transport.FilteredTransport._handle_message
 
     def forgetful(self: Any, node: Any, message: Any) -> None:
         raft = self._raft
         if message["type"] == "request_vote" and raft.role == "follower":
             raft._SyncObj__votedForNodeId = None
-        hear(self, node, message)
+        handle(self, node, message)
 
-    patch.setattr(transport.FilteredTransport, "_hear", forgetful)
+    patch.setattr(transport.FilteredTransport, "_handle_message", forgetful)
 
 
 @fault("Q4 votes without its disk", "R3", "R8", "R6", "R16", first=82)
@@ -251,14 +251,14 @@ def _snapshot_forgets(patch: Patch) -> None:
 
 @fault("a controller folds by itself", "R12")
 def _folds_by_itself(patch: Patch) -> None:
-    turn = metadata_state_machine.MetadataStateMachine._turn_to
+    turn = metadata_state_machine.MetadataStateMachine._replace_image
 
     def own(self: Any, delta: Any, image: Any) -> None:
         if type(self).__name__ == "WatchedMachine" and self._life.node_id == 2:
             image = replace(image, epoch=image.epoch + 1)
         turn(self, delta, image)
 
-    patch.setattr(metadata_state_machine.MetadataStateMachine, "_turn_to", own)
+    patch.setattr(metadata_state_machine.MetadataStateMachine, "_replace_image", own)
 
 
 # ---- brokers

@@ -2,8 +2,8 @@
 cuts, stalls, snapshots, lost disks, and brokers and operators that do what they do.
 
 Every invariant of the metadata (R, C, P of the table in docs/claims.md) is judged after each event
-or at the end of a seed; one that was never judged is red. tests/support/seeds.py tells which seeds
-run, and how one is replayed.
+or at the end of a seed; one that was never judged is red. tests/support/seeds.py describes which
+seeds run and how to replay one.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def counts_of(witness: Witness) -> tuple[Mapping[str, int], Mapping[str, int]]:
     return witness.tally, witness.counts
 
 
-seeds_told = Seeds(
-    module=__name__, tell=tell, counts=counts_of, kept=KEPT, everyday=300, per_test=25
+seeds_run = Seeds(
+    module=__name__, simulate_one=tell, counts=counts_of, kept=KEPT, everyday=300, per_test=25
 )
-pytest_generate_tests = seeds_told.parametrize
+pytest_generate_tests = seeds_run.parametrize
 
 
 @pytest.mark.simulate
 def test_invariants_r1_to_r19_c1_to_c14_p1_to_p14_hold(seeds: list[int]) -> None:
-    seeds_told.run_all(seeds)
+    seeds_run.run_all(seeds)
 
 
 def test_every_invariant_was_judged_and_every_fault_was_met() -> None:
-    floor = seeds_told.number() // 100
-    assert too_rare(JUDGED, seeds_told.judged, floor) == {}
-    assert too_rare(MUST_HAPPEN, seeds_told.happened, max(floor // 5, 1)) == {}
+    floor = seeds_run.number() // 100
+    assert too_rare(JUDGED, seeds_run.judged, floor) == {}
+    assert too_rare(MUST_HAPPEN, seeds_run.happened, max(floor // 5, 1)) == {}
 
 
 def history_of(seed: int) -> str:

@@ -2,7 +2,7 @@
 
 Checked throughout: one leader per term, equal logs where applied, nothing applied twice; at the
 end, after healing: everything acknowledged is there, and the cluster works again.
-tests/support/seeds.py tells which seeds run, and how one is replayed.
+tests/support/seeds.py describes which seeds run and how to replay one.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class History:
             self.check()
 
 
-def tell(seed: int) -> History:
+def simulate(seed: int) -> History:
     history = History(seed)
     sim = history.sim
     sim.start()
@@ -121,7 +121,7 @@ def tell(seed: int) -> History:
     return history
 
 
-seeds_run = Seeds(module=__name__, tell=tell, everyday=5, per_test=1, one_in=50)
+seeds_run = Seeds(module=__name__, simulate_one=simulate, everyday=5, per_test=1, one_in=50)
 pytest_generate_tests = seeds_run.parametrize
 
 

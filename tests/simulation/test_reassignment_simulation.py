@@ -22,7 +22,7 @@ def counts_of(world: World) -> Counts:
 
 seeds_run = Seeds(
     module=__name__,
-    tell=partial(run, moves=True),
+    simulate_one=partial(run, moves=True),
     counts=counts_of,
     everyday=100,
     per_test=20,

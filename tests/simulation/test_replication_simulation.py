@@ -10,7 +10,7 @@ made again (`replica_rot`). What brokers serve is read through the product's own
 
 In most seeds the log is the product's own, over a simulated disk. Every invariant of the table in
 docs/claims.md is judged after each event or at the end of a seed; one that was never judged is red.
-tests/support/seeds.py tells which seeds run, and how one is replayed.
+tests/support/seeds.py describes which seeds run and how to replay one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def counts_of(world: World) -> tuple[Mapping[str, int], Mapping[str, int]]:
     return world.judge.tally, world.happened()
 
 
-seeds_run = Seeds(module=__name__, tell=run, counts=counts_of, kept=KEPT, everyday=600, per_test=50)
+seeds_run = Seeds(
+    module=__name__, simulate_one=run, counts=counts_of, kept=KEPT, everyday=600, per_test=50
+)
 pytest_generate_tests = seeds_run.parametrize
 
 

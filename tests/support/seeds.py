@@ -48,7 +48,7 @@ def choose_base(config: pytest.Config) -> None:
 
 
 def describe(config: pytest.Config) -> str:
-    """Return the line of pytest's header that tells how to draw the same seeds again."""
+    """Return the line of pytest's header that names the option to draw the same seeds again."""
     return f"simulations: everyday seeds from {config.option.seed_base} on (--seed-base)"
 
 
@@ -71,7 +71,7 @@ class Seeds(Generic[T]):
 
     module: str
     """`__name__` of the test module: a failure names it in the command that replays the seed."""
-    tell: Callable[[int], T]
+    simulate_one: Callable[[int], T]
     """Runs one seed to its end; raises where an invariant is broken."""
     counts: Callable[[T], Counts] = lambda _: ({}, {})
     """Returns how often a seed judged each invariant, and how often each fact happened in it."""
@@ -86,13 +86,13 @@ class Seeds(Generic[T]):
     happened: Counter[str] = field(default_factory=Counter)
     planned: set[int] = field(default_factory=set)
     """Every seed of this run; empty if `--seed` or `--seeds` chose others."""
-    told: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
     """Seeds that ran to their end."""
 
     def run(self, seed: int) -> T:
         """Run one seed and count it; a failure is noted with the command that replays it."""
         try:
-            world = self.tell(seed)
+            world = self.simulate_one(seed)
         except BaseException as error:
             name = self.module.rpartition(".")[2]
             error.add_note(f'replay: make simulate ARGS="--seed {seed} -k {name}"')
@@ -100,7 +100,7 @@ class Seeds(Generic[T]):
         judged, happened = self.counts(world)
         self.judged.update(judged)
         self.happened.update(happened)
-        self.told.add(seed)
+        self.finished.add(seed)
         return world
 
     def run_all(self, seeds: Iterable[int]) -> None:
@@ -133,9 +133,9 @@ class Seeds(Generic[T]):
 
     def number(self) -> int:
         """Return how many seeds ran; skip the test that asks if not all of an everyday run did."""
-        if not self.planned or not self.told.issuperset(self.planned):
+        if not self.planned or not self.finished.issuperset(self.planned):
             pytest.skip("counts the seeds of a whole run")
-        return len(self.told)
+        return len(self.finished)
 
 
 def too_rare(names: Iterable[str], counted: Mapping[str, int], floor: float) -> dict[str, int]:

@@ -14,7 +14,7 @@ import pytest
 from http_api.cli import main
 
 HEAVY = (
-    *("aiohttp", "asyncio", "broker.server", "http.client", "http_api.node.config", "msgspec"),
+    *("aiohttp", "asyncio", "broker.server", "http.client", "http_api.node.node_config", "msgspec"),
     *("orjson", "pysyncobj", "raft_metadata.quorum", "rich"),
 )
 

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from http_api.contract.errors import RestError
-from http_api.server.routing import Handler, Router
+from http_api.server.routing import Handler, PathRouter
 
 
 async def topic(request: web.Request) -> web.Response:
@@ -18,8 +18,8 @@ async def partition(request: web.Request) -> web.Response:
 
 
 @pytest.fixture
-def router() -> Router:
-    router = Router()
+def router() -> PathRouter:
+    router = PathRouter()
     router.add("GET", "/topics/{topic}", topic, "a/b")
     router.add("POST", "/topics/{topic}", topic, "a/b")
     router.add("GET", "/topics/{topic}/partitions/{partition}", partition, "a/b")
@@ -38,12 +38,12 @@ def router() -> Router:
         ("/topics/..", [".."]),
     ],
 )
-def test_a_path_is_its_segments(router: Router, path: str, parameters: list[str]) -> None:
+def test_a_path_is_its_segments(router: PathRouter, path: str, parameters: list[str]) -> None:
     route, found = router.resolve("GET", path)
     assert (route.handler, found) == (topic, parameters)
 
 
-def test_parameters_come_in_order(router: Router) -> None:
+def test_parameters_come_in_order(router: PathRouter) -> None:
     route, found = router.resolve("HEAD", "/topics/a/partitions/3/")
     assert (route.handler, found) == (partition, ["a", "3"])
 
@@ -60,7 +60,7 @@ def test_parameters_come_in_order(router: Router) -> None:
     ],
 )
 def test_a_variable_segment_may_end_in_an_action(
-    router: Router, path: str, handler: Handler, parameters: list[str]
+    router: PathRouter, path: str, handler: Handler, parameters: list[str]
 ) -> None:
     router.add("POST", "/topics/{topic}:close", partition, "a/b")
     route, found = router.resolve("POST", path)
@@ -68,13 +68,13 @@ def test_a_variable_segment_may_end_in_an_action(
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/topics", "/topics/a/b", "/topics/a/partitions"])
-def test_what_nobody_serves_is_404(router: Router, path: str) -> None:
+def test_what_nobody_serves_is_404(router: PathRouter, path: str) -> None:
     with pytest.raises(RestError) as error:
         router.resolve("GET", path)
     assert (error.value.status, error.value.code) == (404, 404)
 
 
-def test_another_method_is_405_and_says_which(router: Router) -> None:
+def test_another_method_is_405_and_says_which(router: PathRouter) -> None:
     with pytest.raises(RestError) as error:
         router.resolve("DELETE", "/topics/a")
     assert error.value.status == 405

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from broker.config import BrokerDefaults, BrokerLimits, BrokerTimeouts
-from http_api.node.config import (
+from http_api.node.exits import EXIT_USAGE, ConfigError
+from http_api.node.formatting import defaults_for_size
+from http_api.node.node_config import (
+    BY_NAME,
+    SETTINGS,
     Address,
     NodeConfig,
+    RaftTimeouts,
     load_node_config,
     parse_address,
     read_config_file,
     render_config,
 )
-from http_api.node.exits import EXIT_USAGE, ConfigError
-from http_api.node.formatting import defaults_for_size
-from http_api.node.settings import BY_NAME, SETTINGS, RaftTimeouts
 from raft_metadata.common.ids import DirectoryId
 from raft_metadata.common.tls import TlsFiles
 
@@ -103,8 +105,8 @@ def test_environment_reaches_every_section(tmp_path: Path) -> None:
     )
     assert config.rack == "r1"
     assert config.listen_http.port == 1
-    assert config.way_to("broker-2", "peer", Address("x", 9)) == Address("127.0.0.1", 2)
-    assert config.way_to("broker-3", "peer", Address("x", 9)) == Address("x", 9)
+    assert config.dial_address("broker-2", "peer", Address("x", 9)) == Address("127.0.0.1", 2)
+    assert config.dial_address("broker-3", "peer", Address("x", 9)) == Address("x", 9)
     assert config.controllers[103].raft.port == 4
     assert config.defaults.auto_create_topics_enable is False
 

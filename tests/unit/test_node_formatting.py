@@ -18,10 +18,10 @@ from http_api.node.cluster_file import (
     write_cluster_file,
 )
 from http_api.node.cluster_plan import UpOptions, prepare_cluster
-from http_api.node.config import load_node_config, read_config_file
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, EXIT_USAGE, NodeExit
 from http_api.node.formatting import holds_data, is_formatted_controller, restore_folder
-from http_api.node.meta import FolderLock, read_meta
+from http_api.node.node_config import load_node_config, read_config_file
+from http_api.node.node_folder import FolderLock, read_meta
 from raft_metadata.common.ids import ClusterId, NodeId
 from raft_metadata.quorum.data_dir import read_raft_meta
 
@@ -184,7 +184,8 @@ def test_rule_q4_a_folder_of_another_node_is_refused(tmp_path: Path) -> None:
 
 def test_rule_q4_the_lock_is_exclusive_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from http_api.node.meta import FolderLock;"
+        "import sys, time; from pathlib import Path; "
+        "from http_api.node.node_folder import FolderLock; "
         "FolderLock(Path(sys.argv[1])).acquire('x'); print('held', flush=True); time.sleep(60)"
     )
     path = tmp_path / "lock"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from http_api.node.cluster_file import NodeAddresses
 from http_api.node.cluster_plan import UpOptions, check_ports, plan_added, plan_new
 from http_api.node.exits import EXIT_PORT_IN_USE, ConfigError, NodeExit
-from http_api.node.ports import NodeAddresses
 
 
 def ports(nodes: list[NodeAddresses]) -> list[tuple[str, int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from http_api.node.restart_policy import SETTLED_AFTER_MS, RestartPolicy
+from http_api.node.node_process import SETTLED_AFTER_MS, RestartPolicy
 
 
 def delays(*lives_ms: int) -> list[int]:

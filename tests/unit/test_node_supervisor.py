@@ -14,8 +14,8 @@ from http_api.node import local_cluster, node_process
 from http_api.node.cluster_file import ClusterDescription, read_cluster_file
 from http_api.node.cluster_plan import UpOptions, prepare_cluster
 from http_api.node.exits import EXIT_NOT_READY, EXIT_PORT_IN_USE, EXIT_STORAGE, NodeExit
-from http_api.node.local_cluster import LocalCluster
-from http_api.node.meta import FolderLock
+from http_api.node.local_cluster import ClusterSupervisor
+from http_api.node.node_folder import FolderLock
 from raft_metadata.common.clock import SystemClock
 
 Supervise = Callable[..., Awaitable[int]]
@@ -32,7 +32,7 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervise:
         data = tmp_path / "data"
         options = UpOptions(data_dir=data, controllers=1, brokers=1, port=0, restart=restart)
         made = await prepare_cluster(options, {}, FolderLock(data / "lock"))
-        cluster = LocalCluster(
+        cluster = ClusterSupervisor(
             options, made, clock=SystemClock(), environment={}, announce=_never_ready
         )
         return await cluster.run()

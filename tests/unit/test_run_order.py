@@ -34,7 +34,7 @@ def chunks(of: seeds.Seeds[Any], **option: int | None) -> dict[str, list[int]]:
 def make(**more: Any) -> seeds.Seeds[int]:
     return seeds.Seeds(
         module="tests.x.test_world",
-        tell=lambda seed: 1 // (seed - 13),
+        simulate_one=lambda seed: 1 // (seed - 13),
         kept={13: "a division by zero", 7: "a reason"},
         everyday=5,
         per_test=3,
@@ -77,7 +77,7 @@ def test_what_all_seeds_counted_is_judged_once_all_have_run() -> None:
     world.run_all(range(3_000, 3_005))
     with pytest.raises(pytest.skip.Exception):
         world.number()
-    world.told.update(world.kept)
+    world.finished.update(world.kept)
     assert world.number() == 7
 
 

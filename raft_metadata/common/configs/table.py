@@ -1,9 +1,9 @@
 """The one table of configs: name, kind, default, range, meaning, where it can be set, and when.
 
 Controllers validate by it, brokers read by it, config.toml and its dataclasses are made of it
-(``broker.config``, ``http_api.node.settings``), and docs/reference/configs.md is written from it.
-Only configs that this version honours are listed; any other name is refused as unknown. Times are
-milliseconds, sizes bytes.
+(``broker.config``, ``http_api.node.node_config``), and docs/reference/configs.md is written from
+it. Only configs that this version honours are listed; any other name is refused as unknown. Times
+are milliseconds, sizes bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``/v3/clusters/C/brokers``: list, describe, drain, unregister; the replicas of a broker.
 
-Reads come from this broker's metadata image; drain and unregister are commands to the active
-controller.
+Reads, the progress of a drain included, come from this broker's metadata image; drain and
+unregister are commands to the active controller.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
-from http_api.server.body_fields import check_fields, word
-from http_api.server.context import json_reply, reply
-from http_api.server.drain import progress_of
-from http_api.server.parameters import bad_parameter, broker_id
-from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.contract.v3_admin import JsonObject, StuckPartition, drain_progress
+from http_api.server.answers import json_reply, reply
+from http_api.server.image_lookup import each_partition, live_brokers
+from http_api.server.request_parsing import (
+    MAX_ADMIN_BODY_BYTES,
+    bad_parameter,
+    broker_id,
+    check_fields,
+    read_json_object,
+    word,
+)
+from http_api.server.routes.v3.clusters import ClusterPath
 from http_api.server.routes.v3.partitions import partition_facts
-from http_api.server.topics import each_partition, live_brokers
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.controller.broker_views import is_drained, is_electable
 from raft_metadata.records.commands import DrainBroker, UnregisterBroker
 from raft_metadata.records.records import BrokerState, DrainScope
 
@@ -29,10 +35,59 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import BrokerId
-    from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+    from raft_metadata.image.metadata_image import (
+        BrokerRegistration,
+        MetadataImage,
+        PartitionRegistration,
+    )
+
+
+STUCK_SHOWN_MAX = 100
+"""Most partitions named in an answer, of those still to be moved."""
+
+
+async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
+    """Return what the broker still leads and holds, and why the first partitions have not moved."""
+    leaders = replicas = 0
+    stuck: list[StuckPartition] = []
+    async for topic, number, partition in each_partition(image):
+        if broker.broker_id not in partition.replicas:
+            continue
+        leads = partition.leader == broker.broker_id
+        leaders += leads
+        replicas += 1
+        if len(stuck) < STUCK_SHOWN_MAX and (leads or broker.drain is DrainScope.REPLICAS):
+            reason = _drain_reason(image, partition, broker)
+            stuck.append(StuckPartition(topic=topic.name, partition_id=number, reason=reason))
+    left = replicas if broker.drain is DrainScope.REPLICAS else leaders
+    return drain_progress(leaders, replicas, stuck, is_done=left == 0)
+
+
+def _drain_reason(
+    image: MetadataImage, partition: PartitionRegistration, broker: BrokerRegistration
+) -> str:
+    brokers, mine = image.brokers, broker.broker_id
+    others = [one for one in brokers if one != mine and is_electable(brokers, one)]
+    if broker.drain is DrainScope.LEADERS:
+        in_sync = [replica for replica in partition.isr if replica in others]
+        if in_sync:
+            return f"replicas {in_sync} are in sync: the election is about to come"
+        return "no other replica is alive and in sync"
+    coming = [replica for replica in partition.adding if replica not in partition.isr]
+    if coming:
+        return f"waits for replicas {coming} to get in sync"
+    if mine in partition.removing:
+        return "its new replicas are in sync: it is about to go"
+    free = sorted(
+        one for one in others if one not in partition.replicas and not is_drained(brokers, one)
+    )
+    if not free:
+        return "no other live broker is free to hold it"
+    return f"waits for its turn to move to one of brokers {free}"
+
 
 Counts = tuple["Mapping[BrokerId, int]", "Mapping[BrokerId, int]"]
 SCOPES = tuple(scope.value for scope in DrainScope)
@@ -45,9 +100,9 @@ class BrokerRoutes:
         self._apis = context.apis
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
-        self._shares = Shares()
+        self._counts = PartitionCounts()
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         brokers = "/v3/clusters/{cluster}/brokers"
         router.add("GET", brokers, self.list_brokers, JSON)
         router.add("GET", brokers + "/{broker}", self.describe, JSON)
@@ -65,7 +120,7 @@ class BrokerRoutes:
         found = live_brokers(image)
         if include == "all":
             found = [image.brokers[key] for key in sorted(image.brokers)]
-        shares = await self._shares.of(image)
+        shares = await self._counts.of(image)
         data = [v3.broker(links, _facts(one, shares)) for one in found]
         return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
 
@@ -84,13 +139,13 @@ class BrokerRoutes:
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("scope",))
         scope = DrainScope(word(fields, "scope", SCOPES, None))
-        await self._ask(DrainBroker(broker_id=wanted, scope=scope))
+        await self._send_command(DrainBroker(broker_id=wanted, scope=scope))
         return json_reply(await self._broker(links, wanted), JSON)
 
     async def unregister(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """Unregister a broker for good: 204; 400/40002 while it is live or holds replicas."""
         self._path.enter(request, cluster)
-        await self._ask(UnregisterBroker(broker_id=broker_id(broker)))
+        await self._send_command(UnregisterBroker(broker_id=broker_id(broker)))
         return reply(b"", JSON, 204)
 
     async def replicas(self, request: web.Request, cluster: str, broker: str) -> web.Response:
@@ -107,7 +162,7 @@ class BrokerRoutes:
         path = ("brokers", wanted, "partition-replicas")
         return json_reply(links.collection("KafkaReplica", data, *path), JSON)
 
-    async def _ask(self, command: DrainBroker | UnregisterBroker) -> None:
+    async def _send_command(self, command: DrainBroker | UnregisterBroker) -> None:
         try:
             await self._apis.admin(command)
         except KafkaError as error:
@@ -120,7 +175,7 @@ class BrokerRoutes:
         registration = image.brokers.get(wanted)
         if registration is None:
             raise _not_found(wanted)
-        facts = _facts(registration, await self._shares.of(image))
+        facts = _facts(registration, await self._counts.of(image))
         body = v3.broker(links, facts)
         if registration.drain is not DrainScope.NONE:
             body["drain_progress"] = await progress_of(image, registration)
@@ -136,7 +191,7 @@ class BrokerRoutes:
             return None
 
 
-class Shares:
+class PartitionCounts:
     """Numbers of partitions that each broker leads and holds; counted once per image."""
 
     def __init__(self) -> None:

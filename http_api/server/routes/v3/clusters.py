@@ -1,24 +1,59 @@
-"""``/v3/clusters`` and its direct children: features and access rules."""
+"""``/v3/clusters`` and its direct children: features, access rules, producer ids.
+
+`ClusterPath` holds the checks common to every path under ``/v3/clusters/C``: the cluster id and
+Accept.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from http_api.contract import v3, v3_admin
-from http_api.contract.errors import RestCode, RestError
-from http_api.contract.media_types import JSON
-from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
-from http_api.server.body_fields import check_fields, flag, integer, wrong_kind
-from http_api.server.context import json_reply
-from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.idempotence import producer_id
+from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
+from http_api.contract.v3 import Links
+from http_api.server.answers import json_reply
+from http_api.server.request_parsing import (
+    MAX_ADMIN_BODY_BYTES,
+    accept_of,
+    check_fields,
+    flag,
+    integer,
+    not_acceptable,
+    read_json_object,
+    read_optional_json_object,
+    wrong_kind,
+)
 from raft_metadata.records.commands import UpgradeMetadata
 from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiohttp import web
 
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
+
+
+class ClusterPath:
+    """The path prefix of this cluster; checks requests and supplies the links of answers."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._links = Links(context.advertised_url, context.apis.cluster_id)
+
+    def enter(
+        self, request: web.Request, cluster: str, replies: Mapping[str, str] = V3_REPLIES
+    ) -> Links:
+        """Return the links of this cluster; 404 for another cluster id, 406 for another Accept."""
+        if cluster != self._apis.cluster_id:
+            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {shown(cluster)} cannot be found.")
+        if choose_reply(accept_of(request), replies) is None:
+            raise not_acceptable(request, *replies)
+        return self._links
+
 
 _UPGRADE = ("metadata_version", "validate_only")
 
@@ -31,7 +66,7 @@ class ClusterRoutes:
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         cluster = "/v3/clusters/{cluster}"
         router.add("GET", "/v3/clusters", self.list_clusters, JSON)
         router.add("GET", cluster, self.describe, JSON)
@@ -86,3 +121,21 @@ class ClusterRoutes:
         """Refuse access rules as Kafka without an authorizer does."""
         self._path.enter(request, cluster)
         raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3_admin.NO_AUTHORIZER)
+
+
+class ProducerIdRoutes:
+    """Producer ids of the v3 API. Owner: the app; holds no state of its own."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
+        self._path = ClusterPath(context)
+
+    def add_to(self, router: PathRouter) -> None:
+        router.add("POST", "/v3/clusters/{cluster}/producer-ids", self.create, JSON)
+
+    async def create(self, request: web.Request, cluster: str) -> web.Response:
+        """Answer a new producer id each time: a lost answer only wastes an id."""
+        links = self._path.enter(request, cluster)
+        check_fields(await read_optional_json_object(request, self._body_bytes_max), ())
+        return json_reply(producer_id(links, await self._apis.producer_id()), JSON)

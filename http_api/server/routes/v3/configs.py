@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3_configs as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
-from http_api.server.body_fields import (
+from http_api.server.answers import json_reply, reply
+from http_api.server.image_lookup import NOT_HOSTED, live_brokers, topic_or_404
+from http_api.server.request_parsing import (
+    MAX_ADMIN_BODY_BYTES,
+    broker_id,
     check_fields,
     config_text,
     flag,
+    read_json_object,
     rows,
     topic_in,
+    topic_name,
     word,
     wrong_kind,
 )
-from http_api.server.context import json_reply, reply
-from http_api.server.parameters import broker_id, topic_name
-from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import NOT_HOSTED, live_brokers, topic_or_404
+from http_api.server.routes.v3.clusters import ClusterPath
 from raft_metadata.common.configs.rows import Scope
 from raft_metadata.common.configs.table import CONFIGS, TOPIC_CONFIGS
 from raft_metadata.common.ids import BrokerId
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from http_api.contract.v3 import JsonObject, Links
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
     from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.configs.rows import ConfigRow
     from raft_metadata.image.metadata_image import TopicImage
@@ -86,7 +88,7 @@ class ConfigRoutes:
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._path = ClusterPath(context)
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         cluster = "/v3/clusters/{cluster}"
         for kind, path in (
             (ResourceType.TOPIC, cluster + "/topics/{topic}/configs"),
@@ -102,16 +104,16 @@ class ConfigRoutes:
     # reading
 
     async def list_configs(
-        self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
+        self, kind: ResourceType, request: web.Request, cluster: str, resource: str = ""
     ) -> web.Response:
         """Answer the configs in force of one target, or (``-``) of every topic or live broker."""
         links = self._path.enter(request, cluster)
-        if whose != ALL:
-            target = await self._target(kind, whose)
+        if resource != ALL:
+            target = await self._target(kind, resource)
             data = await self._resources(links, target)
             return json_reply(links.collection(target.owner.kind, data, *target.owner.path), JSON)
         data = []
-        for target in self._every(kind):
+        for target in self._all_targets(kind):
             data += await self._resources(links, target)
             await asyncio.sleep(0)  # there may be thousands
         topics = kind is ResourceType.TOPIC
@@ -154,13 +156,13 @@ class ConfigRoutes:
         return await self._alter([_change(target, self._row(target, path[-1]).name, None)])
 
     async def alter(
-        self, kind: ResourceType, request: web.Request, cluster: str, whose: str = ""
+        self, kind: ResourceType, request: web.Request, cluster: str, resource: str = ""
     ) -> web.Response:
         """Set and reset many configs, of one or several topics: all, or none if one is refused."""
         self._path.enter(request, cluster)
         target = None
-        if kind is not ResourceType.TOPIC or whose != ALL:
-            target = await self._target(kind, whose)
+        if kind is not ResourceType.TOPIC or resource != ALL:
+            target = await self._target(kind, resource)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("data", "validate_only"))
         if target is not None:
@@ -200,10 +202,10 @@ class ConfigRoutes:
 
     # the target of a path
 
-    async def _target(self, kind: ResourceType, whose: str = "") -> Target:
+    async def _target(self, kind: ResourceType, resource: str = "") -> Target:
         """Return the topic, broker or cluster of a path, or raise 404."""
         if kind is ResourceType.TOPIC:
-            name = topic_name(whose)
+            name = topic_name(resource)
             code = RestCode.UNKNOWN_TOPIC_OR_PARTITION
             return _topic_target(await topic_or_404(self._apis, name, code, NOT_HOSTED))
         if kind is ResourceType.CLUSTER:
@@ -214,12 +216,12 @@ class ConfigRoutes:
                 owner=shapes.CLUSTER_OWNER,
                 rows=_CLUSTER_ROWS,
             )
-        wanted = broker_id(whose)
+        wanted = broker_id(resource)
         if wanted not in self._apis.image.brokers:
             raise RestError(404, RestCode.NOT_FOUND, f"Broker {wanted} cannot be found.")
         return _broker_target(wanted)
 
-    def _every(self, kind: ResourceType) -> list[Target]:
+    def _all_targets(self, kind: ResourceType) -> list[Target]:
         image = self._apis.image
         if kind is ResourceType.TOPIC:
             ids = [image.topic_ids[name] for name in sorted(image.topic_ids)]
@@ -235,8 +237,10 @@ class ConfigRoutes:
             f"Config {shown(name)} cannot be found for {target.owner.shown} "
             f"in cluster {self._apis.cluster_id}."
         )
-        near = difflib.get_close_matches(name[:100], [row.name for row in target.rows], n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        nearest_names = difflib.get_close_matches(
+            name[:100], [row.name for row in target.rows], n=1
+        )
+        hint = f" Did you mean {nearest_names[0]}?" if nearest_names else ""
         raise RestError(404, RestCode.NOT_FOUND, text + hint)
 
     async def _resources(self, links: Links, target: Target) -> list[JsonObject]:

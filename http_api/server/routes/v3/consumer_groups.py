@@ -19,11 +19,10 @@ from http_api.contract import consumer_groups as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
 from http_api.contract.v2 import check_name
-from http_api.server.bodies import read_json_object
-from http_api.server.context import json_reply, reply
-from http_api.server.parameters import partition_id, topic_name
-from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import NOT_HOSTED
+from http_api.server.answers import json_reply, reply
+from http_api.server.image_lookup import NOT_HOSTED
+from http_api.server.request_parsing import partition_id, read_json_object, topic_name
+from http_api.server.routes.v3.clusters import ClusterPath
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from broker.coordinator.requests import GroupOffsetRow
     from http_api.contract.v3 import Links
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
 
 KIND = "KafkaConsumerGroup"
 MAX_OFFSETS = 10_000
@@ -53,7 +52,7 @@ class ConsumerGroupRoutes:
         self._limits = context.limits
         self._path = ClusterPath(context)
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         groups = f"/v3/clusters/{{cluster}}/{shapes.GROUPS}"
         group = groups + "/{group}"
         consumer = group + "/consumers/{consumer}"

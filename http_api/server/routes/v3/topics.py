@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.server.bodies import MAX_ADMIN_BODY_BYTES, read_json_object
-from http_api.server.body_fields import (
+from http_api.server.answers import json_reply, reply
+from http_api.server.image_lookup import NOT_HOSTED, topic_or_404
+from http_api.server.request_parsing import (
+    MAX_ADMIN_BODY_BYTES,
     check_fields,
     config_text,
     flag,
     integer,
     is_integer,
     needed_integer,
+    read_json_object,
     topic_in,
+    topic_name,
     wrong_kind,
 )
-from http_api.server.context import json_reply, reply
-from http_api.server.parameters import topic_name
-from http_api.server.routes.v3.cluster_path import ClusterPath
-from http_api.server.topics import NOT_HOSTED, topic_or_404
+from http_api.server.routes.v3.clusters import ClusterPath
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import RANDOM_ID_BYTES, BrokerId, TopicId, id_from_bytes
 from raft_metadata.records.commands import AddPartitions, CreateTopic, DeleteTopic
@@ -33,8 +34,8 @@ from raft_metadata.records.commands import AddPartitions, CreateTopic, DeleteTop
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
     from raft_metadata.image.metadata_image import TopicImage
 
 _FIELDS = (
@@ -56,7 +57,7 @@ class TopicRoutes:
         self._limits = context.limits
         self._path = ClusterPath(context)
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         topics = "/v3/clusters/{cluster}/topics"
         router.add("GET", topics, self.list_topics, JSON)
         router.add("POST", topics, self.create, JSON)

@@ -4,14 +4,20 @@
 both, checks every value and the relations between them, and returns a `NodeConfig`. An unknown key
 ends the process with exit 2 and the nearest known name, in every source. `render_config` writes the
 file of a new node.
+
+Every key of ``[defaults]``, ``[limits]`` and ``[timeouts]`` (a `Setting`) is a row of
+``raft_metadata.common.configs.table`` and a field of a configuration dataclass (a test compares the
+two). Times are milliseconds, sizes bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,17 +26,114 @@ from typing_extensions import override
 
 from broker.config import BrokerConfig, BrokerDefaults, BrokerLimits, BrokerTimeouts
 from http_api.node.exits import ConfigError
-from http_api.node.settings import (
-    BY_NAME,
-    SETTING_SECTIONS,
-    RaftTimeouts,
-    Setting,
-    find_setting,
-    nearest,
-    split_assignment,
+from raft_metadata.common.configs.rows import (
+    ConfigRow,
+    ConfigValue,
+    FlagConfig,
+    NumberConfig,
+    RatioConfig,
+    Section,
 )
+from raft_metadata.common.configs.table import CONFIGS, default_number
 from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId, NodeId
 from raft_metadata.common.tls import TlsFiles
+
+SettingValue = ConfigValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftTimeouts:
+    """The part of ``[timeouts]`` that only controllers use."""
+
+    election_timeout_ms: int = default_number("election.timeout.ms")
+    raft_heartbeat_ms: int = default_number("raft.heartbeat.ms")
+    raft_step_down_ms: int = default_number("raft.step.down.ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key of config.toml, and its row in the table."""
+
+    section: str
+    row: ConfigRow
+
+    @property
+    def name(self) -> str:
+        """The key, such as ``min_insync_replicas``."""
+        return self.row.key
+
+    @property
+    def meaning(self) -> str:
+        """Short description of the setting's effect."""
+        return self.row.meaning
+
+    @property
+    def default(self) -> SettingValue:
+        """The value where no source sets one."""
+        return self.row.default
+
+    @property
+    def expected(self) -> str:
+        """Description of valid values, for messages and comments."""
+        return self.row.expected
+
+    def check(self, value: object, origin: str) -> SettingValue:
+        """Return the value if type and range fit this setting; else raise `ConfigError`."""
+        if self.row.allows(value):
+            assert isinstance(value, bool | int | float | str)
+            return value
+        msg = f"{origin}: {self.section}.{self.name} = {value!r}, expected {self.expected}"
+        raise ConfigError(msg)
+
+    def parse(self, text: str, origin: str) -> SettingValue:
+        """Return the checked value of an environment variable or a ``--set``."""
+        value: object = text
+        if isinstance(self.row, FlagConfig):
+            value = {"true": True, "false": False}.get(text.strip().lower(), text)
+        elif isinstance(self.row, NumberConfig):
+            try:
+                value = int(text.strip())
+            except ValueError:
+                value = text
+        elif isinstance(self.row, RatioConfig):
+            with contextlib.suppress(ValueError):
+                value = float(text.strip())
+        return self.check(value, origin)
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(row.section.value, row) for row in CONFIGS.values() if row.section is not None
+)
+
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+SETTING_SECTIONS = tuple(section.value for section in Section)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name most like ``name``, as a hint in a refusal."""
+    names = sorted(known)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    return match[0] if match else names[0]
+
+
+def find_setting(key: str, origin: str) -> Setting:
+    """Return the setting ``key`` or ``section.key``; else raise `ConfigError` with the nearest."""
+    section, dot, name = key.rpartition(".")
+    setting = BY_NAME.get(name)
+    if setting is not None and (not dot or setting.section == section):
+        return setting
+    msg = f"{origin}: unknown key {key!r}, the nearest is {nearest(name, BY_NAME)!r}"
+    raise ConfigError(msg)
+
+
+def split_assignment(text: str) -> tuple[str, str]:
+    """Return key and value of ``key=value``, the text of a ``--set``."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        msg = f"--set {text!r}: expected key=value"
+        raise ConfigError(msg)
+    return key.strip(), value.strip()
+
 
 ENVIRONMENT_PREFIX = "QUORUMLOG_"
 ROLES = ("broker", "controller")
@@ -119,7 +222,7 @@ class NodeConfig:
         """The node's name in logs, in ``[dial]`` and as folder, such as ``controller-101``."""
         return f"{self.role}-{self.node_id}"
 
-    def way_to(self, target: str, kind: str, advertised: Address) -> Address:
+    def dial_address(self, target: str, kind: str, advertised: Address) -> Address:
         """Return the address at which this node dials ``kind`` (http, peer, raft) of ``target``."""
         return self.dial.get(f"{target}.{kind}", advertised)
 
@@ -291,7 +394,9 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         raise ConfigError(msg)
     inner = "peer" if role == "broker" else "raft"
     listen = _addresses(table["listeners"], inner, f"{origin}: listeners")
-    told = _addresses({**table["listeners"], **table["advertised"]}, inner, f"{origin}: advertised")
+    advertised_addresses = _addresses(
+        {**table["listeners"], **table["advertised"]}, inner, f"{origin}: advertised"
+    )
     controllers = _controllers(table["controllers"], origin)
     if role == "controller" and node_id not in controllers:
         msg = f"{origin}: node.id = {node_id}, expected one of [controllers]: {sorted(controllers)}"
@@ -313,8 +418,8 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         ),
         listen_http=listen[0],
         listen_inner=listen[1],
-        advertised_http=told[0],
-        advertised_inner=told[1],
+        advertised_http=advertised_addresses[0],
+        advertised_inner=advertised_addresses[1],
         controllers=controllers,
         dial=dial,
         tls=_tls(table["tls"], path),
@@ -386,10 +491,10 @@ def _checked_settings(table: Mapping[str, Mapping[str, Any]], origin: str) -> di
         for section in SETTING_SECTIONS
         for key, value in table[section].items()
     }
-    return settle_relations(given, origin)
+    return complete_settings(given, origin)
 
 
-def settle_relations(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def complete_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Return all settings: the given ones, and defaults that fit them; refuse contradictions.
 
     If only the session is given, the times that depend on it follow: a heartbeat fits four times

@@ -39,10 +39,16 @@ from http_api.contract.media_types import (
     choose_reply,
     takes_zstd,
 )
-from http_api.server.bodies import accept_of, not_acceptable
-from http_api.server.context import ERROR_TYPE, reply
-from http_api.server.parameters import bad_parameter, partition_id, query_integer, topic_name
-from http_api.server.topics import find_topic, partition_not_found, topic_not_found
+from http_api.server.answers import ERROR_TYPE, reply
+from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
+from http_api.server.request_parsing import (
+    accept_of,
+    bad_parameter,
+    not_acceptable,
+    partition_id,
+    query_integer,
+    topic_name,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -50,15 +56,16 @@ if TYPE_CHECKING:
 
     from broker.record.batch import BatchSlice
     from broker.server.requests import FetchResult
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+
 
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
 OFFSET_MAX = 10**18 - 1
-MANY = "many"
+MANY_FRAMES = "many"
 """Value of ``frames``: the reader decodes several zstd frames in a row."""
 RACK_HEADER = "Quorumlog-Rack"
 MAX_RACK_CHARACTERS = 255
@@ -74,7 +81,7 @@ class FetchRoutes:
         self._apis = context.apis
         self._limits = context.limits
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         path = "/topics/{topic}/partitions/{partition}/records"
         router.add("GET", path, self.records, V2_JSON)
 
@@ -89,7 +96,7 @@ class FetchRoutes:
         many = _reads_many(request.query)
         fetch = self._request(topic_name(topic), partition_id(partition), request, packed=packed)
         if packed:
-            fetch = replace(fetch, max_bytes=room_of(fetch.max_bytes, many=many))
+            fetch = replace(fetch, max_bytes=readable_bytes(fetch.max_bytes, many=many))
         image = await self._existing(fetch.topic, fetch.partition)
         result = await self._fetch(fetch)
         if result.packed and not many:
@@ -175,7 +182,7 @@ def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
     return None if broker is None else f"http://{broker.http}"
 
 
-def room_of(max_bytes: int, *, many: bool) -> int:
+def readable_bytes(max_bytes: int, *, many: bool) -> int:
     """Return the bytes to read for a client that accepts zstd: at most one frame, unless ``many``.
 
     Bytes that do not fit into the one frame would be thrown away.
@@ -225,9 +232,9 @@ def zstd_headers(lines_size: int) -> dict[str, str]:
 
 def _reads_many(query: Mapping[str, str]) -> bool:
     frames = query.get("frames")
-    if frames not in {None, MANY}:
-        raise bad_parameter("frames", frames or "", MANY)
-    return frames == MANY
+    if frames not in {None, MANY_FRAMES}:
+        raise bad_parameter("frames", frames or "", MANY_FRAMES)
+    return frames == MANY_FRAMES
 
 
 def _takes_frames(request: web.Request, content_type: str, include: str | None) -> bool:

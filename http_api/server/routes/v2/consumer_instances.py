@@ -38,10 +38,9 @@ from http_api.contract.media_types import (
     embedded_type,
 )
 from http_api.contract.v2 import check_name
-from http_api.server.bodies import accept_of, not_acceptable
-from http_api.server.context import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
-from http_api.server.parameters import bad_parameter, integer
-from http_api.server.routes.v2 import consumers_bodies as bodies
+from http_api.server.answers import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
+from http_api.server.request_parsing import accept_of, bad_parameter, not_acceptable, parse_integer
+from http_api.server.routes.v2 import consumer_bodies as bodies
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName
 
@@ -49,8 +48,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from broker.coordinator.requests import GroupRequest, InstanceDescription
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
+
 
 A = TypeVar("A")
 
@@ -71,7 +71,7 @@ class ConsumerRoutes:
         self._limits = context.limits
         self._base_url = context.advertised_url
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         group = "/consumers/{group}"
         instance = group + "/instances/{instance}"
         router.add("POST", group, self.create, V2)
@@ -93,7 +93,7 @@ class ConsumerRoutes:
         group_id = GroupId(check_name("group_name", group))
         _check_accept(request)
         wanted = bodies.new_instance(await bodies.read_object(request, self._limits.max_body_bytes))
-        made = await self._ask(
+        made = await self._send_to_coordinator(
             CreateInstance(
                 group=group_id,
                 instance=wanted.instance,
@@ -108,7 +108,7 @@ class ConsumerRoutes:
     async def delete(self, request: web.Request, group: str, instance: str) -> web.Response:
         """Remove the instance, which leaves the group at once."""
         group_id, member = _enter(request, group, instance)
-        await self._ask(DeleteInstance(group=group_id, instance=member))
+        await self._send_to_coordinator(DeleteInstance(group=group_id, instance=member))
         return _done()
 
     # subscription and assignment
@@ -122,9 +122,9 @@ class ConsumerRoutes:
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         topics, pattern = bodies.subscription(fields)
         if topics is not None and not topics:
-            await self._ask(Unsubscribe(group=group_id, instance=member))
+            await self._send_to_coordinator(Unsubscribe(group=group_id, instance=member))
             return _done()
-        await self._choose_one_way(
+        await self._subscribe_or_assign(
             Subscribe(group=group_id, instance=member, topics=topics, pattern=pattern)
         )
         return _done()
@@ -139,7 +139,7 @@ class ConsumerRoutes:
     async def unsubscribe(self, request: web.Request, group: str, instance: str) -> web.Response:
         """End the subscription, or the manual assignment."""
         group_id, member = _enter(request, group, instance)
-        await self._ask(Unsubscribe(group=group_id, instance=member))
+        await self._send_to_coordinator(Unsubscribe(group=group_id, instance=member))
         return _done()
 
     async def assign(self, request: web.Request, group: str, instance: str) -> web.Response:
@@ -147,7 +147,9 @@ class ConsumerRoutes:
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         partitions = bodies.partitions(fields)
-        await self._choose_one_way(Assign(group=group_id, instance=member, partitions=partitions))
+        await self._subscribe_or_assign(
+            Assign(group=group_id, instance=member, partitions=partitions)
+        )
         return _done()
 
     async def assignments(self, request: web.Request, group: str, instance: str) -> web.Response:
@@ -182,7 +184,7 @@ class ConsumerRoutes:
             max_bytes=_at_most(request, "max_bytes", 1, limits.max_fetch_bytes),
             accepted=None if accepted == _ALL_FORMATS else accepted,
         )
-        found = await self._ask(poll)
+        found = await self._send_to_coordinator(poll)
         if found.count and _is_gone(request):
             await self._give_back(poll, found.body)
         return reply(found.body, embedded_type(found.format))
@@ -212,7 +214,9 @@ class ConsumerRoutes:
             request, self._limits.max_body_bytes, empty_needs_no_type=True
         )
         offsets = bodies.commit(fields)
-        done = await self._ask(Commit(group=group_id, instance=member, offsets=offsets))
+        done = await self._send_to_coordinator(
+            Commit(group=group_id, instance=member, offsets=offsets)
+        )
         return _done() if done.strimzi else json_reply([], V2)
 
     async def offsets(self, request: web.Request, group: str, instance: str) -> web.Response:
@@ -220,7 +224,7 @@ class ConsumerRoutes:
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         partitions = bodies.partitions(fields) if fields else None
-        found = await self._ask(
+        found = await self._send_to_coordinator(
             CommittedOffsets(group=group_id, instance=member, partitions=partitions)
         )
         rows = ((row.topic, row.partition, row.offset, row.metadata) for row in found)
@@ -231,7 +235,7 @@ class ConsumerRoutes:
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         targets = bodies.positions(fields)
-        await self._ask(Seek(group=group_id, instance=member, targets=targets))
+        await self._send_to_coordinator(Seek(group=group_id, instance=member, targets=targets))
         return _done()
 
     async def seek_to_beginning(
@@ -250,7 +254,7 @@ class ConsumerRoutes:
         group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         targets = bodies.edges(fields, edge)
-        await self._ask(Seek(group=group_id, instance=member, targets=targets))
+        await self._send_to_coordinator(Seek(group=group_id, instance=member, targets=targets))
         return _done()
 
     # requests to the coordinator
@@ -259,19 +263,19 @@ class ConsumerRoutes:
         self, request: web.Request, group: str, instance: str
     ) -> InstanceDescription:
         group_id, member = _enter(request, group, instance)
-        return await self._ask(DescribeInstance(group=group_id, instance=member))
+        return await self._send_to_coordinator(DescribeInstance(group=group_id, instance=member))
 
-    async def _choose_one_way(self, request: Subscribe | Assign) -> None:
+    async def _subscribe_or_assign(self, request: Subscribe | Assign) -> None:
         """Subscribe or assign; 409 if the instance already uses the other way."""
         try:
-            await self._ask(request)
+            await self._send_to_coordinator(request)
         except KafkaError as error:
             if error.code is not ErrorCode.ILLEGAL_STATE:
                 raise
             text = consumers.ONE_WAY_ONLY
             raise RestError(409, RestCode.ILLEGAL_STATE, text) from None
 
-    async def _ask(self, request: GroupRequest[A]) -> A:
+    async def _send_to_coordinator(self, request: GroupRequest[A]) -> A:
         """Return the coordinator's answer; refusals that clients compare have Confluent's texts."""
         try:
             return await self._apis.group(request)
@@ -319,7 +323,7 @@ def _at_most(request: web.Request, name: str, low: int, most: int) -> int | None
     raw = request.query.get(name)
     if raw is None:
         return None
-    number = integer(raw)
+    number = parse_integer(raw)
     if number is None:
         raise bad_parameter(name, raw, "an integer")
     return None if number < 0 else max(low, min(number, most))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from broker.server.requests import BrokerApis
-    from http_api.server.context import ApiContext
+    from http_api.server.answers import ApiContext
     from raft_metadata.common.ids import PartitionId, TopicName
     from raft_metadata.image.metadata_image import (
         BrokerRegistration,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PartitionRegistration,
         TopicImage,
     )
+
 
 NOT_HOSTED = "This server does not host this topic-partition."
 """Confluent's text for error code 40403; clients compare whole bodies."""
@@ -109,7 +110,7 @@ def partition_not_found(name: str, partition: int) -> str:
     return f"Partition {partition} of topic {name} not found"
 
 
-def how_to_create(context: ApiContext, name: str) -> str:
+def unknown_topic_hint(context: ApiContext, name: str) -> str:
     """Return the message for a produce to an unknown topic, with the exact curl that creates it."""
     body = orjson.dumps({"topic_name": name}).decode()
     url = f"{context.advertised_url}/v3/clusters/{context.apis.cluster_id}/topics"

@@ -33,20 +33,22 @@ from http_api.contract.media_types import (
     choose_reply,
     produce_format,
 )
-from http_api.server.bodies import (
-    accept_of,
-    not_acceptable,
-    read_body,
-    unsupported_media_type,
-)
-from http_api.server.context import reply
-from http_api.server.error_middleware import RETRY_LATER
-from http_api.server.parameters import bad_parameter, partition_id, query_integer, topic_name
-from http_api.server.topics import (
+from http_api.server.answers import RETRY_LATER, reply
+from http_api.server.image_lookup import (
     find_topic,
-    how_to_create,
     partition_not_found,
     topic_or_404,
+    unknown_topic_hint,
+)
+from http_api.server.request_parsing import (
+    accept_of,
+    bad_parameter,
+    not_acceptable,
+    partition_id,
+    query_integer,
+    read_body,
+    topic_name,
+    unsupported_media_type,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
@@ -55,9 +57,10 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerLimits
     from broker.record.lines import ProduceRecord
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import PartitionId, TopicName
+
 
 ACKS: Mapping[str, int] = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0": ACKS_NONE}
 TIMEOUT_MS_DEFAULT = 10_000
@@ -76,7 +79,7 @@ class ProduceRoutes:
         self._apis = context.apis
         self._limits = context.limits
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         router.add("POST", "/topics/{topic}", self.to_topic, V2)
         router.add("POST", "/topics/{topic}/partitions/{partition}", self.to_partition, V2)
 
@@ -124,7 +127,7 @@ class ProduceRoutes:
         try:
             results = await self._apis.produce(produce)
         except KafkaError as error:
-            return await self._refused_as_a_whole(produce, error)
+            return await self._answer_refusal(produce, error)
         return answer(results)
 
     def _acks_and_timeout(self, request: web.Request) -> tuple[int, int]:
@@ -137,7 +140,7 @@ class ProduceRoutes:
         longest = self._limits.max_produce_timeout_ms
         return acks, query_integer(query, "timeout", min(TIMEOUT_MS_DEFAULT, longest), 1, longest)
 
-    async def _refused_as_a_whole(
+    async def _answer_refusal(
         self, produce: ProduceRequest, error: KafkaError
     ) -> web.StreamResponse:
         """Answer one error for all records: 4xx for a wrong request, rows for a retriable failure.
@@ -146,7 +149,7 @@ class ProduceRoutes:
         """
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             if await find_topic(self._apis, produce.topic) is None:
-                text = how_to_create(self._context, produce.topic)
+                text = unknown_topic_hint(self._context, produce.topic)
                 raise RestError(404, RestCode.TOPIC_NOT_FOUND, text) from None
             text = error.message
             if produce.partition is not None:

@@ -1,4 +1,8 @@
-"""``/broker/v1/state`` and ``/broker/v1/events``: the debug state of this broker, for operators."""
+"""Liveness, readiness and the debug state of this broker.
+
+``/``, ``/healthz`` and ``/readyz`` are for operators, load balancers and `quorumlog up`.
+``/broker/v1/state`` and ``/broker/v1/events`` show what this very broker holds, for operators.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,44 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from http_api.contract.media_types import JSON
-from http_api.server.context import json_reply, reply
-from http_api.server.parameters import bad_parameter, query_flag, query_integer, topic_name
+from http_api.contract.media_types import JSON, TEXT, V2
+from http_api.server.answers import ApiContext, json_reply, reply
+from http_api.server.request_parsing import bad_parameter, query_flag, query_integer, topic_name
 from raft_metadata.common.ids import PartitionId, TopicName
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from broker.server.state import Place, WhiteBox
-    from http_api.server.routing import Router
+    from http_api.server.routing import PathRouter
+
+
+class OpsRoutes:
+    """Routes ``/``, ``/healthz`` and ``/readyz``. Owner: the app, for its whole life."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._apis = context.apis
+
+    def add_to(self, router: PathRouter) -> None:
+        router.add("GET", "/", self.root, V2)
+        router.add("GET", "/healthz", self.healthz, TEXT)
+        router.add("GET", "/readyz", self.readyz, TEXT)
+
+    async def root(self, request: web.Request) -> web.Response:
+        """Answer ``{}``, Confluent's liveness answer."""
+        return reply(b"{}", V2)
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """Answer 200 while the process answers at all."""
+        return reply(b"ok\n", TEXT)
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """Answer 200 if every reason is ok, else 503; one line per reason in both cases."""
+        rows = self._apis.readiness()
+        ready = all(ok for _, ok in rows)
+        lines = [f"[{'+' if ok else '-'}]{reason}{' ok' if ok else ''}\n" for reason, ok in rows]
+        return reply("".join(lines).encode(), TEXT, 200 if ready else 503)
+
 
 DEFAULT_REPLICAS = 500
 MAX_REPLICAS = 2_000
@@ -33,7 +65,7 @@ class StateRoutes:
     def __init__(self, white_box: WhiteBox) -> None:
         self._white_box = white_box
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         router.add("GET", "/broker/v1/state", self.state, JSON)
         router.add("GET", "/broker/v1/events", self.events, JSON)
 

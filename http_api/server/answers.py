@@ -1,15 +1,21 @@
-"""The one place where a failure becomes an HTTP answer.
+"""Answers of the public listener: the context of every route, request ids, errors.
 
-Handlers raise `KafkaError` (from the broker) or `RestError` (from the HTTP layer). The middleware
-turns both into the error envelope, with the Content-Type that the route's answer would have had.
-`EnvelopeRequestHandler` does the same for requests that aiohttp cannot parse.
+This is the one place where a failure becomes an HTTP answer. Handlers raise `KafkaError` (from the
+broker) or `RestError` (from the HTTP layer); `error_middleware` turns both into the error envelope,
+with the Content-Type that the route's answer would have had. `EnvelopeRequestHandler` does the same
+for requests that aiohttp cannot parse.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from typing import TYPE_CHECKING, Any
+import re
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from aiohttp import hdrs, web
 from typing_extensions import override
 
@@ -23,11 +29,67 @@ from http_api.contract.errors import (
     shown,
 )
 from http_api.contract.media_types import JSON, V2
-from http_api.server.context import ERROR_TYPE, MOVES_POSITIONS, SERVER, reply
 from raft_metadata.common.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from broker.config import BrokerLimits
+    from broker.server.requests import BrokerApis
+
+
+SERVER: Final = "quorumlog"
+"""Value of the ``Server`` header of every answer."""
+ERROR_TYPE = web.RequestKey("error_type", str)
+"""Content-Type of an error answer to this request; set once the route is known."""
+MOVES_POSITIONS = web.RequestKey("moves_positions", bool)
+"""True where a GET is no pure read: an error answer then states that the outcome is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The broker that answers, its limits and its address. Immutable; shared by all routes."""
+
+    apis: BrokerApis
+    limits: BrokerLimits
+    advertised_url: str
+    """Address ``http://host:port`` at which clients reach this broker, without a final slash."""
+
+
+def reply(
+    body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return an answer with exactly this Content-Type; no charset is added."""
+    merged = {hdrs.CONTENT_TYPE: content_type, **(headers or {})}
+    return web.Response(status=status, body=body, headers=merged)
+
+
+def json_reply(
+    value: Any, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return an answer with ``value`` as JSON."""
+    return reply(orjson.dumps(value), content_type, status, headers)
+
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestIds:
+    """Source of request ids; one per listener, shared by the fast lane and the routes.
+
+    New ids are a random prefix and a counter, so they are unique without a random draw per request.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(4)
+        self._count = itertools.count(1)
+
+    def of(self, given: str | None) -> str:
+        """Return the id for the answer: ``given`` if it is well formed, else a new one."""
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            return f"{self._prefix}-{next(self._count):x}"
+        return given
+
 
 _log = logging.getLogger("http_api.server")
 

@@ -14,9 +14,9 @@ from aiohttp import web
 from http_api.contract import v3_metadata as shapes
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON
-from http_api.server.context import json_reply
-from http_api.server.parameters import query_integer
-from http_api.server.routes.v3.cluster_path import ClusterPath
+from http_api.server.answers import json_reply
+from http_api.server.request_parsing import query_integer
+from http_api.server.routes.v3.clusters import ClusterPath
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.facts import FactConverter
 from raft_metadata.image.image_view import UnknownPathError
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from broker.server.metadata_requests import LogPage
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import PathRouter
     from raft_metadata.image.facts import Fact
+
 
 IMAGE_DEPTH_MAX = 6
 """Most segments of a path into the image; the deepest is ``topics/orders/partitions/0/isr/1``."""
@@ -52,7 +53,7 @@ class ClusterMetadataRoutes:
         self._apis = context.apis
         self._path = ClusterPath(context)
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         cluster = "/v3/clusters/{cluster}"
         router.add("GET", cluster + "/quorum", self.quorum, JSON)
         router.add("GET", cluster + ":health", self.health, JSON)

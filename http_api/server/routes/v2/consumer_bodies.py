@@ -31,13 +31,14 @@ from http_api.contract.consumers import (
 )
 from http_api.contract.errors import RestCode, RestError, shown, shown_value
 from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
-from http_api.server.bodies import read_body, unsupported_media_type
+from http_api.server.request_parsing import read_body, unsupported_media_type
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aiohttp import web
+
 
 MAX_ROWS = 10_000
 """Most partitions named in one body: as many as a topic may have."""

@@ -9,14 +9,13 @@ from aiohttp import web
 from http_api.contract import v2
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_REPLIES, choose_reply
-from http_api.server.bodies import accept_of, not_acceptable
-from http_api.server.context import json_reply
-from http_api.server.parameters import partition_id, topic_name
-from http_api.server.topics import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
+from http_api.server.answers import json_reply
+from http_api.server.image_lookup import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
+from http_api.server.request_parsing import accept_of, not_acceptable, partition_id, topic_name
 
 if TYPE_CHECKING:
-    from http_api.server.context import ApiContext
-    from http_api.server.routing import Handler, Router
+    from http_api.server.answers import ApiContext
+    from http_api.server.routing import Handler, PathRouter
     from raft_metadata.image.metadata_image import TopicImage
 
 
@@ -26,7 +25,7 @@ class MetadataRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
 
-    def add_to(self, router: Router) -> None:
+    def add_to(self, router: PathRouter) -> None:
         handlers: dict[str, Handler] = {
             "/brokers": self.brokers,
             "/topics": self.topics,

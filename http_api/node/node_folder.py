@@ -1,8 +1,8 @@
-"""Identity of a node's folder (``meta.json``) and its lock: one process, one folder (rule Q4).
+"""A node's folder: durable small files, its identity (``meta.json``) and its lock.
 
-Folders are formatted by ``up``: for a new cluster, an added broker, or a broker whose folder is
-lost (with a new directory id, so that it does not count as the old replica, rule R6). A node
-without ``meta.json`` refuses to start.
+One process, one folder, one identity (rule Q4). Folders are formatted by ``up``: for a new cluster,
+an added broker, or a broker whose folder is lost (with a new directory id, so that it does not
+count as the old replica, rule R6). A node without ``meta.json`` refuses to start.
 """
 
 from __future__ import annotations
@@ -13,9 +13,37 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from http_api.node.durable_files import make_directory, write_durably
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names inside ``path`` durable (rule Q6)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace ``path`` as a whole: a reader and a power cut see the old bytes or the new ones."""
+    aside = path.with_name(path.name + ".new")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Create ``path`` with its parents; each new name is durable when this returns."""
+    missing = [folder for folder in reversed((path, *path.parents)) if not folder.exists()]
+    for folder in missing:
+        folder.mkdir(exist_ok=True)
+        sync_directory(folder.parent)
+
 
 META_FILE = "meta.json"
 CONFIG_FILE = "config.toml"
