@@ -178,7 +178,7 @@ def _row(found: admin_brokers.BrokerDetails) -> dict[str, object]:
 
 
 def _described(row: dict[str, Any]) -> str:
-    """Return a line about the broker, its drain, and a line per partition that could not move yet."""
+    """Return a line about the broker, its drain, and a line per partition it could not move yet."""
     share = f"leads={row['leader_count']} replicas={row['replica_count']}"
     state = f"state={row['state']} drain={row['drain']}"
     lines = [f"broker {row['broker_id']} {row['url']} {state} {share}"]

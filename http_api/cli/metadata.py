@@ -76,7 +76,10 @@ def _dump_log(client: Client, cluster_id: str, start: int, form: str, *, follow:
 
 
 def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> None:
-    """Print the facts in a controller's folder; imports the quorum, which no other command needs."""
+    """Print the facts in a controller's folder.
+
+    The quorum's files are imported here, because no other command needs them.
+    """
     from http_api.cli.offline_dump import facts_of, open_log
 
     log = open_log(directory, even_if_locked=force)

@@ -29,7 +29,7 @@ insecure_option = click.option(
 
 
 def node_group(command: Callable[..., int]) -> click.Group:
-    """Return a command that runs a node by itself and is the group of commands about such nodes."""
+    """Return a command that runs a node, and is the group of the subcommands about such nodes."""
     command = click.pass_context(command)
     for option in (format_option, insecure_option, set_option, _config_option(required=False)):
         command = option(command)

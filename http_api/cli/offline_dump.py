@@ -20,7 +20,7 @@ LOG_FOLDER = "log"
 
 
 def open_log(directory: Path, *, even_if_locked: bool) -> StoppedControllerLog:
-    """Read the log in a folder; `NodeExit` 74 if it is unreadable, 75 while a controller uses it."""
+    """Read the log in a folder; `NodeExit` 74 if unreadable, 75 while a controller uses it."""
     raft_dir = directory / RAFT_FOLDER
     if not raft_dir.exists() and (directory / LOG_FOLDER).is_dir():
         text = f"--dir {directory}: expected a controller's folder, this is a broker's"

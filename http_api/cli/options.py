@@ -75,7 +75,7 @@ def client_of(url: str) -> Client:
 
 
 def says_errors(command: Command) -> Command:
-    """Wrap a command: a `ClientError` ends it with one line (or JSON object) and exit code 1."""
+    """Wrap a command so that a `ClientError` is printed, as a line or as JSON, with exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

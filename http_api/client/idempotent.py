@@ -324,7 +324,7 @@ class AsyncProducer:
     async def send(
         self, records: Sequence[NewRecord], *, retry_s: float = DEFAULT_RETRY_S
     ) -> list[RecordOutcome]:
-        """Write records as `Producer.send` does; a partition's records keep the order of the calls."""
+        """Write records as `Producer.send` does, per partition in the order of the calls."""
         sequencer = self._sequencer
         if sequencer is None or self._tasks is None:
             msg = "use AsyncProducer as an async context"

@@ -80,7 +80,7 @@ def group(links: Links, facts: GroupFacts) -> JsonObject:
 
 
 def consumer(links: Links, group_id: str, facts: ConsumerFacts) -> JsonObject:
-    """Return a live instance. ``instance_id`` is None: there is no static membership as in Kafka."""
+    """Return a live instance. ``instance_id`` is None, because there is no static membership."""
     path = (GROUPS, group_id, "consumers", facts.consumer)
     return {
         "kind": "KafkaConsumer",

@@ -39,7 +39,11 @@ def is_setting_name(key: str) -> bool:
 
 
 def check_name_in_body(parameter: str, name: str) -> str:
-    """Return a name from a body like `check_name`, with the text for control characters in bodies."""
+    """Return a valid name from a body.
+
+    Raises:
+        RestError: as `check_name`, with the text for control characters that bodies get.
+    """
     if has_control_characters(name):
         text = f"Parameter contained invalid control characters: {as_pictures(shown(name))}"
         raise RestError(400, RestCode.BAD_REQUEST, text)

@@ -3,7 +3,7 @@
 Below HTTP, errors are `KafkaError`: a code and facts, never a status. Here every code gets its HTTP
 status and its REST code (Confluent's numbers: the status times 100 plus a detail, or the status
 itself). A refusal that only HTTP can cause (a media type, a method, a body) is a `RestError`.
-`http_api.server.error_middleware` applies the table.
+`http_api.server.answers` applies the table.
 
 The body of an error is ``{"error_code", "message"}``, and nothing else on a 4xx, because clients
 compare whole bodies; a 5xx and a failed record add ``retriable`` and ``outcome``.
@@ -45,8 +45,7 @@ class RestCode(IntEnum):
     KAFKA_BAD_REQUEST = 40002
     """Refusal by a rule of the log: topic exists, invalid name, factor, config or parameter."""
     CONSUMER_CONFIG = 40001
-    """Invalid setting of a consumer instance; with a 422, as Confluent, because clients rely on it.
-    """
+    """Invalid setting of a consumer instance; answered with a 422, on which clients rely."""
     FORBIDDEN = 40301
     TOPIC_NOT_FOUND = 40401
     PARTITION_NOT_FOUND = 40402
@@ -180,7 +179,7 @@ class RestError(Exception):
 
 
 def shown(value: str) -> str:
-    """Return the start of a client's value for a message, with unencodable characters replaced."""
+    """Return the start of a client's value for a message, in characters that UTF-8 can encode."""
     start = value[:SHOWN_CHARS_MAX].encode(errors="replace").decode()
     return start if len(value) <= SHOWN_CHARS_MAX else start + "…"
 

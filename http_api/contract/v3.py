@@ -35,7 +35,7 @@ class Links:
         return {"related": self.url(*path)}
 
     def metadata(self, crn: str, *path: object) -> JsonObject:
-        """Return the ``metadata`` of a resource; ``crn`` is like ``topic=t/partition=0``, or empty."""
+        """Return a resource's ``metadata``; ``crn`` is like ``topic=t/partition=0``, or empty."""
         name = f"crn:///kafka={self.cluster_id}" + (f"/{crn}" if crn else "")
         return {"self": self.url(*path), "resource_name": name}
 

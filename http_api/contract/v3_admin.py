@@ -43,7 +43,7 @@ class ReassignmentFacts:
 
 
 def reassignment(links: Links, facts: ReassignmentFacts) -> JsonObject:
-    """Return a reassignment; ``replica_ids``, ``leader_end_offset``, ``progress`` are our fields."""
+    """Return a reassignment; ``replica_ids``, ``leader_end_offset`` and ``progress`` are ours."""
     place = ("topics", facts.topic, "partitions", facts.partition_id)
     crn = f"topic={facts.topic}/partition={facts.partition_id}/reassignment"
     return {
