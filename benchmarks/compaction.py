@@ -15,6 +15,7 @@ from pathlib import Path
 
 import orjson
 
+from broker.coordinator.group_state import GroupsState
 from broker.coordinator.records import (
     OffsetKey,
     OffsetValue,
@@ -22,7 +23,6 @@ from broker.coordinator.records import (
     encode_key,
     encode_value,
 )
-from broker.coordinator.state import GroupsState
 from broker.log.cleaner import CleanerLimits, CleaningStats, LogCleaner, ReplicaFacts
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from benchmarks.report import machine
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.server.forwarded_produces import ForwardedProduces
+from broker.server.forwarded_produce import ForwardedProduces
 from broker.server.forwarding import PeerRequests
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL

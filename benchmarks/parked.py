@@ -21,7 +21,7 @@ from broker.log.log_manager import LogManager
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.replication.frames import Ack, Open
-from broker.replication.partition_state import LeaderState
+from broker.replication.leader_state import LeaderState
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.local_partitions import Append, LocalPartitions, Read
 from raft_metadata.common.clock import SystemClock

@@ -1,1 +1,1 @@
-"""HTTP and processes: the API's contract, servers, requests between nodes, client, CLI and nodes."""
+"""HTTP and processes: the API's contract, servers, peer requests, client, CLI and nodes."""

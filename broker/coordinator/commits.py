@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.coordinator.records import Entry, InstanceKey, OffsetKey, OffsetValue, SeekKey
-from broker.coordinator.requests import CommitGroup, GroupOffset
-from broker.coordinator.state import Group, GroupsState, Instance, Session, Topics, is_present
+from broker.coordinator.group_messages import CommitGroup, GroupOffset
+from broker.coordinator.group_state import Group, GroupsState, Instance, Session, Topics, is_present
+from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, TopicPartition
 
@@ -200,7 +200,7 @@ def _record(
         )
         reader = None if instance is None else group.instances.get(instance)
         sought = reader is not None and TopicPartition(one.topic, one.partition) in reader.seeks
-        state.apply(Entry(OffsetKey(group.name, one.topic, one.partition), value))
+        state.apply(GroupRecord(OffsetKey(group.name, one.topic, one.partition), value))
         if instance is not None and sought:
             # Said for itself: another commit may replace this one before the log is read again.
-            state.apply(Entry(SeekKey(group.name, instance, one.topic, one.partition), None))
+            state.apply(GroupRecord(SeekKey(group.name, instance, one.topic, one.partition), None))

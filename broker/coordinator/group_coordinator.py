@@ -1,8 +1,8 @@
 """The coordinator of every group whose partition of `__consumer_offsets` this broker leads.
 
-Follows the image: a shard for each led partition, in each of its leader epochs. Answers requests
-for the groups in them; whatever belongs elsewhere is refused with NOT_COORDINATOR, and the door
-routes it there.
+Requests come from `BrokerApis.group`, on any broker. Each partition of the offsets topic that is
+led here has a `Shard`, which is loaded from its log before it answers (rule G1). Reads go to the
+`Reader`; descriptions of groups, instances and offsets are computed from the shard's state.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from broker.coordinator import commits, describe, instances
-from broker.coordinator.ports import DataDoor, Proof
-from broker.coordinator.reader import InstanceReader
-from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
-from broker.coordinator.requests import (
+from broker.coordinator import commits, instances
+from broker.coordinator.group_messages import (
     A,
     Assign,
     AtTime,
@@ -29,9 +26,14 @@ from broker.coordinator.requests import (
     DescribeInstance,
     Edge,
     GroupDescription,
+    GroupOffset,
+    GroupOffsetRow,
     GroupOffsets,
     GroupRequest,
+    GroupState,
     InstanceCreated,
+    InstanceDescription,
+    MemberDescription,
     OffsetsCommitted,
     Poll,
     Seek,
@@ -39,11 +41,16 @@ from broker.coordinator.requests import (
     Subscribe,
     Unsubscribe,
 )
+from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts, Topics
+from broker.coordinator.instances import topic_names
+from broker.coordinator.reader import DataDoor, InstanceReader, Proof
+from broker.coordinator.rebalance import ASSIGNOR
+from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
 from broker.coordinator.shard import Shard, ShardLog
-from broker.coordinator.state import TopicFacts, Topics
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
+    GroupId,
     LeaderEpoch,
     PartitionId,
     TopicIdPartition,
@@ -52,9 +59,93 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
-    from broker.coordinator.state import GroupsState
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import MetadataImage
+
+
+def describe_group(
+    state: GroupsState, name: GroupId, coordinator: BrokerId, topics: Topics
+) -> GroupDescription:
+    """A group with everybody in it. GROUP_ID_NOT_FOUND where nothing is known of it."""
+    group = state.groups.get(name)
+    if group is None or not group.exists:
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {name} cannot be found.")
+    return GroupDescription(
+        group=name,
+        state=_state_of(group),
+        assignor=ASSIGNOR,
+        coordinator=coordinator,
+        group_epoch=group.epoch,
+        members=tuple(
+            _describe_member(group.instances[instance], topics)
+            for instance in sorted(group.instances)
+        ),
+    )
+
+
+def _state_of(group: Group) -> GroupState:
+    members = group.members
+    if not members:
+        return GroupState.EMPTY
+    settled = all(one.owned == one.target for one in members.values())
+    return GroupState.STABLE if settled else GroupState.RECONCILING
+
+
+def _describe_member(instance: Instance, topics: Topics) -> MemberDescription:
+    return MemberDescription(
+        instance=instance.name,
+        client_id=instance.value.client_id,
+        assignment=tuple(sorted(instance.assignment)),
+        is_manual=instance.value.manual is not None,
+        member_epoch=instance.member_epoch,
+        topics=topic_names(instance, topics),
+        target=tuple(sorted(instance.target)),
+    )
+
+
+def describe_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> InstanceDescription:
+    """An instance. UNKNOWN_MEMBER_ID where there is none."""
+    _, instance, _ = state.find(key)
+    return InstanceDescription(
+        settings=instance.value.settings,
+        topics=topic_names(instance, topics),
+        pattern=instance.value.pattern,
+        assignment=tuple(sorted(instance.assignment)),
+        is_manual=instance.value.manual is not None,
+        member_epoch=instance.member_epoch,
+    )
+
+
+def committed_offsets(
+    state: GroupsState,
+    key: InstanceKey,
+    partitions: tuple[TopicPartition, ...] | None,
+    topics: Topics,
+) -> tuple[GroupOffset, ...]:
+    """Committed offsets of these partitions, or of what it owns; what has none is left out."""
+    group, instance, _ = state.find(key)
+    wanted = tuple(sorted(instance.assignment)) if partitions is None else partitions
+    return tuple(
+        GroupOffset(*partition, found.offset, found.metadata)
+        for partition in wanted
+        if (found := group.committed(partition, topics)) is not None
+    )
+
+
+def group_offsets(
+    state: GroupsState, request: GroupOffsets, topics: Topics
+) -> tuple[GroupOffsetRow, ...]:
+    """Everything committed; the ends are put in by the door."""
+    group = state.groups.get(request.group)
+    if group is None:
+        return ()
+    return tuple(
+        GroupOffsetRow(*partition, found.offset, found.metadata, None)
+        for partition in sorted(group.offsets)
+        if (found := group.committed(partition, topics)) is not None
+        and (request.topics is None or partition.topic in request.topics)
+    )
+
 
 _log = logging.getLogger("broker.coordinator")
 
@@ -208,7 +299,7 @@ class GroupCoordinator:
 
         def look(state: GroupsState) -> list[GroupDescription]:
             return [
-                describe.describe_group(state, group.name, self._broker_id, topics)
+                describe_group(state, group.name, self._broker_id, topics)
                 for group in state.existing_groups()
             ]
 
@@ -252,15 +343,15 @@ class GroupCoordinator:
         topics = self._topics
         match request:
             case DescribeGroup():
-                return describe.describe_group(state, request.group, self._broker_id, topics)
+                return describe_group(state, request.group, self._broker_id, topics)
             case GroupOffsets():
-                return describe.group_offsets(state, request, topics)
+                return group_offsets(state, request, topics)
             case DescribeInstance():
-                return describe.describe_instance(state, _key(request), topics)
+                return describe_instance(state, _key(request), topics)
             case _:
                 assert isinstance(request, CommittedOffsets)
                 key = _key(request)
-                return describe.committed_offsets(state, key, request.partitions, topics)
+                return committed_offsets(state, key, request.partitions, topics)
 
     async def _given_up(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
         key, topics = _key(request), self._topics

@@ -13,8 +13,24 @@ from broker.coordinator.commits import (
     commit_confirmed,
     commit_delivered,
 )
-from broker.coordinator.patterns import compiled_pattern
+from broker.coordinator.group_messages import (
+    FORMATS,
+    ConsumerSettings,
+    CreateInstance,
+    OffsetReset,
+    Subscribe,
+)
+from broker.coordinator.group_state import (
+    EVERY_GROUP,
+    Group,
+    GroupsState,
+    Instance,
+    ReadPosition,
+    Session,
+    Topics,
+)
 from broker.coordinator.rebalance import (
+    compiled_pattern,
     drop_unused_starts,
     forget_all,
     partitions_in,
@@ -24,8 +40,8 @@ from broker.coordinator.rebalance import (
     subscribed_topics,
 )
 from broker.coordinator.records import (
-    Entry,
     GroupKey,
+    GroupRecord,
     GroupValue,
     InstanceKey,
     InstanceValue,
@@ -34,22 +50,6 @@ from broker.coordinator.records import (
     SeekValue,
     StartKey,
     by_topic,
-)
-from broker.coordinator.requests import (
-    FORMATS,
-    ConsumerSettings,
-    CreateInstance,
-    OffsetReset,
-    Subscribe,
-)
-from broker.coordinator.state import (
-    EVERY_GROUP,
-    Group,
-    GroupsState,
-    Instance,
-    Position,
-    Session,
-    Topics,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, TopicName, TopicPartition
@@ -105,7 +105,7 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
         text = f"the coordinator has {limits.instances_per_shard} instances"
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
     value = InstanceValue(settings=request.settings, client_id=request.client_id)
-    state.apply(Entry(InstanceKey(request.group, request.instance), value))
+    state.apply(GroupRecord(InstanceKey(request.group, request.instance), value))
     make_room(state, limits)
 
 
@@ -130,12 +130,12 @@ def make_room(state: GroupsState, limits: GroupLimits) -> None:
     over = over[:GROUPS_FORGOTTEN_AT_ONCE]
     forgotten = max(state.forgotten_epoch, *(group.epoch for group in over))
     if forgotten > state.forgotten_epoch:
-        state.apply(Entry(EVERY_GROUP, GroupValue(forgotten)))
+        state.apply(GroupRecord(EVERY_GROUP, GroupValue(forgotten)))
     for group in over:
         # Each fact for itself: of the group's end nothing may be left when the log is compacted.
         for partition in sorted(group.starts):
-            state.apply(Entry(StartKey(group.name, *partition), None))
-        state.apply(Entry(GroupKey(group.name), None))
+            state.apply(GroupRecord(StartKey(group.name, *partition), None))
+        state.apply(GroupRecord(GroupKey(group.name), None))
 
 
 def check_settings(settings: ConsumerSettings) -> None:
@@ -171,8 +171,8 @@ def _remove(state: GroupsState, group: Group, instance: Instance) -> None:
     """What it owned is free; whoever calls this gives it to the others."""
     forget_all(state, group, instance)
     if instance.member is not None:
-        state.apply(Entry(MemberKey(group.name, instance.name), None))
-    state.apply(Entry(InstanceKey(group.name, instance.name), None))
+        state.apply(GroupRecord(MemberKey(group.name, instance.name), None))
+    state.apply(GroupRecord(InstanceKey(group.name, instance.name), None))
 
 
 # ---- what it reads
@@ -231,7 +231,7 @@ def subscribe(
     group = state.groups[key.group]
     names = None if request.topics is None else tuple(sorted(set(request.topics)))
     value = replace(instance.value, topics=names, pattern=request.pattern)
-    state.apply(Entry(key, value))
+    state.apply(GroupRecord(key, value))
     record_starts(state, key, starts, topics)
     retarget(state, group, topics, frozenset({key.instance}))
     drop_unused_starts(state, group, topics)
@@ -243,7 +243,7 @@ def unsubscribe(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
     forget_all(state, group, instance)
-    state.apply(Entry(key, replace(instance.value, topics=None, pattern=None, manual=None)))
+    state.apply(GroupRecord(key, replace(instance.value, topics=None, pattern=None, manual=None)))
     retarget(state, group, topics)
     drop_unused_starts(state, group, topics)
 
@@ -280,7 +280,7 @@ def assign(
         commit_delivered(state, key, topics)
     forget_all(state, group, instance)
     session.positions.clear()
-    state.apply(Entry(key, replace(instance.value, manual=by_topic(set(partitions)))))
+    state.apply(GroupRecord(key, replace(instance.value, manual=by_topic(set(partitions)))))
     record_starts(state, key, starts, topics)
     drop_unused_starts(state, group, topics)
 
@@ -306,8 +306,8 @@ def seek(
     _, _, session = state.find(key)
     for partition, offset in targets.items():
         topic_id = topics[partition.topic].topic_id
-        state.apply(Entry(SeekKey(*key, *partition), SeekValue(topic_id, offset)))
-        session.positions[partition] = Position(offset, topic_id)
+        state.apply(GroupRecord(SeekKey(*key, *partition), SeekValue(topic_id, offset)))
+        session.positions[partition] = ReadPosition(offset, topic_id)
 
 
 def check_seek(
@@ -362,7 +362,7 @@ def begin_read(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
 
 def position_of(
     state: GroupsState, key: InstanceKey, partition: TopicPartition, topics: Topics
-) -> Position | None:
+) -> ReadPosition | None:
     """Where it reads on; None where that must be resolved first."""
     group, instance, session = state.find(key)
     position = session.position(partition, topics)
@@ -370,7 +370,7 @@ def position_of(
         offset = group.restart(instance, partition, topics)
         if offset is None:
             return None
-        position = Position(offset, topics[partition.topic].topic_id)
+        position = ReadPosition(offset, topics[partition.topic].topic_id)
         session.positions[partition] = position
     return position
 

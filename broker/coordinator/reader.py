@@ -1,29 +1,175 @@
-"""Reads of consumer instances: fetch what is assigned, render it, and move positions, once.
+"""Reads of consumer instances: fetch the assigned partitions, render the records, move positions once.
 
-The coordinator reads through its own broker's door, so that partitions led elsewhere are fetched
-from there. Positions move in the same turn of the loop in which the answer is made, and only where
-partition and position are still what they were when the fetch began.
+The `GroupCoordinator` runs a read for each poll of an instance. The ports name what it needs of the
+broker around it; ``broker.server`` implements them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.coordinator import instances
-from broker.coordinator.poll_parts import ANSWER_BYTES_MAX, Part, bytes_of, door_of, render
-from broker.coordinator.ports import DataDoor, Ends, Fetched
+from broker.coordinator.group_messages import SCHEMA_FORMATS, OffsetReset, Poll, PolledRecords
+from broker.coordinator.group_state import GroupsState, Instance, ReadPosition, Session, Topics
 from broker.coordinator.records import InstanceKey
-from broker.coordinator.requests import OffsetReset, Poll, PolledRecords
 from broker.coordinator.shard import Shard
-from broker.coordinator.state import GroupsState, Instance, Position, Session, Topics
+from broker.record.batch import BatchSlice, RecordFormat
+from broker.record.render import render_v2, skip_lines
+from broker.record.values import RecordNotJsonError
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import TopicPartition
+from raft_metadata.common.ids import TopicName, TopicPartition
 
 if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
+
+
+class Fetched(NamedTuple):
+    """Stored records below the high watermark, and where to read on."""
+
+    slices: Sequence[BatchSlice]
+    next_offset: int
+
+
+class Ends(NamedTuple):
+    """Log start, and the next offset a reader gets."""
+
+    beginning: int
+    end: int
+
+
+class DataDoor(Protocol):
+    """The broker's own door, for partitions wherever they are led. Raises `KafkaError`."""
+
+    async def fetch(
+        self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
+    ) -> Fetched:
+        """Records from an offset on; OFFSET_OUT_OF_RANGE outside the log."""
+        ...
+
+    async def ends(self, partition: TopicPartition) -> Ends:
+        """Both ends of a partition."""
+        ...
+
+    async def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """The first record at or behind this time, or the end."""
+        ...
+
+    async def catch_up_with_topic(self, topic: TopicName) -> None:
+        """Wait, a second at most, for the newest image."""
+        ...
+
+
+class Proof(Protocol):
+    """Whether this broker may have been deposed without having heard of it (rule G3)."""
+
+    def is_proven(self) -> bool: ...
+
+    async def prove(self, timeout_ms: int) -> bool: ...
+
+
+ANSWER_BYTES_MAX = 33_554_432
+"""Of the v2 shape, in which short records of a topic with a long name are ten times as large: an
+answer that fits into no peer frame moves positions for nobody. Passed by one batch at most."""
+FORMAT_MISMATCH = (
+    "The requested embedded data format does not match the deserializer for this consumer instance"
+)
+"""Confluent's words."""
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Some records of one partition, from the position on that was held when they were asked."""
+
+    partition: TopicPartition
+    position: ReadPosition
+    begin: int
+    next: int = 0
+    body: bytes = b""
+    count: int = 0
+    size: int = 0
+    """Bytes as stored."""
+
+
+def bytes_of(parts: Iterable[Part]) -> int:
+    """Of the answer so far."""
+    return sum(len(part.body) for part in parts)
+
+
+def door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
+    """The format to render in. FORMAT_MISMATCH, SCHEMAS_NOT_SUPPORTED."""
+    if accepted is not None and name not in accepted:
+        raise KafkaError(ErrorCode.FORMAT_MISMATCH, FORMAT_MISMATCH)
+    if name in SCHEMA_FORMATS:
+        text = f"the consumer's format is {name}: schemas are not supported"
+        raise KafkaError(ErrorCode.SCHEMAS_NOT_SUPPORTED, text)
+    return RecordFormat.JSON if name == "json" else RecordFormat.BINARY
+
+
+def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> bool:
+    """Fill the part up to the first record that can't be shown; whether there is anything in it.
+
+    UNREADABLE_RECORD where that is the ``first`` of the whole answer.
+    """
+    pieces: list[bytes] = []
+    rendered = 0
+    part.next = result.next_offset
+    for piece in result.slices:
+        if rendered >= ANSWER_BYTES_MAX:
+            part.next = piece.first_offset
+            break
+        shown = piece
+        try:
+            body = _rendered(part.partition, piece, door)
+        except RecordNotJsonError as error:
+            part.next = error.offset
+            shown = _before(piece, error.offset)
+            if not shown.count:
+                if first and not part.count:
+                    raise _unreadable(part.partition, error) from None
+                break
+            body = _rendered(part.partition, shown, door)
+        pieces.append(body)
+        rendered += len(body)
+        part.count += shown.count
+        part.size += len(shown.lines)
+        if shown is not piece:
+            break
+    part.body = b",".join(pieces)
+    return part.count > 0
+
+
+def _rendered(partition: TopicPartition, piece: BatchSlice, door: RecordFormat) -> bytes:
+    return render_v2(piece, topic=partition.topic, partition=partition.partition, door=door)
+
+
+def _before(piece: BatchSlice, offset: int) -> BatchSlice:
+    """The records of a slice below an offset."""
+    lines = bytes(piece.lines)
+    if piece.first_offset >= offset:
+        return piece._replace(lines=b"", count=0, next_offset=piece.first_offset)
+    end = _line_of(lines, piece, offset)
+    return piece._replace(lines=lines[:end], count=lines[:end].count(b"\n"), next_offset=offset)
+
+
+def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:
+    """Where in the slice's lines the record at this offset begins."""
+    if piece.header.is_dense:
+        wanted = offset - piece.first_offset
+        return len(lines) - len(lines.split(b"\n", wanted)[-1])
+    return skip_lines(lines, piece.header, offset)
+
+
+def _unreadable(partition: TopicPartition, error: RecordNotJsonError) -> KafkaError:
+    text = (
+        f"{error.message} of partition {partition.partition} of topic {partition.topic}; "
+        "read it with a consumer instance of format binary"
+    )
+    return KafkaError(ErrorCode.UNREADABLE_RECORD, text)
+
 
 POLL_BYTES_DEFAULT = 4_194_304
 POLL_BYTES_MAX = 16_777_216
@@ -251,7 +397,7 @@ class _Read:
             topics = self._reader.topics()
             self._shard.decide(lambda state: instances.begin_call(state, self._key, topics))
 
-    async def _plan(self) -> dict[TopicPartition, Position]:
+    async def _plan(self) -> dict[TopicPartition, ReadPosition]:
         """The positions to read at, beginning behind where the last read ended (fairness).
 
         What has no start here came after the subscription or assignment, under an old name: all
@@ -287,7 +433,7 @@ class _Read:
                 plan[partition] = position
         return plan
 
-    async def _collect(self, plan: dict[TopicPartition, Position]) -> list[Part]:
+    async def _collect(self, plan: dict[TopicPartition, ReadPosition]) -> list[Part]:
         """What is there now, a few partitions at a time, until there is enough.
 
         Partitions that nobody serves cost the time of their patience: a read that has something,
@@ -320,7 +466,7 @@ class _Read:
         return parts
 
     async def _fetch(
-        self, partition: TopicPartition, position: Position, max_bytes: int
+        self, partition: TopicPartition, position: ReadPosition, max_bytes: int
     ) -> tuple[int, Fetched | None]:
         begin = position.next
         try:
@@ -330,7 +476,7 @@ class _Read:
             return begin, None
 
     async def _start_over(
-        self, partition: TopicPartition, position: Position, offset: int, error: KafkaError
+        self, partition: TopicPartition, position: ReadPosition, offset: int, error: KafkaError
     ) -> None:
         """Out of range: on at the nearer end of the log, which skips nothing that is there."""
         if self._settings.auto_offset_reset is OffsetReset.NONE:

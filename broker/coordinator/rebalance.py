@@ -1,20 +1,23 @@
-"""Group epoch, target assignment, and how members come to own their targets. Pure (KIP-848).
+"""Group epoch, target assignment, and the steps by which members reach their targets. Pure (KIP-848).
 
-A partition is revoked before it is assigned: its owner keeps it until nothing it delivered is
-uncommitted, until the owner reads on, which says that it is done, or until a deadline has passed.
-What is free is granted at once: the server reads for its members, so nobody needs to be told.
+The coordinator's `Shard` calls it when membership, subscriptions or topics change. `assign` is
+Kafka's range assignor on the server; a partition is revoked by its old owner before its new owner
+gets it, so no two members own it at once. A subscription by pattern is a regular expression over
+whole topic names, limited so that it can't hold the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+import functools
+import re
+from collections.abc import Iterable, Mapping, Set
 
-from broker.coordinator.assignor import assign_ranges
 from broker.coordinator.commits import commit_delivered, has_uncommitted
-from broker.coordinator.patterns import matched_topics
+from broker.coordinator.group_messages import OffsetReset
+from broker.coordinator.group_state import Group, GroupsState, Instance, Topics, is_present
 from broker.coordinator.records import (
-    Entry,
     GroupKey,
+    GroupRecord,
     GroupValue,
     InstanceKey,
     MemberKey,
@@ -25,9 +28,80 @@ from broker.coordinator.records import (
     StartValue,
     by_topic,
 )
-from broker.coordinator.requests import OffsetReset
-from broker.coordinator.state import Group, GroupsState, Instance, Topics, is_present
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
+
+ASSIGNOR = "range"
+
+
+def assign_ranges(
+    subscriptions: Mapping[InstanceId, Set[TopicName]], counts: Mapping[TopicName, int]
+) -> dict[InstanceId, frozenset[TopicPartition]]:
+    """The target of each member. ``counts``: partitions of each topic that exists.
+
+    Every partition of a subscribed topic that exists is in exactly one target.
+    """
+    targets: dict[InstanceId, set[TopicPartition]] = {member: set() for member in subscriptions}
+    subscribers: dict[TopicName, list[InstanceId]] = {}
+    for member in sorted(subscriptions):
+        for topic in subscriptions[member]:
+            subscribers.setdefault(topic, []).append(member)
+    for topic, members in subscribers.items():
+        share, extra = divmod(counts.get(topic, 0), len(members))
+        first = 0
+        for place, member in enumerate(members):
+            following = first + share + (place < extra)
+            targets[member].update(
+                TopicPartition(topic, PartitionId(number)) for number in range(first, following)
+            )
+            first = following
+    return {member: frozenset(partitions) for member, partitions in targets.items()}
+
+
+PATTERN_CHARS_MAX = 256
+PATTERN_REPEATS_MAX = 3
+"""Names have at most 249 characters: three repeats try at most 249^3 / 6 = 2.6 million ways."""
+INTERNAL_PREFIX = "__"
+
+_REPEAT = re.compile(r"[*+{]")
+_CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_REPEATED_GROUP = re.compile(r"\)\s*[*+{?]")
+
+
+@functools.lru_cache(maxsize=1_024)
+def compiled_pattern(pattern: str) -> re.Pattern[str]:
+    """The expression, or INVALID_REQUEST with the reason."""
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise _refusal(pattern, f"longer than {PATTERN_CHARS_MAX} characters")
+    if re.search(r"\\[1-9]|\(\?P=", pattern):
+        raise _refusal(pattern, "references back are not supported")
+    plain = _CLASS.sub("c", _ESCAPE.sub("e", pattern))
+    if _REPEATED_GROUP.search(plain):
+        raise _refusal(pattern, "a group can't be repeated")
+    if len(_REPEAT.findall(plain)) > PATTERN_REPEATS_MAX:
+        raise _refusal(pattern, f"more than {PATTERN_REPEATS_MAX} of * + {{")
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _refusal(pattern, str(error)) from None
+
+
+@functools.lru_cache(maxsize=65_536)
+def _matches(pattern: str, name: str) -> bool:
+    return compiled_pattern(pattern).fullmatch(name) is not None
+
+
+def matched_topics(pattern: str, names: Iterable[TopicName]) -> frozenset[TopicName]:
+    """The topics it names; internal ones only by their own name."""
+    return frozenset(
+        name for name in names if not name.startswith(INTERNAL_PREFIX) and _matches(pattern, name)
+    )
+
+
+def _refusal(pattern: str, reason: str) -> KafkaError:
+    text = f"invalid topic pattern {pattern[:PATTERN_CHARS_MAX]!r}: {reason}"
+    return KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
 def subscribed_topics(instance: Instance, topics: Topics) -> frozenset[TopicName]:
@@ -70,10 +144,10 @@ def retarget(
         one.member is None or one.target != targets[name] for name, one in members.items()
     )
     if changed or any(one.member and not one.value.is_subscribed for one in _all(group)):
-        state.apply(Entry(GroupKey(group.name), GroupValue(group.epoch + 1)))
+        state.apply(GroupRecord(GroupKey(group.name), GroupValue(group.epoch + 1)))
         for one in _all(group):
             if one.member is not None and not one.value.is_subscribed:
-                state.apply(Entry(MemberKey(group.name, one.name), None))
+                state.apply(GroupRecord(MemberKey(group.name, one.name), None))
         for name, one in members.items():
             epoch = group.epoch if one.member is None else one.member.epoch
             _set_member(state, group, one, epoch, targets[name], one.owned)
@@ -87,7 +161,7 @@ def record_start(
     topic_id = topics[partition.topic].topic_id
     known = group.offsets.get(partition) or group.starts.get(partition)
     if known is None or not is_present(partition, known, topics):
-        state.apply(Entry(StartKey(group.name, *partition), StartValue(topic_id, offset)))
+        state.apply(GroupRecord(StartKey(group.name, *partition), StartValue(topic_id, offset)))
 
 
 def reconcile(
@@ -149,7 +223,7 @@ def _forget(
     for partition in sorted(partitions):
         session.positions.pop(partition, None)
         if partition in instance.seeks:
-            state.apply(Entry(SeekKey(group.name, instance.name, *partition), None))
+            state.apply(GroupRecord(SeekKey(group.name, instance.name, *partition), None))
 
 
 def forget_all(state: GroupsState, group: Group, instance: Instance) -> None:
@@ -168,7 +242,7 @@ def _set_member(
 ) -> None:
     value = MemberValue(epoch, by_topic(target), by_topic(owned))
     if instance.member != value:
-        state.apply(Entry(MemberKey(group.name, instance.name), value))
+        state.apply(GroupRecord(MemberKey(group.name, instance.name), value))
 
 
 def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None:
@@ -178,7 +252,7 @@ def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None
         used |= one.manual
         used.update(partitions_in(subscribed_topics(one, topics), topics))
     for partition in sorted(group.starts.keys() - used):
-        state.apply(Entry(StartKey(group.name, *partition), None))
+        state.apply(GroupRecord(StartKey(group.name, *partition), None))
 
 
 def is_concerned(group: Group, names: Set[TopicName]) -> bool:
@@ -194,10 +268,10 @@ def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> Non
     """Offsets and starts of another life of a topic's name."""
     for partition, offset in sorted(group.offsets.items(), key=lambda item: item[0]):
         if not is_present(partition, offset, topics):
-            state.apply(Entry(OffsetKey(group.name, *partition), None))
+            state.apply(GroupRecord(OffsetKey(group.name, *partition), None))
     for partition, start in sorted(group.starts.items(), key=lambda item: item[0]):
         if not is_present(partition, start, topics):
-            state.apply(Entry(StartKey(group.name, *partition), None))
+            state.apply(GroupRecord(StartKey(group.name, *partition), None))
 
 
 def _all(group: Group) -> list[Instance]:

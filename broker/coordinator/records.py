@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import orjson
 
-from broker.coordinator.requests import ConsumerSettings
+from broker.coordinator.group_messages import ConsumerSettings
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import (
     GroupId,
@@ -155,7 +155,7 @@ class ProbeValue:
 Value = GroupValue | InstanceValue | MemberValue | OffsetValue | StartValue | SeekValue | ProbeValue
 
 
-class Entry(NamedTuple):
+class GroupRecord(NamedTuple):
     """One fact. ``value`` None: it is over."""
 
     key: Key
@@ -189,7 +189,7 @@ def encode_value(value: Value | None) -> bytes:
     return orjson.dumps(value)
 
 
-def decode_entry(key: object, value: object) -> Entry:
+def decode_entry(key: object, value: object) -> GroupRecord:
     """The inverse, from parsed JSON. No fact is skipped: it would be lost with the next change.
 
     Raises:
@@ -198,7 +198,7 @@ def decode_entry(key: object, value: object) -> Entry:
     try:
         kind, *parts = msgspec.convert(key, list[str | int])
         key_type, value_type = _KINDS[str(kind)]
-        return Entry(
+        return GroupRecord(
             msgspec.convert(parts, key_type),
             None if value is None else msgspec.convert(value, value_type),
         )

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from broker.coordinator import instances
+from broker.coordinator.group_state import GroupsState, Topics
 from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, retarget
-from broker.coordinator.records import Entry, InstanceKey, OffsetKey, ProbeKey, ProbeValue
-from broker.coordinator.state import GroupsState, Topics
+from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, ProbeKey, ProbeValue
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicName
@@ -43,7 +43,7 @@ class ShardLog(Protocol):
         """Log start and log end."""
         ...
 
-    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[Entry], int]:
+    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
         """Some entries, committed or not, and where to read on."""
         ...
 
@@ -59,7 +59,7 @@ class ShardLog(Protocol):
         """NOT_ENOUGH_REPLICAS where nothing would be appended."""
         ...
 
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[GroupRecord]) -> None:
         """Append with acks=all, as one batch; returns once it is committed."""
         ...
 
@@ -70,7 +70,7 @@ class _Batch:
     __slots__ = ("done", "entries", "error")
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[GroupRecord] = []
         self.done = asyncio.Event()
         self.error: KafkaError | None = None
 
@@ -181,7 +181,7 @@ class Shard:
         """Have an append begun after now and committed: nobody leads in a newer epoch (rule G3)."""
         self.state()
         if self._gathering is None:
-            self.decide(lambda state: state.apply(Entry(ProbeKey(), ProbeValue())))
+            self.decide(lambda state: state.apply(GroupRecord(ProbeKey(), ProbeValue())))
         await self.settled()
 
     # ---- watching a group

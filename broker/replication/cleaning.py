@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from broker.log.cleaner import CleanerLimits, CleaningStats, LogCleaner, ReplicaFacts
 from broker.replication.events import EventKind
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState
 from raft_metadata.common.ids import TopicIdPartition
 
 if TYPE_CHECKING:

@@ -1,11 +1,10 @@
-"""The leader's end of a replication stream: validates a follower, then pushes what is appended.
+"""The leader's end of a replication stream: validates a follower's sessions and pushes its log.
 
-Appended batches are pushed as the bytes that were written, coalesced once per loop turn. A session
-that falls behind, or whose connection is full, holds no bytes in memory: it catches up by reading
-the log in quanta. One connection reads one quantum in a loop turn, and only while little is unsent:
-what is in sync goes first, and never waits behind more than that (rule R9). Nobody is sent more
-than a limit beyond what it has proven to hold (`push_flow`), those outside the ISR no faster than
-their throttles say.
+One connection from one follower broker carries all partitions that it replicates from here. A
+follower opens a session for each; the leader answers diverging, fenced or accepted, and from then
+on pushes whatever is appended, within the follower's window (`push_flow`) and the throttle. A
+follower whose image is ahead of this broker's is kept until the image catches up (rule R9). Where
+the leader's own log can't be read, only the followers that need those bytes wait.
 """
 
 from __future__ import annotations
@@ -13,22 +12,320 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
 from broker.record.batch import walk
 from broker.replication import frames
-from broker.replication.frames import Ack, FrameError, Key, Open, Push, Valid
-from broker.replication.partition_state import OBSERVES, FollowerState, LeaderState
-from broker.replication.push_flow import ConnectionFlow, PushWindow
-from broker.replication.unreadable import rest
-from raft_metadata.common.errors import CorruptionError, KafkaError, StorageError
+from broker.replication.follower_stream import UNANSWERED_RETRY_MS
+from broker.replication.frames import Ack, FrameError, Key, Open, Push, Refused, Valid, partition_of
+from broker.replication.leader_state import OBSERVES, FollowerState, LeaderState
+from broker.replication.replica import FollowerSession, Replica
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 
 if TYPE_CHECKING:
-    from broker.replication.replica import Replica
+    from collections.abc import Callable, Iterator, Mapping
+
     from broker.replication.throttle import Throttles
     from raft_metadata.common.ids import BrokerId
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+
+
+TARGET_MS = 100
+"""How long those in sync may wait behind those that catch up: connection, append and sync."""
+MIN_WINDOW_BYTES = 131_072
+"""So much may always be on its way to a follower that catches up: it must make progress."""
+RATE_MEMORY_MS = 500
+"""Acknowledgements come in bursts, one for a sync: the rate is one over about this time."""
+MAX_TRIP_MS = 300
+"""A way and a sync that take longer than this are waiting, not distance."""
+TRIP_MEMORY_MS = 10_000
+"""The shortest round trip of this time, or of the last such time, is what one takes at least."""
+MARK_BYTES = 262_144
+"""Grain of the count: a session's bytes are remembered in pieces of about this size."""
+STUCK_MS = 10_000
+"""A session that proved nothing for so long, while others of its connection did, is its own
+trouble: it goes on counting for itself, but takes no room from the others."""
+
+
+class PushWindow:
+    """The unproven bytes of one session. Made with its first push, dropped when all is proven."""
+
+    __slots__ = (
+        "_marks", "_tail_bytes", "counted", "in_sync", "made_ms", "moved_ms", "sent_end",
+        "unproven",
+    )  # fmt: skip
+
+    def __init__(self, now_ms: int, *, in_sync: bool = True) -> None:
+        self.unproven = 0
+        self.sent_end = 0
+        self.in_sync = in_sync
+        """Whether the follower was, when it was pushed to first."""
+        self.made_ms = self.moved_ms = now_ms
+        """When something was proven last, or first sent."""
+        self.counted = True
+        """Whether the connection counts these bytes."""
+        self._tail_bytes = 0
+        self._marks: deque[tuple[int, int]] | None = None
+
+    def pushed(self, end: int, size: int) -> None:
+        """So many bytes, up to this offset."""
+        self.unproven += size
+        self.sent_end = end
+        self._tail_bytes += size
+        if self._tail_bytes >= MARK_BYTES:
+            if self._marks is None:
+                self._marks = deque()
+            self._marks.append((end, self._tail_bytes))
+            self._tail_bytes = 0
+
+    def proven(self, end: int, now_ms: int) -> int:
+        """The follower holds everything below ``end``: how many bytes that makes."""
+        released = 0
+        marks = self._marks
+        while marks and marks[0][0] <= end:
+            released += marks.popleft()[1]
+        if end >= self.sent_end:
+            released, self._tail_bytes = released + self._tail_bytes, 0
+        if released:
+            self.unproven -= released
+            self.moved_ms = now_ms
+        return released
+
+
+class ConnectionFlow:
+    """The unproven bytes of one connection, and how much more it takes."""
+
+    __slots__ = (
+        "_bytes_per_ms", "_proven", "_since_ms", "_trip_before_ms", "_trip_ms", "_trips_since_ms",
+        "catch_up_bytes", "catching_up", "limit", "proven_ms", "unproven",
+    )  # fmt: skip
+
+    def __init__(self, limit: int, now_ms: int) -> None:
+        self.limit = limit
+        """Unproven bytes of the connection; those of one session: half of it."""
+        self.unproven = 0
+        self.catch_up_bytes = MIN_WINDOW_BYTES
+        """Whoever catches up is pushed to while less than this is unproven."""
+        self.catching_up = 0
+        """Sessions with something unproven whose followers were not in sync."""
+        self.proven_ms = now_ms
+        self._proven = 0
+        self._bytes_per_ms = 0.0
+        self._since_ms = now_ms
+        self._trip_ms: int | None = None
+        self._trip_before_ms = 0
+        self._trips_since_ms = now_ms
+
+    def has_room(self, *, in_sync: bool) -> bool:
+        """Whether some session may be sent more. Of those that catch up one may always be."""
+        if in_sync:
+            return self.unproven < self.limit
+        return self.unproven < self.catch_up_bytes or not self.catching_up
+
+    def is_full(self, window: PushWindow | None) -> bool:
+        """Whether this session has all that one session may have unproven."""
+        return window is not None and window.unproven >= self.limit // 2
+
+    def opened(self, window: PushWindow) -> None:
+        """A session has something unproven."""
+        self.catching_up += not window.in_sync
+
+    def _leave(self, window: PushWindow) -> None:
+        if window.counted:
+            self.catching_up -= not window.in_sync
+
+    def pushed(self, size: int) -> None:
+        """Bytes of a session that counts."""
+        self.unproven += size
+
+    def released(self, window: PushWindow, size: int, now_ms: int) -> None:
+        """A session's bytes were proven."""
+        self._proven += size
+        self.proven_ms = now_ms
+        if window.counted:
+            self.unproven -= size
+
+    def emptied(self, window: PushWindow, now_ms: int) -> None:
+        """All of a session was proven: how long a round trip took."""
+        self._leave(window)
+        trip_ms = min(now_ms - window.made_ms, MAX_TRIP_MS)
+        self._trip_ms = trip_ms if self._trip_ms is None else min(self._trip_ms, trip_ms)
+
+    def drop(self, window: PushWindow) -> None:
+        """Nobody will prove these, or not soon: its session is over, or stuck."""
+        self._leave(window)
+        if window.counted:
+            self.unproven -= window.unproven
+            window.counted = False
+
+    def is_stuck(self, window: PushWindow) -> bool:
+        """Others prove, this one has not for `STUCK_MS`."""
+        return window.counted and self.proven_ms - window.moved_ms > STUCK_MS
+
+    def quantum(self) -> int:
+        """How much to push at once to one that catches up: it proves only whole pieces."""
+        return max(self.catch_up_bytes // 4, MIN_WINDOW_BYTES // 2)
+
+    def measure(self, now_ms: int) -> None:
+        """With every tick: what the follower proves now decides how much may be on its way."""
+        passed_ms = now_ms - self._since_ms
+        if passed_ms <= 0:
+            return
+        share = min(passed_ms / RATE_MEMORY_MS, 1.0)
+        self._bytes_per_ms += (self._proven / passed_ms - self._bytes_per_ms) * share
+        self._proven, self._since_ms = 0, now_ms
+        # What is on its way anyway, way and sync being idle, holds up nobody.
+        window = int(self._bytes_per_ms * (TARGET_MS + self._least_trip_ms(now_ms)))
+        self.catch_up_bytes = min(max(window, MIN_WINDOW_BYTES), self.limit // 2)
+
+    def _least_trip_ms(self, now_ms: int) -> int:
+        least = self._trip_before_ms
+        if self._trip_ms is not None:
+            least = min(least, self._trip_ms) if least else self._trip_ms
+            if now_ms - self._trips_since_ms >= TRIP_MEMORY_MS:
+                self._trip_before_ms, self._trip_ms = self._trip_ms, None
+                self._trips_since_ms = now_ms
+        return least
+
+
+LOOK_AGAIN_S = 5.0
+"""How often such a session looks whether the log begins behind the damage by now."""
+
+
+class Resting(FollowerSession, Protocol):
+    """A ``leader_stream.PushSession``."""
+
+    replica: Replica
+
+    def state(self) -> FollowerState | None: ...
+    def drop_pending(self) -> None: ...
+
+
+S = TypeVar("S", bound=Resting)
+
+
+def rest(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
+    """Offer this session nothing until then; its connection serves the other partitions.
+
+    ``present``: the connection's sessions; ``mark``: has it ship again.
+    """
+    session.drop_pending()
+    session.replica.detach(session)
+    loop = asyncio.get_running_loop()
+    loop.call_later(LOOK_AGAIN_S, go_on, session, present, mark)
+
+
+def go_on(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
+    """Try again, unless another session took its place, or the connection is gone."""
+    if present.get(session.replica.key) is not session:
+        return
+    if session.state() is None:
+        session.forget()
+    else:
+        session.replica.attach(session)
+        mark(session)
+
+
+MAX_UNKNOWN_OPENS = 20_000
+"""Partitions that followers may ask for before this image holds them; then they are refused."""
+UNKNOWN_OPEN_MS = 2 * UNANSWERED_RETRY_MS
+"""Whoever still wants an answer has asked again by then: an older open is nobody's any more."""
+LOOKED_AT_ONCE = 500
+"""Opens that one tick holds against the image: a millisecond."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """For one partition that this broker does not host."""
+
+    asked_ms: int
+    opens: dict[BrokerId, Open] = field(default_factory=dict)
+    was_there: bool = False
+    """The image held the partition already: once it does not, the partition was deleted."""
+
+
+class EarlyOpens:
+    """Owned by the `ReplicaManager`: which opens wait for the image, by partition and follower."""
+
+    def __init__(self, broker_id: BrokerId) -> None:
+        self._broker_id = broker_id
+        self._unknown: dict[Key, _Waiting] = {}
+        """For partitions that this image does not hold here yet; who was looked at goes last."""
+        self._known: dict[Replica, None] = {}
+        """Replicas whose `Partition.early_opens` holds some, in order of arrival."""
+
+    def keep_unknown(
+        self, image: MetadataImage, key: Key, follower: BrokerId, message: Open, now_ms: int
+    ) -> Refused | None:
+        """No replica here: it waits for the image, or is told why not.
+
+        The follower's image may be ahead: a new topic shall not wait for a second question.
+        """
+        registration = image.partition(*partition_of(key))
+        code = None
+        if registration is not None and self._is_elsewhere(registration, message):
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        elif key not in self._unknown and len(self._unknown) >= MAX_UNKNOWN_OPENS:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if code is not None:
+            return Refused(message.request, message.leader_epoch, code.number)
+        waiting = self._unknown.setdefault(key, _Waiting(now_ms))
+        waiting.asked_ms = now_ms
+        waiting.was_there |= registration is not None
+        waiting.opens[follower] = message
+        return None
+
+    def _is_elsewhere(self, registration: PartitionRegistration, message: Open) -> bool:
+        """The image is at the epoch that the follower meant, or past it, and nothing is here."""
+        here = self._broker_id in registration.replicas
+        return not here and registration.leader_epoch >= message.leader_epoch
+
+    def forget_some(self, image: MetadataImage, now_ms: int) -> None:
+        """Drop what no image will ever answer; with every tick, some in their turn.
+
+        A partition that was deleted, or whose epoch in question came without a replica here. What
+        the image can't tell, as a topic deleted before the follower asked, goes with its age.
+        """
+        for key in list(islice(self._unknown, LOOKED_AT_ONCE)):
+            waiting = self._unknown.pop(key)
+            registration = image.partition(*partition_of(key))
+            if registration is not None:
+                waiting.was_there = True
+                for follower, message in list(waiting.opens.items()):
+                    if self._is_elsewhere(registration, message):
+                        del waiting.opens[follower]
+            elif waiting.was_there:
+                continue
+            if waiting.opens and now_ms - waiting.asked_ms < UNKNOWN_OPEN_MS:
+                self._unknown[key] = waiting
+
+    def note(self, replica: Replica) -> None:
+        """The partition has kept one itself."""
+        self._known[replica] = None
+
+    def found(self, replica: Replica) -> None:
+        """The partition is there now: it takes what was kept for it."""
+        kept = self._unknown.pop(replica.key, None)
+        if kept is not None:
+            replica.partition.early_opens = kept.opens
+            self.note(replica)
+
+    def drop(self, replica: Replica) -> None:
+        """No replica here any more."""
+        self._known.pop(replica, None)
+
+    def take(self) -> Iterator[tuple[Replica, BrokerId, Open]]:
+        """All that wait at partitions that are there: each is to be asked anew, once."""
+        known, self._known = self._known, {}
+        for replica in known:
+            opens, replica.partition.early_opens = replica.partition.early_opens, {}
+            for follower, message in opens.items():
+                yield replica, follower, message
+
 
 _log = logging.getLogger("broker.replication")
 

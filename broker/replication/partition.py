@@ -1,8 +1,12 @@
-"""One replica of one partition on this broker: its role, its log, its high watermark.
+"""One replica of one partition on this broker: its role, its log, its high watermark. Pure.
 
-This is the replication protocol (decision D5). No I/O of its own, no clock, no task: the log, the
-time and the streams come in as arguments, so that the simulation drives this very class. Between
-reading partition state and acting on it there is never an ``await``.
+The `ReplicaManager` gives the replica its role from the image (leader, follower or idle); the
+streams hand it frames. It validates each of them by leader epoch and session (rule R4), appends to
+the log, moves the high watermark, and completes delayed produces. No I/O but through the port to
+its log; the clock is an argument.
+
+Followers take the log start from their leader, and drop tombstones only below the offset that every
+assigned replica has passed (rules R7, R10).
 """
 
 from __future__ import annotations
@@ -10,18 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from broker.replication import log_start, tombstones
-from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.parked import Parked, ParkedProduces
-from broker.replication.partition_state import (
-    OBSERVES,
-    FollowerState,
-    LeaderState,
-    Proposal,
-    Settings,
-)
-from broker.replication.replica_log import ReplicaLog
+from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
+from broker.replication.frames import START_OVER, UNTOLD, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.leader_state import OBSERVES, FollowerState, LeaderState, Proposal, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -34,12 +31,225 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_image import BrokerRegistration, PartitionRegistration
 from raft_metadata.records.records import BrokerState
 
+
+class ReplicaLog(Protocol):
+    """The part of ``broker.log.partition_log`` that decides; a memory log in the simulation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def log_end_offset(self) -> int: ...
+    @property
+    def durable_end(self) -> int: ...
+    @property
+    def last_epoch(self) -> int: ...
+    @property
+    def dropped_to(self) -> int: ...
+    @property
+    def compacted_to(self) -> int: ...
+    def note_dropped(self, offset: int) -> None: ...
+    def epoch_at(self, offset: int) -> int: ...
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]: ...
+    def start_epoch(self, epoch: int) -> None: ...
+    def append_as_follower(self, batches: memoryview | bytes) -> None: ...
+    def truncate_to(self, end_offset: int) -> None: ...
+    def start_over(self, offset: int) -> None: ...
+    def advance_log_start(self, offset: int) -> bool: ...
+    def request_flush(self) -> None: ...
+
+
 _log = logging.getLogger("broker.replication")
+
+
+class Followed(Protocol):
+    """What is asked of a `Partition` here."""
+
+    id: TopicIdPartition
+    log: ReplicaLog
+    high_watermark: int
+
+
+def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging | None:
+    """The leader's answer to a log that is no prefix of its own; None where it is one.
+
+    A log that ends below this one's start is to be started over, whatever it holds. An empty one
+    agrees with every log that reaches as far. Of epochs that are trimmed away here it is only known
+    that they ended at or below the log start.
+    """
+    if message.log_end < log.log_start_offset:
+        return None
+    if message.last_epoch < 0:
+        if message.log_end <= log.log_end_offset:
+            return None
+        return Diverging(message.request, epoch, -1, log.log_end_offset)
+    at_epoch, end = log.end_of_epoch(message.last_epoch)
+    if at_epoch < 0 and message.log_end == log.log_start_offset:
+        return None
+    if at_epoch < message.last_epoch or end < message.log_end:
+        return Diverging(message.request, epoch, at_epoch, end)
+    return None
+
+
+def proven(log: ReplicaLog) -> int:
+    """Where this log begins after any crash: one that has just started over may yet come back."""
+    return log.log_start_offset if log.durable_end >= log.log_start_offset else 0
+
+
+def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> bool:
+    """Whether a follower would, as leader, show what is deleted here: it may not join (rule R10).
+
+    One whose version does not tell its log start joins as it always did.
+    """
+    return UNTOLD < role.start_of(follower) < log.log_start_offset
+
+
+def lacking(
+    role: LeaderState, registration: PartitionRegistration | None, log: ReplicaLog, offset: int
+) -> frozenset[BrokerId]:
+    """Who may lead next, of the replicas that are not known to begin at or behind an offset.
+
+    Only when there is nobody is it certain that a clean election brings no deleted record back.
+    Those are the maximal ISR and the eligible ones (KIP-966). What the image says of these may be
+    older than an ISR that the leader knows already: then every assigned replica may be one. The
+    leader, whose ``log`` this is, may lead again after a crash: what it shows is not enough either.
+    """
+    candidates = role.maximal_isr() | {role.me}
+    if registration is None or registration.partition_epoch < role.partition_epoch:
+        candidates |= role.replicas
+    else:
+        candidates = candidates.union(registration.elr)
+
+    def begins(broker: BrokerId) -> int:
+        return proven(log) if broker == role.me else role.start_of(broker)
+
+    return frozenset(broker for broker in candidates if begins(broker) < offset)
+
+
+def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:
+    """The leader's answer to a log that is a prefix of its own: what of that is gone here."""
+    return Valid(message.request, epoch, session, log.log_start_offset, log.dropped_to)
+
+
+def cut_point(log: ReplicaLog, message: Diverging) -> int:
+    """Where a follower cuts: the end of the last epoch both know.
+
+    Where the leader knows none of its epochs, all it may keep lies below the leader's start.
+    """
+    if message.at_epoch < 0:
+        return message.end
+    return min(message.end, log.end_of_epoch(message.at_epoch)[1])
+
+
+def cut(partition: Followed, message: Diverging, end: int) -> None:
+    """Remove what the leader does not have."""
+    log = partition.log
+    _log.info(
+        "truncated log=%s topic_id=%s from=%d to=%d leader_epoch=%d",
+        log.name, partition.id.topic_id, log.log_end_offset, end, message.leader_epoch,
+    )  # fmt: skip
+    if message.at_epoch < 0 and end > log.log_start_offset:
+        log.start_over(end)  # what is left of it is below the leader's log start
+    else:
+        log.truncate_to(end)
+    partition.high_watermark = max(partition.high_watermark, log.log_start_offset)
+
+
+def follow_valid(partition: Followed, leader_start: int) -> None:
+    """The leader's log begins there: a log that ends at or below that holds nothing any more."""
+    log = partition.log
+    if leader_start <= log.log_start_offset:
+        return
+    if leader_start >= log.log_end_offset:
+        _start_over(partition, leader_start)
+    else:
+        log.advance_log_start(leader_start)
+        # Not shown before it is durable, but nothing below it is asked for any more (L8).
+        partition.high_watermark = max(partition.high_watermark, leader_start)
+
+
+def skips_to(partition: Followed, message: Push) -> bool:
+    """Whether what lies between this log's end and the push was deleted; then it is skipped."""
+    if not partition.log.log_end_offset < message.from_offset <= message.log_start:
+        return False
+    _start_over(partition, message.from_offset)
+    return True
+
+
+def follow_push(partition: Followed, leader_start: int) -> None:
+    """The leader's log start moved, to where this log reaches: it moves here too."""
+    if leader_start <= partition.log.log_end_offset:
+        try:
+            partition.log.advance_log_start(leader_start)
+        except KafkaError as error:  # the log has failed; the push was taken all the same
+            _log.warning("log start not followed error=%s", error)
+
+
+def _start_over(partition: Followed, offset: int) -> None:
+    log = partition.log
+    _log.info(
+        "starts over at the leader's log start log=%s topic_id=%s log_end=%d start=%d",
+        log.name, partition.id.topic_id, log.log_end_offset, offset,
+    )  # fmt: skip
+    log.start_over(offset)
+    partition.high_watermark = offset
+
+
+def asked_to_start_over(
+    role: LeaderState, follower: BrokerId, log: ReplicaLog, message: Open
+) -> Diverging | None:
+    """The answer to a follower that may hold values whose tombstones are gone here.
+
+    Never to a member of the ISR: its log ends at or behind the high watermark, and nothing is
+    dropped above that.
+    """
+    empty = message.last_epoch < 0
+    if empty or message.log_end >= log.dropped_to or follower in role.maximal_isr():
+        return None
+    return Diverging(message.request, role.epoch, START_OVER, log.log_start_offset)
+
+
+def inherit(log: ReplicaLog, dropped_to: int) -> None:
+    """Before a session begins: of what this log is filled with now, tombstones are gone.
+
+    KafkaError: it can't be written now; the leader is asked again.
+    """
+    if log.log_end_offset < dropped_to:
+        log.note_dropped(dropped_to)
+
+
+def start_over(partition: Followed, message: Diverging) -> None:
+    """Be empty from the leader's log start on. The one time a high watermark goes back cleanly."""
+    _log.info(
+        "starts over topic_id=%s partition=%d from=%d to=%d leader_epoch=%d",
+        partition.id.topic_id, partition.id.partition, partition.log.log_end_offset, message.end,
+        message.leader_epoch,
+    )  # fmt: skip
+    partition.log.start_over(message.end)
+    partition.high_watermark = message.end
+
+
+def has_started_over(
+    partition: Followed, message: Diverging, end: int, *, is_unclean: bool
+) -> bool:
+    """Whether nothing of this log stays: as the leader says, or ``is_unclean`` and cut to ``end``.
+
+    After an unclean election: compaction let go of records below the cut because of newer ones,
+    which the new leader does not have. It may still hold the older ones: this replica lacks both.
+    """
+    if message.at_epoch != START_OVER:
+        if not (is_unclean and end < min(partition.log.compacted_to, partition.log.log_end_offset)):
+            return False
+        message = message._replace(end=0)
+    start_over(partition, message)
+    return True
+
 
 DEPOSED_WAIT_MS = 1_000
 """A leader that follows another one now learns in this time what survived there. What only it held
 has no certain fate until somebody writes behind it (rule R5): its client is told *unknown* then."""
-_NOTHING_PARKED = ParkedProduces()
+_NOTHING_PARKED = DelayedProduces()
 """Of every partition where nobody ever waited: nothing is ever added to it."""
 
 
@@ -64,13 +274,13 @@ class Following:
 
 
 @dataclass(slots=True)
-class Idle:
+class Unassigned:
     """Nobody leads, or this broker may not take part (yet)."""
 
     epoch: LeaderEpoch
 
 
-Role = LeaderState | Following | Idle
+Role = LeaderState | Following | Unassigned
 
 
 class Partition:
@@ -101,7 +311,7 @@ class Partition:
         self.settings = settings
         self.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
         self.on_high_watermark = on_high_watermark
-        self.role: Role = Idle(LeaderEpoch(-1))
+        self.role: Role = Unassigned(LeaderEpoch(-1))
         self.broker_epoch: BrokerEpoch | None = None
         self.observes = False
         """No replica any more: it follows without counting, until its produces are answered."""
@@ -138,10 +348,10 @@ class Partition:
         self.broker_epoch = broker_epoch
         epoch = self.role.epoch
         if broker_epoch is None:
-            if not isinstance(self.role, Idle):
-                self._become(Idle(epoch))
+            if not isinstance(self.role, Unassigned):
+                self._become(Unassigned(epoch))
             return
-        if registration.leader_epoch > epoch or isinstance(self.role, Idle):
+        if registration.leader_epoch > epoch or isinstance(self.role, Unassigned):
             if registration.leader == self.broker_id:
                 of_this_life = registration.leader_epoch_offset > broker_epoch
                 if registration.leader_epoch > epoch and of_this_life:
@@ -150,7 +360,7 @@ class Partition:
                 self._follow(registration)
                 self.parked.hasten(now_ms + DEPOSED_WAIT_MS)
             else:
-                self._become(Idle(registration.leader_epoch))
+                self._become(Unassigned(registration.leader_epoch))
         role = self.role
         if isinstance(role, LeaderState) and role.epoch == registration.leader_epoch:
             role.reassign(registration.replicas)
@@ -177,7 +387,7 @@ class Partition:
 
     def retire(self) -> None:
         """This broker is no replica any more: nothing is served, pushed or answered from here."""
-        self._become(Idle(self.role.epoch))
+        self._become(Unassigned(self.role.epoch))
         self.parked.give_up()
 
     def _lead(self, registration: PartitionRegistration, now_ms: int) -> None:
@@ -235,10 +445,10 @@ class Partition:
             return self._refuse(message, ErrorCode.STALE_BROKER_EPOCH)
         if self._early_opens is not None:
             self._early_opens.pop(follower, None)
-        diverging = log_start.divergence(self.log, role.epoch, message)
+        diverging = divergence(self.log, role.epoch, message)
         if diverging is not None:
             return diverging
-        behind = tombstones.asked_to_start_over(role, follower, self.log, message)
+        behind = asked_to_start_over(role, follower, self.log, message)
         if behind is not None:
             return behind
         ends = (message.log_end, message.durable_end, message.log_start)
@@ -248,7 +458,7 @@ class Partition:
         counted = (message.durable_end, message.durable_end, message.log_start)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
-        return log_start.valid(self.log, role.epoch, session, message)
+        return valid(self.log, role.epoch, session, message)
 
     def _refuse(self, message: Open, code: ErrorCode) -> Refused:
         return Refused(message.request, message.leader_epoch, code.number)
@@ -297,10 +507,10 @@ class Partition:
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, text)
         return role
 
-    def park(self, parked: Parked) -> None:
+    def park(self, parked: DelayedProduce) -> None:
         """Wait for an appended entry's fate."""
         if self.parked is _NOTHING_PARKED:
-            self.parked = ParkedProduces()
+            self.parked = DelayedProduces()
         self.parked.add(parked)
         self.parked.resolve(self.log, self.high_watermark)
 
@@ -322,7 +532,7 @@ class Partition:
             for follower in role.followers
             if follower not in role.isr
             and role.may_join(follower, self.high_watermark, _eligible(brokers.get(follower)))
-            and not log_start.shows_deleted(role, follower, self.log)
+            and not shows_deleted(role, follower, self.log)
         ]
         if lag_max_ms is None and not joiners:
             return None
@@ -386,7 +596,7 @@ class Partition:
         role.refused = False
         return Open(
             request, role.epoch, self.broker_epoch, self.log.last_epoch,
-            self.log.log_end_offset, self._counted_end(), log_start.proven(self.log),
+            self.log.log_end_offset, self._counted_end(), proven(self.log),
         )  # fmt: skip
 
     def _awaiting(self, request: int, epoch: int) -> Following | None:
@@ -401,8 +611,8 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
-        log_start.follow_valid(self, message.log_start)
-        tombstones.inherit(self.log, message.dropped_to)
+        follow_valid(self, message.log_start)
+        inherit(self.log, message.dropped_to)
         role.session = message.session
         self.agreed_epoch = role.epoch
         return True
@@ -416,9 +626,9 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
-        end = log_start.cut_point(self.log, message)
+        end = cut_point(self.log, message)
         is_unclean = role.unclean_epoch > self._agreed_epoch()
-        if tombstones.has_started_over(self, message, end, is_unclean=is_unclean):
+        if has_started_over(self, message, end, is_unclean=is_unclean):
             return True
         if end < self.high_watermark and is_unclean:
             _log.warning(
@@ -434,7 +644,7 @@ class Partition:
             )
             raise AssertionError(msg)
         if end < self.log.log_end_offset:
-            log_start.cut(self, message, end)
+            cut(self, message, end)
         return True
 
     def _agreed_epoch(self) -> int:
@@ -463,7 +673,7 @@ class Partition:
         if role.epoch != message.leader_epoch:
             return None
         if message.from_offset != self.log.log_end_offset:
-            skipped = log_start.skips_to(self, message)
+            skipped = skips_to(self, message)
             if len(message.batches) and not skipped:
                 return False
         if len(message.batches):
@@ -474,7 +684,7 @@ class Partition:
         role.replicated_to = message.replicated_to
         self._raise_to(min(message.high_watermark, self.log.log_end_offset))
         if message.log_start > self.log.log_start_offset:
-            log_start.follow_push(self, message.log_start)
+            follow_push(self, message.log_start)
         self.parked.resolve(self.log, self.high_watermark)
         return True
 
@@ -486,7 +696,7 @@ class Partition:
         # Rule R1: a leader that goes by `os` already may not count what this disk, which goes by
         # `ack`, has neither synced nor noted as unsynced (`server.page_cache_topics`).
         end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
-        return Ack(role.session, role.epoch, end, self._counted_end(), log_start.proven(self.log))
+        return Ack(role.session, role.epoch, end, self._counted_end(), proven(self.log))
 
     def _counted_end(self) -> int:
         """The durable end, as the leader may count it; `OBSERVES`: not at all."""

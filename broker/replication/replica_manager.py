@@ -1,7 +1,8 @@
 """Hosts this broker's replicas: gives each its role from the image, and moves frames and time.
 
-One asyncio loop owns everything here. ``run`` owns every task: the tick, one link per leader
-broker, and ISR attempts. Frames that name no hosted replica are dropped (rule R4).
+The broker's metadata loader publishes images to it; peers' streams hand it frames; request handling
+finds replicas in it. `changes_between` says what an image means for this broker's replicas; the
+upkeep rounds look at many replicas a few at a time, so that no round holds the event loop.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Set
+from itertools import compress, count, islice
+from operator import is_not
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from broker.replication import event_notes
-from broker.replication import image_changes as changes
-from broker.replication.early_opens import EarlyOpens
-from broker.replication.event_file import EventFile
-from broker.replication.events import EventJournal
-from broker.replication.follower_frames import take_frame
+from broker.replication import events
+from broker.replication.events import EventFile, EventJournal
+from broker.replication.follower_stream import FollowerStream, LeaderLink, take_frame
 from broker.replication.frames import (
     Ack,
     Diverging,
@@ -29,39 +30,178 @@ from broker.replication.frames import (
     key_of,
     topic_id_bytes,
 )
-from broker.replication.isr_keeper import IsrKeeper
-from broker.replication.leader_link import LeaderLink
-from broker.replication.leader_stream import LeaderStream
-from broker.replication.log_keeper import LogKeeper
+from broker.replication.isr_manager import IsrManager
+from broker.replication.leader_state import LeaderState
+from broker.replication.leader_stream import EarlyOpens, LeaderStream
 from broker.replication.partition import Following, Partition
-from broker.replication.partition_state import LeaderState
-from broker.replication.repairs import Repairs
-from broker.replication.replica import Replica
+from broker.replication.repair import Repairs
+from broker.replication.replica import Replica, TopicViews
+from broker.replication.replica_logs import ReplicaLogs
 from broker.replication.throttle import Throttles
-from broker.replication.topic_views import TopicViews
-from broker.replication.upkeep import Rounds, StreamCare, forgive
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
     IncarnationId,
     LeaderEpoch,
     PartitionId,
+    TopicId,
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+from raft_metadata.records.records import ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
     from broker.ports import ControllerChannel, PeerChannel
-    from broker.replication.follower_stream import FollowerStream
-    from broker.replication.parked import Parked
+    from broker.replication.delayed_produces import DelayedProduce
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.faults import FaultHandler
 
+
+def concerns_all(before: MetadataImage, after: MetadataImage, broker_id: BrokerId) -> bool:
+    """Whether every replica must look at the image again, its own partition changed or not.
+
+    So after a registration: roles hang on this broker's own one (rule R3) and on what of it is
+    recorded (rule R6), streams on everybody's broker epoch (rule R4). A fence or an unfence of
+    another broker means nothing here: what follows from it comes as changes of partitions. So too
+    after a change of configs that every topic may fall back to.
+    """
+    if _defaults_changed(before, after, broker_id):
+        return True
+    if before.brokers is after.brokers:
+        return False
+    if before.brokers.get(broker_id) != after.brokers.get(broker_id):
+        return True
+    return any(
+        (old := before.brokers.get(other)) is None or old.broker_epoch != broker.broker_epoch
+        for other, broker in after.brokers.items()
+    )
+
+
+def topic_name(image: MetadataImage, topic_id: TopicId) -> str:
+    """A topic's name, "" where it is not known (any more)."""
+    topic = image.topics.get(topic_id)
+    return "" if topic is None else topic.name
+
+
+def peer_of(image: MetadataImage, broker_id: BrokerId) -> str | None:
+    """Where a broker takes streams of other brokers."""
+    registration = image.brokers.get(broker_id)
+    return None if registration is None else registration.peer
+
+
+def dropped_topics(before: MetadataImage, after: MetadataImage) -> list[TopicImage]:
+    """Topics that are gone, as they were."""
+    if before.topics is after.topics:
+        return []
+    return [topic for topic_id, topic in before.topics.items() if topic_id not in after.topics]
+
+
+def partitions_to_apply(
+    before: MetadataImage, after: MetadataImage, *, everything: bool
+) -> Iterator[tuple[TopicImage, list[PartitionId]]]:
+    """The partitions to look at, topic by topic, in the order of the image."""
+    if before.topics is after.topics and before.configs is after.configs and not everything:
+        return
+    reconfigured = _reconfigured(before, after)
+    for topic_id, topic in after.topics.items():
+        old = before.topics.get(topic_id)
+        if everything or old is None or topic_id in reconfigured:
+            yield topic, [PartitionId(number) for number in range(len(topic.partitions))]
+        elif old is not topic:
+            numbers = compress(count(), map(is_not, topic.partitions, old.partitions))
+            changed = [PartitionId(number) for number in numbers]
+            changed += map(PartitionId, range(len(old.partitions), len(topic.partitions)))
+            yield topic, changed
+
+
+def _reconfigured(before: MetadataImage, after: MetadataImage) -> Set[str]:
+    """Topics whose own configs changed: those hold for all their partitions."""
+    if before.configs is after.configs:
+        return frozenset()
+    old, new = before.configs, after.configs
+    changed = {key for key, configs in new.items() if old.get(key) is not configs}
+    changed.update(old.keys() - new.keys())
+    return {name for kind, name in changed if kind is ResourceType.TOPIC}
+
+
+def _defaults_changed(before: MetadataImage, after: MetadataImage, broker_id: BrokerId) -> bool:
+    """Whether configs changed that every topic of this broker may fall back to."""
+    if before.configs is after.configs:
+        return False
+    if before.cluster_configs() != after.cluster_configs():
+        return True
+    return before.broker_configs(broker_id) != after.broker_configs(broker_id)
+
+
+T = TypeVar("T")
+
 _log = logging.getLogger("broker.replication")
+
+
+class Rounds(Generic[T]):
+    """Goes through a changing set again and again, a part of it with each tick.
+
+    Looking at 10,000 led replicas at once would hold the loop for 30 ms, twice a second.
+    """
+
+    def __init__(self, ticks: int) -> None:
+        """``ticks``: how many make a round."""
+        self._ticks = ticks
+        self._tick = 0
+        self._share = 0
+        self._left: Iterator[T] = iter(())
+
+    def next_part(self, members: Iterable[T]) -> Iterator[T]:
+        """The next part of the round; a new one begins with who is a member then."""
+        if self._tick == 0:
+            now = list(members)
+            self._left, self._share = iter(now), len(now) // self._ticks + 1
+        self._tick = (self._tick + 1) % self._ticks
+        return islice(self._left, self._share)
+
+
+def forgive(led: Iterable[Replica], stalled_ms: int) -> None:
+    """This process stood still: nobody is blamed for it (rule M7)."""
+    for replica in led:
+        if isinstance(replica.partition.role, LeaderState):
+            replica.partition.role.forgive(stalled_ms)
+
+
+class StreamCare:
+    """Rule R9: heartbeats both ways; a stream that was silent for three of them is closed."""
+
+    def __init__(self, heartbeat_ms: int, slack_ms: int, now_ms: int) -> None:
+        """``slack_ms``: how late this process itself may be."""
+        self._heartbeat_ms = heartbeat_ms
+        self._silence_max_ms = 3 * heartbeat_ms + slack_ms
+        self._pinged_ms = now_ms
+
+    def keep(
+        self, streams: Iterable[LeaderStream | FollowerStream], now_ms: int, *, stalled: bool
+    ) -> None:
+        """To be called with every tick. ``stalled``: this process stood still, nobody is blamed.
+
+        That is rule M7.
+        """
+        ping = now_ms - self._pinged_ms >= self._heartbeat_ms
+        if ping:
+            self._pinged_ms = now_ms
+        for stream in streams:
+            if stream.heard_ms <= 0 or stalled:
+                stream.heard_ms = now_ms
+            elif now_ms - stream.heard_ms > self._silence_max_ms:
+                if isinstance(stream, FollowerStream):
+                    who = f"leader={stream.leader}"
+                else:
+                    who = f"follower={stream.follower}"
+                _log.warning("stream silent, closed %s ms=%d", who, now_ms - stream.heard_ms)
+                stream.close()
+                continue
+            if ping:
+                stream.ping()
+
 
 TICK_MS = 50
 ISR_CHECK_MS = 500
@@ -93,7 +233,7 @@ class ReplicaManager:
         self._config = config
         self._incarnation_id = incarnation_id
         self._logs = logs
-        self._keeper = LogKeeper(config, incarnation_id, logs)
+        self._keeper = ReplicaLogs(config, incarnation_id, logs)
         self._views = TopicViews(config)
         self._peers = peers
         self._clock = clock
@@ -112,12 +252,12 @@ class ReplicaManager:
         self._early = EarlyOpens(config.broker_id)
         self.events = EventJournal(
             EventFile(str(config.data_dir)), clock, incarnation_id,
-            lambda topic_id: changes.topic_name(self.image, topic_id),
+            lambda topic_id: topic_name(self.image, topic_id),
         )  # fmt: skip
-        self._notes = event_notes.RoleNotes(self.events)
+        self._notes = events.RoleNotes(self.events)
         unopenable = self._keeper.unopenable
         self.repairs = Repairs(config.broker_id, logs, self.events, faults, unopenable, self)
-        self._isr = IsrKeeper(
+        self._isr = IsrManager(
             config.broker_id, controllers, clock, lambda: self.image.feature_level, self.events
         )
         self._tasks: asyncio.TaskGroup | None = None
@@ -158,7 +298,7 @@ class ReplicaManager:
             return None
         return registration.broker_epoch
 
-    def park(self, replica: Replica, parked: Parked) -> None:
+    def park(self, replica: Replica, parked: DelayedProduce) -> None:
         """Wait for the fate of a led partition's appended entry, or for its deadline."""
         self._parked.add(replica)
         replica.partition.park(parked)
@@ -191,11 +331,11 @@ class ReplicaManager:
             self._keeper.set_aside_strays(image)
         self._keeper.forget_recorded_damage(image)
         self._notes.begin()
-        for topic in changes.dropped_topics(before, image):
+        for topic in dropped_topics(before, image):
             yield from self._drop_topic(topic)
-        everything = changes.concerns_all(before, image, self._config.broker_id)
+        everything = concerns_all(before, image, self._config.broker_id)
         steps = 0
-        for topic, numbers in changes.partitions_to_apply(before, image, everything=everything):
+        for topic, numbers in partitions_to_apply(before, image, everything=everything):
             raw_id = topic_id_bytes(topic.topic_id)
             for number in numbers:
                 self.apply_partition(topic, Key(raw_id, number))
@@ -230,7 +370,7 @@ class ReplicaManager:
             self._leaving.discard(replica)
             replica.count_again()
         partition = replica.partition
-        before = event_notes.Standing(partition)
+        before = events.PartitionSnapshot(partition)
         partition.apply_image(
             registration, self.image.brokers, self.broker_epoch, self._clock.monotonic_ms()
         )
@@ -293,7 +433,7 @@ class ReplicaManager:
         link = self._links.get(leader)
         if link is None:
             link = self._links[leader] = LeaderLink(
-                leader, lambda b: changes.peer_of(self.image, b), self._peers, self, self._clock,
+                leader, lambda b: peer_of(self.image, b), self._peers, self, self._clock,
                 backoff_ms=self._config.timeouts.reconnect_backoff_ms,
                 number=self._numbers.__next__,
             )  # fmt: skip
@@ -344,7 +484,7 @@ class ReplicaManager:
         """It is durable: followers are told with the next tick, the leader at once."""
         replica = self.replica(partition)
         if replica is not None:
-            event_notes.note_log_start(self.events, replica)
+            events.note_log_start(self.events, replica)
             self._dirty.add(replica)
             if replica.link is not None:
                 replica.link.acknowledge(replica)

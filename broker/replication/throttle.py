@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from broker.config import BrokerConfig
-    from broker.replication.leader_link import LeaderLink
+    from broker.replication.follower_stream import LeaderLink
     from broker.replication.replica import Replica
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage

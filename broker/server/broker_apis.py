@@ -17,23 +17,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 from broker.record.lines import key_view
 from broker.record.values import partition_for_key
-from broker.server.admin_requests import AdminRequests
-from broker.server.damage import damage_led_here
+from broker.server.admin import AdminRequests
 from broker.server.direct_requests import DirectRequests
-from broker.server.forwarded_produces import DEPOSED_GRACE_MS, ForwardedProduces, Placed
-from broker.server.group_requests import GroupRequests
-from broker.server.live_configs import LiveConfigs
+from broker.server.fetch import ReadRouting
+from broker.server.forwarded_produce import DEPOSED_GRACE_MS, ForwardedProduces, Placed, ProducerIds
+from broker.server.groups import GroupRequests
+from broker.server.health import damage_led_here
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.metadata_requests import MetadataRequests
-from broker.server.produce_routing import (
+from broker.server.produce import (
     REFUSED_WHOLE,
     ProduceRouting,
     check_claimed,
+    refusals,
     refused_whole,
 )
-from broker.server.producer_ids import ProducerIds
-from broker.server.read_routing import ReadRouting
-from broker.server.record_checks import refusals
 from broker.server.requests import (
     FetchRequest,
     FetchResult,
@@ -43,7 +41,7 @@ from broker.server.requests import (
     ProduceRequest,
     RecordResult,
 )
-from broker.server.topic_requests import TopicRequests
+from broker.server.topics import LiveConfigs, TopicRequests
 from raft_metadata.common.configs.table import TOPIC_CONFIGS
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
@@ -63,14 +61,14 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerConfig
     from broker.coordinator.group_coordinator import GroupCoordinator
-    from broker.coordinator.requests import A, GroupDescription, GroupRequest
+    from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
-    from broker.server.damage import Damage
-    from broker.server.follower_reads import FollowerReads
+    from broker.server.admin import RecordDeletion
+    from broker.server.fetch import FollowerReads
+    from broker.server.health import Damage
     from broker.server.lifecycle import Lifecycle
     from broker.server.metadata_loader import MetadataLoader
-    from broker.server.record_deletion import RecordDeletion
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import (
         MetadataImage,
@@ -105,7 +103,7 @@ class RoutedBrokerApis:
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        self.near: FollowerReads | None = None
+        self.follower_reads: FollowerReads | None = None
         self.deletion: RecordDeletion | None = None
         """Who serves readers that name their rack; None: leaders do."""
         self._config = config
@@ -375,7 +373,7 @@ class RoutedBrokerApis:
         *,
         pure: bool,
     ) -> T:
-        """See `broker.server.group_requests.Router`."""
+        """See `broker.server.groups.LeaderRouter`."""
         if pure:
             return await self._routed_read(partition, attempt, deadline_ms)
         return await self._routed(partition, attempt, deadline_ms)
@@ -430,7 +428,7 @@ class RoutedBrokerApis:
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """See `BrokerApis`."""
-        return await self._reads.fetch(request, self.near)
+        return await self._reads.fetch(request, self.follower_reads)
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
         """See `BrokerApis`."""

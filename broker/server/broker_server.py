@@ -16,21 +16,21 @@ from broker.coordinator.group_coordinator import GroupCoordinator
 from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.cleaning import make_cleaner
-from broker.replication.event_notes import note_start
+from broker.replication.events import note_start
+from broker.replication.log_start_manager import LogTrimming
 from broker.replication.replica_manager import ReplicaManager
-from broker.replication.trimming import LogTrimming
+from broker.server.admin import RecordDeletion
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
-from broker.server.disk_watch import DiskWatch, WatchedDisk, waits_for_sync
-from broker.server.follower_reads import FollowerReads
+from broker.server.debug_state import BrokerDebugState
+from broker.server.disk_watch import DiskStallWatch, WatchedDisk, waits_for_sync
+from broker.server.fetch import FollowerReads
 from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import PROGRESS_MS, Lifecycle
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
-from broker.server.page_cache_topics import PageCacheTopics
-from broker.server.record_deletion import RecordDeletion
-from broker.server.state import WhiteBox
 from broker.server.unclean import (
+    PageCacheTopics,
     check_log_directory,
     note_boot,
     page_cache_is_kept,
@@ -102,14 +102,21 @@ class BrokerServer:
             random_bytes,
         )
         self._coordinator.attach(OwnDoor(self.apis))
-        near = FollowerReads(config, self.manager, peers, clock, self._lifecycle.is_proven)
-        self.apis.near = near
+        follower_reads = FollowerReads(
+            config, self.manager, peers, clock, self._lifecycle.is_proven
+        )
+        self.apis.follower_reads = follower_reads
         self.apis.deletion = RecordDeletion(config.broker_id, self.apis, self.trimming, clock)
-        self.white_box = WhiteBox(
+        self.white_box = BrokerDebugState(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
         self.peer_services = PeerRequests(
-            local, self.manager, self._loader, self._coordinator, self.apis.facts_of_mine, near
+            local,
+            self.manager,
+            self._loader,
+            self._coordinator,
+            self.apis.facts_of_mine,
+            follower_reads,
         )
         self.peer_services.trimming = self.trimming
 
@@ -128,8 +135,8 @@ class BrokerServer:
             ),
         )
 
-    def _make_disk_watch(self, disk: WatchedDisk, clock: Clock) -> DiskWatch:
-        return DiskWatch(
+    def _make_disk_watch(self, disk: WatchedDisk, clock: Clock) -> DiskStallWatch:
+        return DiskStallWatch(
             disk.oldest_sync,
             self._config.timeouts.replica_lag_time_max_ms // 2,
             look_max_ms=2 * PROGRESS_MS,

@@ -1,6 +1,6 @@
 """What a coordinator reads and writes through: its own partition, and everybody's data.
 
-Implements `broker.coordinator.shard.ShardLog` and `broker.coordinator.ports.DataDoor`.
+Implements `broker.coordinator.shard.ShardLog` and `broker.coordinator.reader.DataDoor`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from broker.coordinator.ports import Ends, Fetched
-from broker.coordinator.records import Entry, decode_entry, encode_key, encode_value
+from broker.coordinator.reader import Ends, Fetched
+from broker.coordinator.records import GroupRecord, decode_entry, encode_key, encode_value
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
+from broker.server.fetch import LEADER_WAIT_MS
 from broker.server.local_partitions import Append, LocalPartitions
-from broker.server.read_routing import LEADER_WAIT_MS
 from broker.server.requests import ACKS_ALL, BrokerApis, FetchRequest
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
-    from broker.replication.partition_state import LeaderState
+    from broker.replication.leader_state import LeaderState
     from broker.replication.replica import Replica
     from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition, TopicName, TopicPartition
 
@@ -52,7 +52,7 @@ class ReplicaShardLog:
         replica, _ = self._leading()
         return replica.log.log_start_offset, replica.log.log_end_offset
 
-    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[Entry], int]:
+    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
         """See `ShardLog`."""
         replica, _ = self._leading()
         entries = []
@@ -80,7 +80,7 @@ class ReplicaShardLog:
         replica, _ = self._leading()
         replica.partition.check_may_append(all_replicas=True)
 
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[GroupRecord]) -> None:
         """See `ShardLog`. Nothing is awaited between the check of the epoch and the append."""
         try:
             self._leading()

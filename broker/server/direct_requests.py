@@ -1,35 +1,107 @@
-"""Requests that can be answered here and now: the broker's side of the HTTP door's fast lane.
+"""Requests that can be served here and now: the broker's side of the HTTP server's fast lane.
 
-Only the plain case: a partition led here, nothing to wait for but the followers. Whatever else is
-the matter (another leader, an unknown topic, a record that may be too large, a limit), nothing is
-done and the caller takes the usual way, `BrokerApis.produce` and `fetch`, whose words it then is.
+A produce for a partition led here is gathered with the others of this turn of the event loop that
+have the same properties (`Alike`), appended as one batch, and answered with its own offsets. A
+fetch is served if records are there now. Everything else takes the general way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.record.batch import RecordFormat
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
-from broker.server.forwarded_produces import ForwardedProduces, may_go_plain
-from broker.server.gathered_appends import GATHERED_BYTES_MAX, GatheredAppends
-from broker.server.local_partitions import Alike, Append, LocalPartitions
-from broker.server.record_checks import is_keyless
+from broker.server.forwarded_produce import ForwardedProduces, may_go_plain
+from broker.server.local_partitions import Append, AppendBatchKey, LocalPartitions, TurnBudget
+from broker.server.produce import is_keyless
 from broker.server.requests import FINAL
-from broker.server.slices import Slices
-from raft_metadata.common.errors import KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import NO_LEADER, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.server.live_configs import LiveConfigs
+    from broker.record.lines import ProduceRecord
+    from broker.server.local_partitions import Waiting
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import DirectProduce, FetchResult
+    from broker.server.topics import LiveConfigs
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+
+
+_log = logging.getLogger("broker.server")
+
+GATHERED_BYTES_MAX: Final = 64 << 10
+"""Of bodies. More is written at once: a batch is read, checked and cleaned as a whole, and larger
+ones save nothing."""
+
+
+class _Gathered:
+    """Records in order, and who waits for which of them."""
+
+    __slots__ = ("body_bytes", "records", "waiting")
+
+    def __init__(self) -> None:
+        self.records: list[ProduceRecord] = []
+        self.waiting: list[Waiting] = []
+        self.body_bytes = 0
+
+
+class GatheredAppends:
+    """On the broker's loop. Holds what arrived in this turn, of each client at most a request."""
+
+    def __init__(self, local: LocalPartitions) -> None:
+        self._local = local
+        self._gathered: dict[AppendBatchKey, _Gathered] = {}
+
+    def add(
+        self,
+        alike: AppendBatchKey,
+        records: Sequence[ProduceRecord],
+        body_bytes: int,
+        answered: Callable[[PartitionId, int, KafkaError | None], None],
+    ) -> None:
+        """Append these, all bare, in this turn; ``answered(partition, base, error)`` once.
+
+        It must not raise. NOT_WRITTEN: nothing was done with these records, they may come again.
+        """
+        gathered = self._gathered.get(alike)
+        if gathered is None:
+            if not self._gathered:
+                asyncio.get_running_loop().call_soon(self._write_all)
+            gathered = self._gathered[alike] = _Gathered()
+        gathered.waiting.append((len(gathered.records), answered))
+        gathered.records += records
+        gathered.body_bytes += body_bytes
+        if gathered.body_bytes >= GATHERED_BYTES_MAX:
+            del self._gathered[alike]
+            self._write(alike, gathered)
+
+    def _write_all(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for alike, each in gathered.items():
+            self._write(alike, each)
+
+    def _write(self, alike: AppendBatchKey, gathered: _Gathered) -> None:
+        try:
+            self._local.append_together(alike, gathered.records, gathered.waiting)
+        except KafkaError as error:
+            self._refuse(alike, gathered, error)
+        except Exception as error:  # noqa: BLE001 a bug: nobody may wait for ever
+            _log.exception("append failed partition=%s", alike.place)
+            text = f"{type(error).__name__}: see the log of the broker"
+            unknown = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text, outcome=Outcome.UNKNOWN)
+            self._refuse(alike, gathered, unknown)
+
+    def _refuse(self, alike: AppendBatchKey, gathered: _Gathered, error: KafkaError) -> None:
+        for _, answered in gathered.waiting:
+            answered(alike.place.partition, -1, error)
+
 
 CUT_OUT_BYTES_MIN: Final = 1_024
 """Records of shorter bodies are written anew as fast as they are cut out."""
@@ -72,7 +144,7 @@ class DirectRequests:
         self._rotation = 0
         self._gathered = GatheredAppends(local)
         self._forwarded = forwarded
-        self._answers = Slices()
+        self._answers = TurnBudget()
         self._routed_by: MetadataImage | None = None
         self._routes: dict[tuple[TopicName, PartitionId], _Route] = {}
         """As the image says by which they were found; of each partition one at most."""
@@ -100,7 +172,7 @@ class DirectRequests:
             )
             told = partial(self._answers.call, _tell_forwarded, answered, place.partition)
             return self._forwarded.take(append, told, _elements(request))
-        alike = Alike(place, request.stored_as, request.acks, timeout_ms)
+        alike = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
         if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
             self._gathered.add(alike, request.records, request.body_bytes, answered)
             return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from typing_extensions import override
 
 from broker.log.disk import Disk
-from broker.replication.partition_state import LeaderState
+from broker.replication.leader_state import LeaderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,7 +74,7 @@ class WatchedDisk(Disk):
             del self._under_way[thread]
 
 
-class DiskWatch:
+class DiskStallWatch:
     """Owned by the lifecycle, which looks many times a second; only time it saw pass counts.
 
     A process that stood still blames no disk (rule M7): of the time between two looks no more than

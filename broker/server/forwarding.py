@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from broker.coordinator import group_wire
+from broker.coordinator import group_messages
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
-from broker.server.damage import Damage
-from broker.server.local_partitions import Append, Read
-from broker.server.progress import local_progress
-from broker.server.reads import parted
+from broker.server.health import Damage
+from broker.server.local_partitions import Append, Read, local_progress, parted
 from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -42,8 +40,8 @@ if TYPE_CHECKING:
     from broker.record.batch import BatchSlice
     from broker.record.compression import Piece
     from broker.replication.leader_stream import LeaderStream
+    from broker.replication.log_start_manager import LogTrimming
     from broker.replication.replica_manager import ReplicaManager
-    from broker.replication.trimming import LogTrimming
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
 
@@ -302,10 +300,10 @@ class PeerRequests:
         loader: MetadataLoader,
         coordinator: GroupCoordinator,
         own_facts: Callable[[], OwnFacts],
-        near: NearReads | None = None,
+        follower_reads: NearReads | None = None,
     ) -> None:
         self._own_facts = own_facts
-        self._near = near
+        self._near = follower_reads
         self.trimming: LogTrimming | None = None
         self._coordinator = coordinator
         self._local = local
@@ -320,7 +318,7 @@ class PeerRequests:
                 case 1 | 10 | 14:  # APPEND, APPEND_CLAIMED, REPEAT_CLAIMED
                     return await self._append(kind, head, payload)
                 case 2 | 11:  # FETCH, FETCH_NEAR
-                    return await self._fetch(head, near=kind == FETCH_NEAR)
+                    return await self._fetch(head, follower_reads=kind == FETCH_NEAR)
                 case 3:  # OFFSETS
                     found = self._local.offsets(_partition(head))
                     return _join(
@@ -334,11 +332,11 @@ class PeerRequests:
                         await self._loader.wait_for(MetadataOffset(head["offset"]))
                     return _join({})
                 case 5:  # GROUP
-                    request = group_wire.decode_request(body)
-                    return group_wire.encode_answer(await self._coordinator.answer(request))
+                    request = group_messages.decode_request(body)
+                    return group_messages.encode_answer(await self._coordinator.answer(request))
                 case 6:  # LIST_GROUPS
                     groups = await self._coordinator.list_groups(PartitionId(head["partition"]))
-                    return group_wire.encode_answer(tuple(groups))
+                    return group_messages.encode_answer(tuple(groups))
                 case 7:  # PROGRESS
                     return self._progress(head)
                 case 8:  # OWN_FACTS
@@ -378,9 +376,9 @@ class PeerRequests:
             append = replace(append, refused=KafkaError(ErrorCode.INVALID_RECORD, "no repeat"))
         return _join({"base_offset": await self._local.append(append)})
 
-    async def _fetch(self, head: dict[str, Any], *, near: bool) -> bytes:
+    async def _fetch(self, head: dict[str, Any], *, follower_reads: bool) -> bytes:
         read = _read(head)
-        if not near:
+        if not follower_reads:
             return _fetched(await self._local.fetch(read))
         if self._near is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "followers serve nobody here")

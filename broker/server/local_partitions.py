@@ -1,39 +1,272 @@
-"""Requests for partitions that this broker leads: append, fetch, offsets. Never forwards."""
+"""Requests for partitions that this broker leads: append, fetch, offsets. Never forwards.
+
+`BrokerApis`, the fast lane and the peer server call it. A produce with acks=all waits in the
+partition's delayed produces; a fetch waits for records below the high watermark; a look-up by time
+goes in steps, so that it does not hold the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from broker.replication.parked import Fate, Parked
-from broker.replication.partition_state import LeaderState
-from broker.server.reads import Reads, Standing, read_now
+from broker.log.log_reader import TimeSearch
+from broker.log.page_cache import warm
+from broker.record.compression import PackedSlice
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
+from broker.replication.leader_state import LeaderState
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
     FetchResult,
     OffsetsResult,
+    PartitionProgress,
 )
-from broker.server.slices import Slices
-from broker.server.time_lookups import TimeLookups
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
+    from broker.log.partition_log import PartitionLog
     from broker.log.producer_state import RememberedBatch
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
+    from broker.replication.partition import Partition
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId, TopicIdPartition
+    from raft_metadata.common.ids import BrokerId, Claim, LeaderEpoch, PartitionId, TopicIdPartition
 
 
-class Alike(NamedTuple):
+CALLS_PER_TURN = 200
+"""Each writes an answer of about 25 µs: 5 ms, then others have their turn."""
+
+
+class TurnBudget:
+    """Owned by whoever calls, on the loop. What is called first is called first.
+
+    The first `CALLS_PER_TURN` of a turn are called at once: those few that are due as a rule wait
+    for nothing.
+    """
+
+    __slots__ = ("_left", "_scheduled", "_waiting")
+
+    def __init__(self) -> None:
+        self._left = CALLS_PER_TURN
+        self._scheduled = False
+        self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Now, or in a turn that has room for it."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if self._left > 0 and not self._waiting:
+            self._left -= 1
+            function(*arguments)
+        else:
+            self._waiting.append((function, arguments))
+
+    def _next_turn(self) -> None:
+        self._scheduled, self._left = False, CALLS_PER_TURN
+        if not self._waiting:
+            return
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        while self._waiting and self._left > 0:
+            self._left -= 1
+            function, arguments = self._waiting.popleft()
+            function(*arguments)
+
+
+class ServingReplica(NamedTuple):
+    """A replica that may serve now, and under whom."""
+
+    replica: Replica
+    leader: BrokerId
+    epoch: LeaderEpoch
+
+
+class Reads:
+    """Owned by whoever serves. Stateless but for the count of those that wait, which is bounded."""
+
+    def __init__(self, max_parked_fetches: int, clock: Clock) -> None:
+        self._max_parked = max_parked_fetches
+        self._clock = clock
+        self._parked = 0
+
+    async def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        deadline_ms: int,
+        standing: Callable[[], ServingReplica],
+        check: Callable[[Replica, int], None],
+        *,
+        packed: bool = False,
+    ) -> FetchResult:
+        """Records from an offset on, or none at the deadline.
+
+        ``standing`` raises where nothing may be served any more, ``check`` where this offset may
+        not: both are asked anew after every wait, and between them and the read is no ``await``.
+        ``packed``: see `FetchResult.packed`.
+        """
+        now = standing()
+        first_epoch = now.epoch
+        is_warm = False
+        while True:
+            replica, leader, epoch = now
+            if epoch != first_epoch:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+            check(replica, offset)
+            partition, log = replica.partition, replica.log
+            slices: Sequence[BatchSlice] = ()
+            frames: Sequence[Piece] = ()
+            if offset < partition.high_watermark:
+                cold = None if is_warm else log.cold_range(offset, max_bytes)
+                if cold is not None:
+                    is_warm = True  # asked once: who is evicted again meanwhile is read here
+                    await warm(cold)
+                    now = standing()
+                    continue
+                slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
+                if not slices and not frames:
+                    offset = partition.high_watermark  # rule R7: no record is left in between
+            remaining_ms = deadline_ms - self._clock.monotonic_ms()
+            if slices or frames or remaining_ms <= 0:
+                last = (slices or frames)[-1:]
+                return FetchResult(
+                    slices=slices,
+                    packed=frames,
+                    high_watermark=partition.high_watermark,
+                    log_start_offset=log.log_start_offset,
+                    next_offset=last[0].next_offset if last else offset,
+                    leader_id=leader,
+                    leader_epoch=epoch,
+                )
+            await self.wait(replica, remaining_ms)
+            now = standing()
+
+    async def wait(self, replica: Replica, at_most_ms: int) -> None:
+        """Until its high watermark or its role has changed."""
+        if self._parked >= self._max_parked:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_fetches is reached")
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(at_most_ms / 1000, _finish, waiter)
+        replica.wait(waiter)
+        self._parked += 1
+        try:
+            await waiter
+        finally:
+            self._parked -= 1
+            timer.cancel()
+            replica.wait_no_more(waiter)
+
+
+def read_now(
+    log: PartitionLog, offset: int, max_bytes: int, partition: Partition, *, packed: bool
+) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
+    """What is below the high watermark, as (`FetchResult.slices`, `FetchResult.packed`)."""
+    if packed:
+        return parted(log.read_packed(offset, max_bytes, partition.high_watermark))
+    return log.read(offset, max_bytes, partition.high_watermark), ()
+
+
+def parted(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
+    """These pieces as (`FetchResult.slices`, `FetchResult.packed`): one of the two is empty."""
+    for piece in found:
+        if isinstance(piece, PackedSlice):
+            return (), found
+    return cast("Sequence[BatchSlice]", found), ()
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+LOOKUPS_MAX = 100
+"""That wait for their turn: the longer ones take turns, each may hold a batch of 65 MB."""
+LOOKUP_TIMEOUT_MS = 30_000
+"""A log whose times go up and down may have to be looked through: some 500,000 batches a second.
+The wait for a turn counts: those before it end by theirs, so nobody waits longer than this."""
+
+
+class TimeLookups:
+    """Owned by who serves reads. Most look-ups are over in one step and wait for nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def offset_of(self, timestamp_ms: int, standing: Callable[[], ServingReplica]) -> int:
+        """The first offset of this time or later; the high watermark where all is older.
+
+        ``standing`` raises where nothing may be served any more. It is asked before each step, and
+        between the last one and the return is no ``await``.
+
+        Raises:
+            KafkaError: what ``standing`` raises; NOT_LEADER_OR_FOLLOWER, the leader epoch changed;
+                OFFSET_NOT_AVAILABLE, this leader does not know yet where what is committed ends;
+                KAFKA_STORAGE_ERROR, a batch is damaged; QUEUE_FULL; REQUEST_TIMED_OUT.
+        """
+        search = TimeSearch(timestamp_ms)
+        first = standing()
+        if first.replica.log.step_time_search(search):
+            return _answer(search, first)
+        if self._waiting >= LOOKUPS_MAX:
+            raise KafkaError(ErrorCode.QUEUE_FULL, f"{LOOKUPS_MAX} look-ups by time wait here")
+        self._waiting += 1
+        deadline_ms = self._clock.monotonic_ms() + LOOKUP_TIMEOUT_MS
+        try:
+            async with self._turn:
+                return await self._look(search, first, standing, deadline_ms)
+        finally:
+            self._waiting -= 1
+
+    async def _look(
+        self,
+        search: TimeSearch,
+        first: ServingReplica,
+        standing: Callable[[], ServingReplica],
+        deadline_ms: int,
+    ) -> int:
+        while True:
+            if search.work is None:
+                await asyncio.sleep(0)
+            else:
+                await asyncio.to_thread(search.work)
+            now = standing()
+            if now.epoch != first.epoch or now.replica is not first.replica:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+            if now.replica.log.step_time_search(search):
+                return _answer(search, now)
+            if self._clock.monotonic_ms() >= deadline_ms:
+                text = f"no record of that time was found within {LOOKUP_TIMEOUT_MS} ms"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
+
+
+def _answer(search: TimeSearch, now: ServingReplica) -> int:
+    """Rule R8: below the high watermark, or with an end that may be believed."""
+    partition = now.replica.partition
+    found = partition.high_watermark if search.found is None else search.found
+    role = partition.role
+    if (
+        isinstance(role, LeaderState)
+        and partition.high_watermark < role.epoch_start
+        and found >= partition.high_watermark
+    ):
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+    return found
+
+
+class AppendBatchKey(NamedTuple):
     """What requests must have in common to be written, and to wait, as one."""
 
     place: TopicIdPartition
@@ -97,7 +330,7 @@ class LocalPartitions:
         self._clock = clock
         self._is_proven = is_proven
         self._parked_produces = 0
-        self._answers = Slices()
+        self._answers = TurnBudget()
         self._reads = Reads(config.limits.max_parked_fetches, clock)
         self._lookups = TimeLookups(clock)
 
@@ -167,7 +400,7 @@ class LocalPartitions:
         self._park(replica, (role.epoch, base, last), request, 1, tell)
 
     def append_together(
-        self, alike: Alike, records: Sequence[ProduceRecord], waiting: Sequence[Waiting]
+        self, alike: AppendBatchKey, records: Sequence[ProduceRecord], waiting: Sequence[Waiting]
     ) -> None:
         """Append the records of several requests as one; tell each where its first one stands.
 
@@ -209,20 +442,20 @@ class LocalPartitions:
         self,
         replica: Replica,
         entry: tuple[int, int, int],
-        asked: Append | Alike,
+        asked: Append | AppendBatchKey,
         requests: int,
         tell: Callable[[KafkaError | None], None],
     ) -> None:
         """Have so many requests told what becomes of an entry: its epoch, first and last offset."""
 
-        def resolved(fate: Fate) -> None:
+        def resolved(fate: AppendOutcome) -> None:
             self._parked_produces -= requests
-            tell(None if fate is Fate.OK else self._no_success(replica, fate))
+            tell(None if fate is AppendOutcome.OK else self._no_success(replica, fate))
 
         deadline_ms = self._clock.monotonic_ms() + asked.timeout_ms
         self._parked_produces += requests
         all_replicas = asked.acks == ACKS_ALL
-        self._manager.park(replica, Parked(*entry, all_replicas, deadline_ms, resolved))
+        self._manager.park(replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved))
 
     def _repeated(self, replica: Replica, request: Append, claim: Claim) -> RememberedBatch | None:
         """Asked before whether there are enough replicas: what is written needs no second copy."""
@@ -254,8 +487,8 @@ class LocalPartitions:
         entry = (replica.log.epoch_at(last), base, last)
         self._park(replica, entry, request, 1, partial(self._answers.call, done, base))
 
-    def _no_success(self, replica: Replica, fate: Fate) -> KafkaError:
-        if fate is Fate.NOT_WRITTEN:
+    def _no_success(self, replica: Replica, fate: AppendOutcome) -> KafkaError:
+        if fate is AppendOutcome.NOT_WRITTEN:
             return KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 "a newer leader's records stand in this place",
@@ -317,9 +550,9 @@ class LocalPartitions:
         """Read below the high watermark; wait for the first record as long as asked."""
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
 
-        def standing() -> Standing:
+        def standing() -> ServingReplica:
             replica, role = self.leading(request.partition)
-            return Standing(replica, self._config.broker_id, role.epoch)
+            return ServingReplica(replica, self._config.broker_id, role.epoch)
 
         offset = request.offset
         if offset is None:
@@ -387,3 +620,16 @@ def _claimed(claim: Claim | None) -> dict[str, int]:
         "producer_epoch": claim.epoch,
         "base_sequence": claim.sequence,
     }
+
+
+def local_progress(local: LocalPartitions, place: TopicIdPartition) -> PartitionProgress | None:
+    """The progress of a partition that is led here, else None."""
+    try:
+        replica, role = local.leading(place)
+    except KafkaError:
+        return None
+    return PartitionProgress(
+        log_end_offset=replica.log.log_end_offset,
+        high_watermark=replica.partition.high_watermark,
+        follower_ends={broker: follower.log_end for broker, follower in role.followers.items()},
+    )

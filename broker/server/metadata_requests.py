@@ -6,8 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from broker.server.damage import ask_for_damage
-from broker.server.health import ClusterHealth, PartitionTallies, judge, tally_partitions
+from broker.server.health import (
+    ClusterHealth,
+    PartitionTallies,
+    ask_for_damage,
+    judge,
+    tally_partitions,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NodeId
 from raft_metadata.image.image_view import Plain, image_at
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
-    from broker.server.damage import AskDamage
+    from broker.server.health import AskDamage
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.ids import MetadataOffset
     from raft_metadata.image.metadata_image import MetadataImage
@@ -46,7 +51,7 @@ class QuorumView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogPage:
+class MetadataLogPage:
     """Part of the metadata log."""
 
     batches: tuple[MetadataBatch, ...]
@@ -63,7 +68,7 @@ class MetadataApis(Protocol):
         """Asks every controller. NOT_CONTROLLER when none answers."""
         ...
 
-    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> LogPage:
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> MetadataLogPage:
         """A page of the log from ``offset``, which may lie within its first batch.
 
         Waits for the next record; OFFSET_OUT_OF_RANGE beyond the end, NOT_CONTROLLER when no
@@ -129,7 +134,7 @@ class MetadataRequests:
         answers = await asyncio.gather(*map(ask, nodes))
         return dict(zip(nodes, answers, strict=True))
 
-    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> LogPage:
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> MetadataLogPage:
         """See `MetadataApis`."""
         await self._wait_beyond(offset, min(max_wait_ms, MAX_LOG_WAIT_MS))
         answer = await self._fetch(offset)
@@ -140,7 +145,9 @@ class MetadataRequests:
             if instead.next_offset <= offset:
                 message = f"this broker's image is at {instead.next_offset} only"
                 raise KafkaError(ErrorCode.METADATA_BEHIND, message)
-        return LogPage(batches=answer.batches, end_offset=answer.end_offset, instead=instead)
+        return MetadataLogPage(
+            batches=answer.batches, end_offset=answer.end_offset, instead=instead
+        )
 
     async def _wait_beyond(self, offset: MetadataOffset, wait_ms: int) -> None:
         """Until this broker's image has reached more: a controller keeps its places for brokers."""

@@ -21,11 +21,11 @@ from raft_metadata.common.ids import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from broker.coordinator.requests import A, GroupDescription, GroupRequest
+    from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
-    from broker.server.damage import Damage
+    from broker.server.health import Damage
     from broker.server.metadata_requests import MetadataApis
     from raft_metadata.common.ids import Claim
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
@@ -274,7 +274,7 @@ class BrokerApis(Protocol):
         ...
 
     async def group(self, request: GroupRequest[A]) -> A:
-        """Ask the group's coordinator, wherever it is; see `broker.coordinator.requests`.
+        """Ask the group's coordinator, wherever it is; see `broker.coordinator.group_messages`.
 
         Sent at most once where it may have taken effect (rules F1, F2).
         """

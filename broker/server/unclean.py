@@ -1,13 +1,12 @@
-"""Which replicas can't prove what they acknowledged, to be said at registration (rule R6).
+"""Replicas that can't prove what they acknowledged; reported at registration (rule R6).
 
-For ``flush=ack`` the log itself proves it: the log manager lists what recovery found wanting. A
-``flush=os`` log acknowledged from the page cache, so only a clean shutdown, or a page cache that is
-still the same one, proves it. The kernel's boot id tells: a killed process leaves the cache behind,
-a machine that went down does not (decision 0005).
+A log is unclean if its bytes are damaged or gone, or if its topic had ``flush=os`` and this start
+is of another boot than the last run, so that the page cache may have been lost (ADR 0005).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Set
 from pathlib import Path
@@ -18,16 +17,142 @@ from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicId
-from raft_metadata.image.metadata_image import topic_layers
+from raft_metadata.image.metadata_image import MetadataImage, broker_layers, topic_layers
 from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import PartitionRange, PartitionSet
+from raft_metadata.records.records import ResourceType
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.log.log_manager import LogManager
-    from raft_metadata.image.metadata_image import MetadataImage
+    from broker.log.partition_log import PartitionLog
+
+
+FILE = "page-cache-topics"
+SYNC_CHECK_MS = 200
+"""How often the logs of a topic that became ``ack`` are looked at, until they are durable."""
+_PAGE_CACHE = "os"
 
 _log = logging.getLogger("broker.server")
+
+
+class PageCacheTopics:
+    """Owned by the `BrokerServer`, on its loop.
+
+    Invariant: the file names every topic of which an unsynced record may have been acknowledged by
+    the page-cache rule; it may name more.
+    """
+
+    def __init__(self, config: BrokerConfig, logs: LogManager, disk: Disk | None = None) -> None:
+        self._broker_id = config.broker_id
+        self._static = config.static()
+        self._directory = str(config.data_dir)
+        self._disk = disk or Disk()
+        self._logs = logs
+        self._image = MetadataImage()
+        self._named: Set[TopicId] = frozenset()
+        self.at_start: Set[TopicId] | None = None
+        """Those that stood in the file when this life began; None: there was no file yet."""
+        self._present: Set[TopicId] = frozenset()
+        """Those that are ``os`` in the newest image."""
+        self._left = asyncio.Event()
+        self._is_written = self._is_default = False
+
+    @property
+    def named(self) -> Set[TopicId]:
+        """The topics that stand in the file."""
+        return self._named
+
+    def read(self) -> None:
+        """What earlier lives noted. A damaged file is refused: it may hide a lost record.
+
+        Raises:
+            CorruptionError: naming the file, and what its operator can do.
+        """
+        path = f"{self._directory}/{FILE}"
+        try:
+            content = read_checkpoint(self._disk, path)
+        except CorruptionError as error:
+            raise _damaged(path, "its checksum is wrong") from error
+        if content is not None and not isinstance(content, list):
+            raise _damaged(path, "expected a list of topic ids")
+        self._named = frozenset(TopicId(str(each)) for each in content or [])
+        self.at_start = None if content is None else self._named
+        self._is_written = content is not None
+
+    def note(self, image: MetadataImage) -> None:
+        """Durable before any replica takes its role from this image."""
+        before, self._image = self._image, image
+        same = before.configs is image.configs
+        if same and (before.topics is image.topics or not self._is_default):
+            return
+        self._present = self._page_cached(image)
+        self._write(self._named | self._present)
+
+    def followed(self) -> None:
+        """Every replica goes by the noted image now: nothing is acknowledged by older rules."""
+        if self._named - self._present:
+            self._left.set()
+
+    def _page_cached(self, image: MetadataImage) -> Set[TopicId]:
+        default = broker_layers(image, self._broker_id, self._static).word(FLUSH)
+        self._is_default = default == _PAGE_CACHE
+        said = {
+            TopicId(name): configs[FLUSH]
+            for (kind, name), configs in image.configs.items()
+            if kind is ResourceType.TOPIC and FLUSH in configs
+        }
+        found = {topic_id for topic_id, flush in said.items() if flush == _PAGE_CACHE}
+        if self._is_default:
+            found |= image.topics.keys() - said.keys()
+        return found
+
+    async def run(self) -> None:
+        """Take topics out that are ``os`` no more, once all they have here is durable; endless.
+
+        To be started when this life's registration is settled: what an earlier one lost is
+        recorded by then.
+        """
+        while True:
+            await self._left.wait()
+            self._left.clear()
+            gone = self._named - self._present
+            waiting = [
+                (log, log.log_end_offset) for log in self._logs.logs() if log.topic_id in gone
+            ]
+            while not all(map(_is_durable, waiting)):
+                for log, _ in waiting:
+                    log.request_flush()
+                await asyncio.sleep(SYNC_CHECK_MS / 1000)
+            self._write(self._named - (gone - self._present))
+
+    def _write(self, topics: Set[TopicId]) -> None:
+        if topics != self._named or not self._is_written:
+            content = encode_checkpoint(sorted(topics))
+            write_atomically(self._disk, self._directory, FILE, content)
+            if topics or self._named:
+                _log.info("topics acknowledged from the page cache count=%d", len(topics))
+            self._named, self._is_written = topics, True
+
+
+def _damaged(path: str, what: str) -> CorruptionError:
+    """Every log is synced before this file is read: only a power cut since can have cost records.
+
+    Without the file the topics count that are ``flush=os`` by now.
+    """
+    return CorruptionError(
+        f"{path} is damaged: {what}. It says which topics may have lost records with the power of "
+        "this machine. If its power has not failed since this broker last ran, or no topic was "
+        "changed from flush=os to ack, remove the file; else move the whole folder of this broker "
+        "away, and it is filled again from its peers"
+    )
+
+
+def _is_durable(waiting: tuple[PartitionLog, int]) -> bool:
+    """Whether a log has synced up to there, or has no more to sync."""
+    log, end = waiting
+    return log.failed is not None or log.durable_end >= min(end, log.log_end_offset)
+
 
 BOOT_ID_FILE = "boot-id"
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")

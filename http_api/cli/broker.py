@@ -1,6 +1,6 @@
 """``quorumlog broker``: run one broker, or list, describe, drain, undrain and unregister brokers.
 
-With --config the process becomes a broker; each subcommand makes calls of
+With --config the process becomes a broker; the subcommands make calls of
 `http_api.client.admin_brokers` to a running cluster.
 """
 

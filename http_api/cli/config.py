@@ -1,7 +1,7 @@
 """``quorumlog config list | describe | set | reset``, of a topic, a broker or the cluster.
 
-The first words of each command name the resource (`topic orders`, `broker 1`, `cluster`); the rest
-are names or NAME=VALUE pairs. Calls are those of `http_api.client.admin_configs`.
+The first words of a command name the resource (`topic orders`, `broker 1`, `cluster`); the rest are
+names or NAME=VALUE arguments. Calls are those of `http_api.client.admin_configs`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _altered(row: dict[str, object]) -> str:
 
 
 def _placed(text: str | None) -> list[tuple[int, ...]] | None:
-    """Return the replicas of each partition in a text like ``1:2,2:3``."""
+    """Return the replicas of every partition in a text like ``1:2,2:3``."""
     if text is None:
         return None
     return [broker_list(part, ":", "--assignments") for part in text.split(",")]

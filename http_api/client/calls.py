@@ -133,7 +133,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request and the function that reads its answer (a 2xx, or a status in ``also_parsed``)."""
+    """A request, and the function that reads its answer.
+
+    `parse` gets a 2xx answer, or one whose status `Request.also_parsed` lists.
+    """
 
     request: Request
     parse: Callable[[Answer], T]

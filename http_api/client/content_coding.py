@@ -1,7 +1,7 @@
-"""Decoding of zstd answers, within the size limit that the request set.
+"""Decompression of zstd answers, within the size limit that the request set.
 
-Called by both clients on every answer. The broker states the decoded length in a header; a body
-that yields fewer bytes has lost frames on its way and is an error.
+Called by both clients on every answer. The broker states the full length in a header; a body that
+yields fewer bytes has lost frames on its way and is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WINDOW_BYTES_MAX = 1 << 23
 
 
 def decoded(answer: Answer, request: Request) -> Answer:
-    """Return the answer with its body decoded; raises `ProtocolError` if that is not possible.
+    """Return the answer without content coding; raises `ProtocolError` if that is not possible.
 
     An answer is refused if its coding was not requested, if its stated length is missing or above
     `Request.decoded_max`, or if decoding yields another number of bytes than stated. So an answer

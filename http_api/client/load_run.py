@@ -146,10 +146,10 @@ class LoadRun:
         duration_s: float,
         records_per_s: float = 0.0,
     ) -> None:
-        """Prepare a run of one connection for each of ``works``.
+        """Prepare a run with one connection for each of ``works``.
 
         Args:
-            works: Work of each connection.
+            works: Source of each connection's requests.
             leader_of: Returns the URL of a partition's present leader.
             duration_s: Seconds to run; 0 runs until all work is done.
             records_per_s: Limit over all connections; 0 sets none.

@@ -45,7 +45,7 @@ class WriteBatches:
         budget: Budget,
         chance: random.Random,
     ) -> None:
-        """Render `RENDERED` requests of ``batch`` values of ``size`` bytes, quotes included."""
+        """Render requests of ``batch`` values of ``size`` bytes each, quotes included."""
         self._partition = partition
         self._batch = batch
         self._size = size

@@ -136,10 +136,10 @@ def json_text(value: object) -> bytes:
 class ProduceExchange:
     """Records being written: which to send again, and the outcomes so far. Decides without I/O.
 
-    Its caller runs `call`, passes the result to `took` or `failed`, waits for the returned number
-    of seconds, and repeats until None is returned. A record is sent again only if it was certainly
-    not written (rule F1). One request is under way at a time, which keeps each partition's records
-    in order.
+    Its caller runs `call`, passes the result to `took` or `failed`,
+    waits for the returned number of seconds, and repeats until None is returned. A record is sent
+    again only if it was certainly not written (rule F1). One request is under way at a time, which
+    keeps each partition's records in order.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ProduceExchange:
 
     @property
     def outcomes(self) -> list[RecordOutcome]:
-        """Outcomes of the records, in order; complete once `took` or `failed` has returned None."""
+        """Outcomes of the records, in order; complete once no attempt is left to make."""
         return [self._outcomes[position] for position in range(len(self._records))]
 
     def call(self, *, acks: str = "all", binary: bool = False) -> Call[list[RecordOutcome]]:

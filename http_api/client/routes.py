@@ -42,7 +42,7 @@ class Routes:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Every known broker, the one that answered last first."""
+        """Every known broker; the latest one to answer a call without a partition comes first."""
         return tuple(self._urls)
 
     def add(self, urls: Iterable[str]) -> None:
@@ -85,9 +85,9 @@ class Routes:
 class Exchange:
     """Attempts at one call: chooses each broker, and decides whether and when to retry.
 
-    The client sends the request to `url` and reports exactly one of `answered`, `not_sent` and
-    `lost`. They return the seconds to wait before the next attempt, or None if the answer is final,
-    or raise a `ClientError`.
+    The client sends the request to `url` and reports exactly one of `answered`,
+    `not_sent` and `lost`. They return the seconds to wait before the next attempt, or
+    None if the answer is final, or raise a `ClientError`.
     """
 
     def __init__(self, routes: Routes, request: Request, now_s: float, retry_s: float) -> None:

@@ -90,8 +90,7 @@ def consecutive_rows(partition: int, base_offset: int, count: int) -> bytes:
 
 
 def failed_row(error: KafkaError) -> bytes:
-    """Return the row of a failed record; ``retriable`` and ``outcome`` only if the server failed.
-    """
+    """Return a failed record's row; ``retriable`` and ``outcome`` only if the server failed."""
     code = record_error_code(error)
     row: JsonObject = {
         "partition": None,

@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractStreamWriter
 from typing_extensions import override
 
 from http_api.peer import controller_paths as paths
-from http_api.peer.error_body import error_from_body
+from http_api.peer.frames import error_from_body
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import ClusterId, NodeId
 from raft_metadata.records.serde import from_json, to_json

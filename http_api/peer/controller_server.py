@@ -13,8 +13,8 @@ import orjson
 from aiohttp import web
 
 from http_api.peer import controller_paths as paths
-from http_api.peer.addresses import split_address
-from http_api.peer.error_body import body_of
+from http_api.peer.connections import split_address
+from http_api.peer.frames import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
 from raft_metadata.records.commands import (

@@ -1,14 +1,7 @@
 """The bytes between brokers: one hello, then request and answer frames. Pure.
 
-All integers are big-endian. A connection starts with a hello from the dialling side and an answer
-to it, both ``"QLPP" | u16 length | JSON``. After it, on plane ``rpc``, both sides send frames::
-
-    u32 length | u8 1 | u64 request id | u16 kind | u32 timeout_ms | body      request
-    u32 length | u8 2 | u64 request id | body                                  answer
-    u32 length | u8 3 | u64 request id | JSON (``error_body``)                 refusal
-
-``length`` counts what follows it and is checked before anything of that length is kept. On plane
-``replication`` the bytes after the hello belong to ``broker.replication``.
+A `KafkaError` crosses between nodes as a JSON object of its number, name, message and outcome; the
+controllers' HTTP plane uses the same body.
 """
 
 from __future__ import annotations
@@ -19,9 +12,34 @@ from enum import Enum, IntEnum
 
 import orjson
 
-from http_api.peer.error_body import body_of, error_from_body
-from raft_metadata.common.errors import KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+
+MAX_MESSAGE_CHARACTERS = 4096
+"""A message is cut there: it is for people, and an error must never be too large to send."""
+
+
+def body_of(error: KafkaError) -> dict[str, object]:
+    """The JSON object that `error_from_body` turns back into an equal error."""
+    # File names may hold bytes that are no text; JSON has no way to say them.
+    message = error.message[:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
+    return {
+        "error": error.code.number,
+        "name": error.code.name,
+        "message": message,
+        "outcome": error.outcome.value,
+    }
+
+
+def error_from_body(body: object) -> KafkaError:
+    """The error another node sent. ValueError when this is no such body."""
+    match body:
+        case {"error": int(number), "message": str(message), "outcome": str(outcome)}:
+            return KafkaError(ErrorCode.from_number(number), message, outcome=Outcome(outcome))
+        case _:
+            msg = "expected an object with error, message and outcome"
+            raise ValueError(msg)
+
 
 MAGIC = b"QLPP"
 VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from http_api.peer.addresses import dial_address, split_address
+from http_api.peer.connections import DialledGreeting, dial_address, hand_over, split_address
 from http_api.peer.frames import (
     MAX_FRAME_BYTES,
     Hello,
@@ -17,7 +17,6 @@ from http_api.peer.frames import (
     decode_welcome,
     request_frame_bytes,
 )
-from http_api.peer.handover import DialledGreeting, hand_over
 from http_api.peer.rpc_connection import PostedCall, RpcConnection, unreachable
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId

@@ -12,7 +12,7 @@ from typing import cast
 from typing_extensions import override
 
 from broker.ports import PeerServices
-from http_api.peer.addresses import split_address, tune_socket
+from http_api.peer.connections import hand_over, split_address, tune_socket
 from http_api.peer.frames import (
     MAX_FRAME_BYTES,
     FrameReader,
@@ -28,7 +28,6 @@ from http_api.peer.frames import (
     encode_welcome,
     take_hello,
 )
-from http_api.peer.handover import hand_over
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
 

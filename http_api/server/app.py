@@ -43,8 +43,8 @@ from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
     from broker.config import BrokerLimits
+    from broker.server.debug_state import BrokerDebugState
     from broker.server.requests import BrokerApis
-    from broker.server.state import WhiteBox
 
 _log = logging.getLogger("http_api.server")
 
@@ -63,7 +63,7 @@ def build_app(
     apis: BrokerApis,
     limits: BrokerLimits,
     advertised_url: str,
-    white_box: WhiteBox | None = None,
+    white_box: BrokerDebugState | None = None,
 ) -> web.Application:
     """Return the app with every route of the public listener, in front of ``apis``.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     A,
     Assign,
     AtTime,

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     CommitGroup,
     DescribeGroup,
     GroupDescription,

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from types import MappingProxyType
 
-from broker.server.metadata_requests import LogPage
+from broker.server.metadata_requests import MetadataLogPage
 from http_api.contract.media_types import JSON, NDJSON
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -36,14 +36,14 @@ LOG = f"{V3}/metadata/log"
 IMAGE = f"{V3}/metadata/image"
 
 
-def page(*records: MetadataRecord, base: int = 4, end: int = 9) -> LogPage:
+def page(*records: MetadataRecord, base: int = 4, end: int = 9) -> MetadataLogPage:
     batch = MetadataBatch(
         base_offset=MetadataOffset(base),
         epoch=ControllerEpoch(3),
         records=records,
         time_ms=NOW_MS + 7,
     )
-    return LogPage(batches=(batch,) if records else (), end_offset=MetadataOffset(end))
+    return MetadataLogPage(batches=(batch,) if records else (), end_offset=MetadataOffset(end))
 
 
 def moved(leader: int, epoch: int, *isr: int) -> PartitionChangeRecord:

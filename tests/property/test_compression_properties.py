@@ -19,7 +19,7 @@ from broker.record import compression
 from broker.record.batch import RecordFormat
 from broker.record.compression import PackedSlice, fits_one_frame, framed, framed_as_single
 from broker.record.render import array_pieces, batch_line, lines_with_batches, render_v2
-from broker.server.reads import parted
+from broker.server.local_partitions import parted
 from tests.property.test_compaction_properties import Compacted
 from tests.support.compaction_model import headers_of
 from tests.support.logs import Life, append, offset_for_timestamp

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.coordinator.group_messages import ConsumerSettings, OffsetReset
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
-from broker.coordinator.requests import ConsumerSettings, OffsetReset
 from raft_metadata.common.errors import KafkaError
 from tests.support.group_world import G, GroupWorld, T, facts, place
 

@@ -21,8 +21,7 @@ import pytest
 from typing_extensions import override
 
 from broker.coordinator.group_coordinator import GroupCoordinator
-from broker.coordinator.records import OFFSETS_TOPIC
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     A,
     Commit,
     ConsumerSettings,
@@ -35,6 +34,7 @@ from broker.coordinator.requests import (
     Poll,
     Subscribe,
 )
+from broker.coordinator.records import OFFSETS_TOPIC
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from broker.server.coordinator_ports import OwnDoor

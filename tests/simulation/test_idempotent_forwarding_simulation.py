@@ -67,7 +67,7 @@ class Call:
     open: bool = True
 
 
-class Parked(NamedTuple):
+class DelayedProduce(NamedTuple):
     call: Call
     epoch: int
     base: int
@@ -84,7 +84,7 @@ class World:
         self.network: list[list[Frame]] = [[]]
         """Per connection, in order: the last one is in use, the others are zombies."""
         self.target = 0
-        self.parked: list[Parked] = []
+        self.parked: list[DelayedProduce] = []
         self.open: list[Call] = []
         self.now_ms = 0
         self.told: dict[bytes, str] = {}
@@ -180,7 +180,7 @@ class World:
         else:
             base, end = found.first_offset, found.last_offset + 1
             epoch = next(each.epoch for each in replica.log if each.offset == base)
-        self.parked.append(Parked(call, epoch, base, end))
+        self.parked.append(DelayedProduce(call, epoch, base, end))
         self.resolve()
 
     def replicate(self) -> None:

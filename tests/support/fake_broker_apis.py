@@ -13,7 +13,7 @@ from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines
 from broker.record.values import partition_for_key
 from broker.server.health import ClusterHealth, judge, tally_partitions
-from broker.server.metadata_requests import LogPage, QuorumView
+from broker.server.metadata_requests import MetadataLogPage, QuorumView
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
@@ -50,7 +50,7 @@ from tests.support import registered
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from broker.coordinator.requests import A, GroupDescription, GroupRequest
+    from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
     from raft_metadata.records.commands import A as AdminAnswer
     from raft_metadata.records.commands import AdminCommand, CreateTopic, DeleteTopic
@@ -177,7 +177,7 @@ class FakeMetadata:
         self.view: QuorumView | KafkaError = KafkaError(
             ErrorCode.NOT_CONTROLLER, "no controller answers"
         )
-        self.page: LogPage | KafkaError = KafkaError(ErrorCode.NOT_CONTROLLER)
+        self.page: MetadataLogPage | KafkaError = KafkaError(ErrorCode.NOT_CONTROLLER)
         self.asked: list[tuple[int, int]] = []
 
     async def quorum(self) -> QuorumView:
@@ -185,7 +185,7 @@ class FakeMetadata:
             raise self.view
         return self.view
 
-    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> LogPage:
+    async def log(self, offset: MetadataOffset, max_wait_ms: int) -> MetadataLogPage:
         self.asked.append((offset, max_wait_ms))
         if isinstance(self.page, KafkaError):
             raise self.page

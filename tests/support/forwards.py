@@ -11,7 +11,7 @@ from broker.ports import PeerCall, PeerRequest
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import forwarding
-from broker.server.forwarded_produces import ForwardedProduces, Placed
+from broker.server.forwarded_produce import ForwardedProduces, Placed
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.clock import SystemClock

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.coordinator.records import Entry
+from broker.coordinator.records import GroupRecord
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 
@@ -14,7 +14,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 class SharedLog:
     """What all coordinators, one after the other, have written."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[GroupRecord] = field(default_factory=list)
     high_watermark: int = 0
     epoch: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,7 +43,7 @@ class MemoryShardLog:
         self.may_append = self.has_role = True
         self.next_append: KafkaError | None = None
         """The next append fails with this; of outcome unknown, it is written all the same."""
-        self.appends: list[list[Entry]] = []
+        self.appends: list[list[GroupRecord]] = []
 
     def _check(self) -> None:
         if self.epoch != self.shared.epoch:
@@ -54,7 +54,7 @@ class MemoryShardLog:
         self._check()
         return 0, len(self.shared.entries)
 
-    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[Entry], int]:
+    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
         self._check()
         end = min(from_offset + 3, up_to_offset)
         return self.shared.entries[from_offset:end], end
@@ -74,7 +74,7 @@ class MemoryShardLog:
         if not self.may_append:
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
 
-    async def append(self, entries: Sequence[Entry]) -> None:
+    async def append(self, entries: Sequence[GroupRecord]) -> None:
         self._check()
         self.appends.append(list(entries))
         failure, self.next_append = self.next_append, None

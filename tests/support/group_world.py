@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from broker.coordinator import commits, instances
-from broker.coordinator.records import Entry, InstanceKey
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     CommitGroup,
     ConsumerSettings,
     CreateInstance,
@@ -12,7 +11,8 @@ from broker.coordinator.requests import (
     OffsetReset,
     Subscribe,
 )
-from broker.coordinator.state import Group, GroupsState, Instance, TopicFacts
+from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts
+from broker.coordinator.records import GroupRecord, InstanceKey
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
 from raft_metadata.common.ids import TopicPartition as Place
 
@@ -36,10 +36,10 @@ class GroupWorld:
     def __init__(self, partitions: int = 4, start: int = 0) -> None:
         self.topics = {T: facts(partitions)}
         self.start = start
-        self.log: list[Entry] = []
+        self.log: list[GroupRecord] = []
         self.state = GroupsState()
 
-    def write(self) -> list[Entry]:
+    def write(self) -> list[GroupRecord]:
         entries = self.state.take()
         self.log += entries
         return entries

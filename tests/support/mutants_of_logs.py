@@ -9,7 +9,7 @@ import pytest
 from broker.log import flusher, log_producers, log_reader, partition_log, recovery, segments
 from broker.log.producer_state import ProducerStates
 from broker.record import batch
-from broker.replication import log_start
+from broker.replication import partition
 from tests.support import simulated_disk
 from tests.support.mutant_registry import LOST, Patch, mutant
 
@@ -144,7 +144,7 @@ def _high_watermark_stays(patch: Patch) -> None:
     def start_over(self: Any, offset: int) -> None:
         self.log.start_over(offset)
 
-    patch.setattr(log_start, "_start_over", start_over)
+    patch.setattr(partition, "_start_over", start_over)
 
 
 @mutant("T1: nobody asks whether a batch is there already", "T1", on_disk=True, numbered=True)

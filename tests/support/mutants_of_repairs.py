@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.log import log_manager
 from broker.log.directory_files import Quarantine, text_of
-from broker.replication import repairs
+from broker.replication import repair
 from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 from raft_metadata.controller import partition_change, replication_control
 from raft_metadata.controller.broker_views import first_electable
@@ -30,19 +30,19 @@ def _never_counts(self: Any, registration: Any) -> Any:
     "0009: set aside before it is committed that it counts nowhere", *EMPTIED, rots=True, first=3
 )
 def _before_it_is_out(patch: Patch) -> None:
-    real = repairs.Repairs._settle
+    real = repair.Repairs._settle
 
     def settle(self: Any, replica: Any, registration: Any) -> bool:
         if registration.leader != self._me:
             registration = _never_counts(self, registration)
         return real(self, replica, registration)
 
-    patch.setattr(repairs.Repairs, "_settle", settle)
+    patch.setattr(repair.Repairs, "_settle", settle)
 
 
 @mutant("0009: set aside in the leader epoch that its log took part in", "rule R4", rots=True)
 def _in_its_own_epoch(patch: Patch) -> None:
-    real = repairs.Repairs._settle
+    real = repair.Repairs._settle
 
     def settle(self: Any, replica: Any, registration: Any) -> bool:
         if registration.leader != self._me:
@@ -50,7 +50,7 @@ def _in_its_own_epoch(patch: Patch) -> None:
             registration = dataclasses.replace(registration, leader_epoch=epoch)
         return real(self, replica, registration)
 
-    patch.setattr(repairs.Repairs, "_settle", settle)
+    patch.setattr(repair.Repairs, "_settle", settle)
     _no_new_epoch(patch)
 
 

@@ -11,11 +11,11 @@ from broker.log import (
     log_manager,
 )
 from broker.log.leader_epoch_cache import LeaderEpochCache
-from broker.replication import parked
+from broker.replication import delayed_produces
 from broker.replication.frames import UNTOLD, Diverging, Valid
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following, Partition
-from broker.replication.partition_state import LeaderState
-from broker.server.follower_reads import FollowerReads
+from broker.server.fetch import FollowerReads
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import OffsetsResult
 from tests.support.mutant_registry import LOST, Patch, mutant
@@ -209,9 +209,9 @@ def _hw_below_min_isr(patch: Patch) -> None:
 def _ack_before_hw(patch: Patch) -> None:
     def resolve(self: Any, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < log.durable_end:
-            self._for_all.popleft().done(parked.Fate.OK)
+            self._for_all.popleft().done(delayed_produces.AppendOutcome.OK)
 
-    patch.setattr(parked.ParkedProduces, "resolve", resolve)
+    patch.setattr(delayed_produces.DelayedProduces, "resolve", resolve)
 
 
 @mutant("rule R1: the high watermark counts log ends", *LOST, first=4)
@@ -298,23 +298,23 @@ def _no_divergence(patch: Patch) -> None:
 
 @mutant("rule R5: parked work is answered ok by its offset alone", "L10", first=1)
 def _wake_by_offset(patch: Patch) -> None:
-    def resolve(self: parked.ParkedProduces, log: Any, high_watermark: int) -> None:
+    def resolve(self: delayed_produces.DelayedProduces, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < high_watermark:
-            self._for_all.popleft().done(parked.Fate.OK)
+            self._for_all.popleft().done(delayed_produces.AppendOutcome.OK)
 
-    patch.setattr(parked.ParkedProduces, "resolve", resolve)
+    patch.setattr(delayed_produces.DelayedProduces, "resolve", resolve)
 
 
 @mutant("rule R5: an entry past the log end counts as not written", "rule R5", first=1)
 def _not_written_on_truncation(patch: Patch) -> None:
-    real = parked.ParkedProduces.resolve
+    real = delayed_produces.DelayedProduces.resolve
 
-    def resolve(self: parked.ParkedProduces, log: Any, high_watermark: int) -> None:
+    def resolve(self: delayed_produces.DelayedProduces, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset >= log.log_end_offset:
-            self._for_all.popleft().done(parked.Fate.NOT_WRITTEN)
+            self._for_all.popleft().done(delayed_produces.AppendOutcome.NOT_WRITTEN)
         real(self, log, high_watermark)
 
-    patch.setattr(parked.ParkedProduces, "resolve", resolve)
+    patch.setattr(delayed_produces.DelayedProduces, "resolve", resolve)
 
 
 @mutant(

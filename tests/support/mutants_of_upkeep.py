@@ -9,10 +9,10 @@ import pytest
 from broker.log import cleaner, compaction, partition_log, retention, segments
 from broker.log.compaction import CleanState
 from broker.log.swap import StateChange, Swap
-from broker.replication import tombstones, trimming
+from broker.replication import log_start_manager, partition
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState
-from broker.server.controller_clock import ControllerClock
+from broker.server.lifecycle import ControllerClock
 from tests.support import simulated_disk
 from tests.support.mutant_registry import LOST, Patch, mutant
 
@@ -127,12 +127,12 @@ def _checkpoint_ahead(patch: Patch) -> None:
 
 @mutant("rule R7: who may lack a tombstone is filled on", "rule R7", compacts=True, moves=True)
 def _not_asked(patch: Patch) -> None:
-    patch.setattr(tombstones, "asked_to_start_over", lambda *_: None)
+    patch.setattr(partition, "asked_to_start_over", lambda *_: None)
 
 
 @mutant("rule R7: START_OVER is ignored", "L27", "rule R7", compacts=True, moves=True)
 def _start_over_ignored(patch: Patch) -> None:
-    patch.setattr(tombstones, "start_over", lambda *_: None)
+    patch.setattr(partition, "start_over", lambda *_: None)
 
 
 @mutant(
@@ -142,7 +142,7 @@ def _start_over_ignored(patch: Patch) -> None:
     moves=True,
 )
 def _not_inherited(patch: Patch) -> None:
-    patch.setattr(tombstones, "inherit", lambda *_: None)
+    patch.setattr(partition, "inherit", lambda *_: None)
 
 
 @mutant(
@@ -201,7 +201,7 @@ def _own_clock(patch: Patch) -> None:
     "rule R10: a follower decides where its log begins", "rule R10", "L24", retains=True, first=7
 )
 def _follower_decides(patch: Patch) -> None:
-    patch.setattr(trimming, "LeaderState", (LeaderState, Following))
+    patch.setattr(log_start_manager, "LeaderState", (LeaderState, Following))
 
 
 @mutant("invariant L24: retention passes the high watermark", "L24", "L8", retains=True)
@@ -245,9 +245,9 @@ def _shows_at_once(patch: Patch) -> None:
     first=428,
 )
 def _stays_without(patch: Patch) -> None:
-    real = tombstones.has_started_over
+    real = partition.has_started_over
 
     def has_started_over(partition: Any, message: Any, end: int, **_: bool) -> bool:
         return real(partition, message, end, is_unclean=False)
 
-    patch.setattr(tombstones, "has_started_over", has_started_over)
+    patch.setattr(partition, "has_started_over", has_started_over)

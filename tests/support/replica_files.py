@@ -11,7 +11,7 @@ from broker.log.producer_state import ProducerStates
 from broker.log.recovery import LEADER_EPOCH_FILE, recover_log
 from broker.log.segment import OpenFiles
 from broker.record.batch import walk
-from broker.replication.log_keeper import REMOVED_MARK
+from broker.replication.replica_logs import REMOVED_MARK
 from raft_metadata.common.errors import CorruptionError
 from tests.support.replica_bytes import DIRECTORY, ROOT, entries_of, place
 from tests.support.replica_flusher import PowerCut

@@ -1,6 +1,6 @@
 """Where a simulated replica keeps its log: the product's own log on a simulated disk.
 
-A store outlives the processes that use it. It runs `LogManager`, `LogKeeper`, `PartitionLog`,
+A store outlives the processes that use it. It runs `LogManager`, `ReplicaLogs`, `PartitionLog`,
 recovery and the `LogFlusher`. ``mirror`` is what the simulation knows the log to hold, by offset;
 what the log really holds is read back and compared with it.
 """
@@ -17,7 +17,7 @@ from broker.log.log_directory import LogConfig
 from broker.log.log_manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.record.batch import RecordFormat, walk
-from broker.replication.log_keeper import LogKeeper
+from broker.replication.replica_logs import ReplicaLogs
 from raft_metadata.common.errors import CorruptionError, KafkaError, StorageError
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -150,7 +150,7 @@ class DiskStore(ReplicaFiles):
             return False
         except Exception as error:
             raise Violation("rule Q5", f"broker {self.id} can't start: {error!r}") from error
-        self.keeper = LogKeeper(self.config, IncarnationId(incarnation), self.manager)
+        self.keeper = ReplicaLogs(self.config, IncarnationId(incarnation), self.manager)
         self.thread = FlusherThread(self.manager._opened().flusher)
         self.log = None
         opened = self.recovered = self.manager.get(TOPIC, ZERO)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.replication.parked import Fate, Parked
-from broker.replication.partition_state import LeaderState
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
+from broker.replication.leader_state import LeaderState
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import Claim, next_sequence
 from tests.support import replication_invariants as check
@@ -34,11 +34,11 @@ class Writer:
         self.asked = 0
         """Attempts without an answer."""
 
-    def told(self, values: list[int], fate: Fate) -> Fate:
+    def told(self, values: list[int], fate: AppendOutcome) -> AppendOutcome:
         """An attempt is over. Unless it is there, the batch is sent again: nothing is certain."""
         self.asked -= 1
-        if fate is not Fate.OK:
-            return Fate.UNKNOWN
+        if fate is not AppendOutcome.OK:
+            return AppendOutcome.UNKNOWN
         if values is self.values:
             sequence = next_sequence(self.claim.sequence, len(values))
             self.claim, self.values = self.claim._replace(sequence=sequence), []
@@ -53,13 +53,13 @@ class Broker(BrokerStreams):
     def produce(self, values: list[int], acks: str = "all", writer: Writer | None = None) -> None:
         judge, partition, epoch = self.world.judge, self.partition, self.role.epoch
 
-        def answer(fate: Fate, offset: int = -1, reign: int = epoch) -> None:
+        def answer(fate: AppendOutcome, offset: int = -1, reign: int = epoch) -> None:
             if writer is not None:
                 fate = writer.told(values, fate)
             judge.answer(values, fate, offset, reign, acks)
 
         if partition is None:
-            answer(Fate.NOT_WRITTEN)
+            answer(AppendOutcome.NOT_WRITTEN)
             return
         store, log = self.store, partition.log
         base = log.log_end_offset
@@ -75,13 +75,15 @@ class Broker(BrokerStreams):
                 store.append(leads.epoch, values, now_ms, claim)
         except KafkaError as error:
             if writer is not None and error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-                writer.told(values, Fate.OK)  # it was there, and is deleted: nobody knows where
+                writer.told(
+                    values, AppendOutcome.OK
+                )  # it was there, and is deleted: nobody knows where
                 return
             if error.outcome is Outcome.NOT_WRITTEN and store.failed is None:
                 after = (log.log_end_offset, size_of(store))
                 check.l26_refused_leaves_nothing(judge.tally, before, after, self.id)
             sure = error.outcome is not Outcome.UNKNOWN
-            answer(Fate.NOT_WRITTEN if sure else Fate.UNKNOWN)
+            answer(AppendOutcome.NOT_WRITTEN if sure else AppendOutcome.UNKNOWN)
             return
         reign, last = leads.epoch, base + len(values) - 1
         if found is None:
@@ -93,13 +95,13 @@ class Broker(BrokerStreams):
         log.request_flush()
 
         if found is not None and last < partition.high_watermark:
-            answer(Fate.OK, base, reign)  # committed already, deleted since or not
+            answer(AppendOutcome.OK, base, reign)  # committed already, deleted since or not
             return
 
-        def done(fate: Fate) -> None:
+        def done(fate: AppendOutcome) -> None:
             answer(fate, base, reign)
 
-        partition.park(Parked(reign, base, last, acks == "all", FAR, done))
+        partition.park(DelayedProduce(reign, base, last, acks == "all", FAR, done))
         for follower in list(leads.followers):
             self.push(follower)
         partition.advance()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.replication.partition_state import Proposal
+from broker.replication.leader_state import Proposal
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from broker.log.directory_files import DAMAGED_COPIES_MAX
-from broker.replication.parked import Fate
+from broker.replication.delayed_produces import AppendOutcome
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.records.records import BrokerState
 from tests.support import replication_invariants as check
@@ -176,7 +176,7 @@ class Endings:
                 self.act(leader, leader.produce, [value])
                 leader = self.until_settled("progress")
             fate = self.judge.answers.get(value)
-            settled = fate if fate is Fate.OK else None
+            settled = fate if fate is AppendOutcome.OK else None
             check.l27_in_time(self.judge.tally, f"value {value}", settled, facts=fate)
             if self.writer.values:
                 for _ in self._tries():

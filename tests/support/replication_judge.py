@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from broker.replication.delayed_produces import AppendOutcome
 from broker.replication.frames import Ack, Diverging, Open, Valid
-from broker.replication.parked import Fate
+from broker.replication.leader_state import LeaderState, Proposal
 from broker.replication.partition import Following, Partition
-from broker.replication.partition_state import LeaderState, Proposal
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import AlterPartition
@@ -64,7 +64,7 @@ class Judge:
         self.where: dict[int, int] = {}
         self.deleted_from: dict[int, int] = {}
         """The first place of what was deleted and sent again: who remembers it may say so."""
-        self.answers: dict[int, Fate] = {}
+        self.answers: dict[int, AppendOutcome] = {}
         self.start = 0
         """Up to where records were deleted, as decided by a leader."""
         self.reigns: dict[int, list[Entry | None]] = {}
@@ -159,7 +159,7 @@ class Judge:
         self.answers = {
             value: fate
             for value, fate in self.answers.items()
-            if fate is Fate.UNKNOWN or (fate is Fate.OK and value in self.where)
+            if fate is AppendOutcome.UNKNOWN or (fate is AppendOutcome.OK and value in self.where)
         }
         self.start = min(self.start, kept)
         self.latest_heard = (self.latest_heard[0], min(self.latest_heard[1], kept))
@@ -277,7 +277,7 @@ class Judge:
                 self.exposed.append(None)
                 self.exposed_in.append(role.epoch)
                 continue
-            if self.answers.get(entry[1]) is Fate.NOT_WRITTEN:
+            if self.answers.get(entry[1]) is AppendOutcome.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, (entry[1],), entry[1])
             if self.where.get(entry[1], self.start) < self.start:
                 # Deleted, and its producer with it: a log remembers those whose batches it holds.
@@ -294,17 +294,19 @@ class Judge:
             if other.up and isinstance(newer, LeaderState) and newer.epoch > role.epoch:
                 self.check_leader(other)
 
-    def answer(self, values: list[int], fate: Fate, offset: int, epoch: int, acks: str) -> None:
+    def answer(
+        self, values: list[int], fate: AppendOutcome, offset: int, epoch: int, acks: str
+    ) -> None:
         """A client learns the fate of what it sent, in this order from this offset on."""
         if self.of_a_lost_history(epoch):
             return
         for at, value in enumerate(values, offset):
-            if fate is Fate.OK and acks == "leader":
+            if fate is AppendOutcome.OK and acks == "leader":
                 continue  # what one broker holds may be lost with it: docs say so
             self.answers[value] = fate
-            if fate is Fate.OK and self.deleted_from.get(value) != at:
+            if fate is AppendOutcome.OK and self.deleted_from.get(value) != at:
                 check.l10_acknowledged_is_read(self.tally, self.where, value, at, "when answered")
-            elif fate is Fate.NOT_WRITTEN:
+            elif fate is AppendOutcome.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, self.where.keys(), value)
 
     # after every event
@@ -441,7 +443,7 @@ class Judge:
             return
         check.l22_served_is_sound(self.tally, entries, self.exposed, start, broker.id)
         for at, entry in enumerate(entries, start):
-            if entry is not None and self.answers.get(entry[1]) is Fate.OK:
+            if entry is not None and self.answers.get(entry[1]) is AppendOutcome.OK:
                 check.l10_acknowledged_is_read(self.tally, self.where, entry[1], at, "when read")
 
     # the end
@@ -458,11 +460,11 @@ class Judge:
         for value, fate in self.answers.items():
             at = self.where.get(value, -1)
             gone = self.world.topic is not None and at >= 0 and leader.store.mirror[at] is None
-            if fate is Fate.OK and self.where[value] >= self.start and not gone:
+            if fate is AppendOutcome.OK and self.where[value] >= self.start and not gone:
                 check.l10_acknowledged_is_read(
                     self.tally, place, value, self.where[value], "at the end"
                 )
-            if fate is Fate.NOT_WRITTEN:
+            if fate is AppendOutcome.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, place.keys(), value)
         if self.world.topic is not None:
             self.keys.check_reader(leader)

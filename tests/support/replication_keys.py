@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.replication.cleaning import replicated_to
-from broker.replication.parked import Fate
-from broker.replication.partition_state import LeaderState
+from broker.replication.delayed_produces import AppendOutcome
+from broker.replication.leader_state import LeaderState
 from raft_metadata.common.ids import BrokerId
 from tests.support import replication_invariants as check
 from tests.support.replication_invariants import Mirror, Tally, Violation
@@ -185,8 +185,8 @@ class KeyJudge:
                 found[records.of(entry[1]).key] = (entry[1], offset)
         sent: dict[int, list[tuple[int, bool, bool | None, int]]] = {}
         for value, said in records.said.items():
-            fate = judge.answers.get(value, Fate.UNKNOWN)
-            if fate is not Fate.NOT_WRITTEN:
-                write = (value, said.tombstone, True if fate is Fate.OK else None)
+            fate = judge.answers.get(value, AppendOutcome.UNKNOWN)
+            if fate is not AppendOutcome.NOT_WRITTEN:
+                write = (value, said.tombstone, True if fate is AppendOutcome.OK else None)
                 sent.setdefault(said.key, []).append((*write, judge.where.get(value, -1)))
         check.r7_table_is_the_latest(self.tally, dict(found.values()), sent, start)

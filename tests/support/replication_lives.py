@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from broker.log.log_directory import LogConfig
 from broker.record.lines import ProduceRecord, make_raw
-from broker.replication.partition import Following, Idle, Partition, Role
-from broker.replication.partition_state import LeaderState, Settings
-from broker.replication.topic_views import TopicViews
+from broker.replication.leader_state import LeaderState, Settings
+from broker.replication.partition import Following, Partition, Role, Unassigned
+from broker.replication.replica import TopicViews
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch
 from raft_metadata.image.metadata_image import MetadataImage
 from tests.support import replication_invariants as check
@@ -31,7 +31,7 @@ CONTROLLER = -2
 FAR = 10**9
 LAG_MS = 0
 """Every check for laggards is eager: a member that holds less than the leader may be removed."""
-NOBODY = Idle(LeaderEpoch(-1))
+NOBODY = Unassigned(LeaderEpoch(-1))
 
 
 class BrokerLife:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from broker.replication.partition_state import LeaderState
-from broker.server.follower_reads import FollowerReads
+from broker.replication.leader_state import LeaderState
+from broker.server.fetch import FollowerReads
 from broker.server.local_partitions import LocalPartitions, Read
 from raft_metadata.common.errors import CorruptionError, KafkaError
 from raft_metadata.records.records import BrokerState

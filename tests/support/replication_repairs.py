@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from broker.replication.frames import key_of
-from broker.replication.repairs import LOOK_AGAIN_MS, Repairs
+from broker.replication.repair import LOOK_AGAIN_MS, Repairs
 from broker.replication.replica import Replica
 from raft_metadata.common.ids import TopicName
 from tests.support.replica_bytes import NAME, TOPIC, ZERO

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.leader_state import LeaderState, Proposal
 from broker.replication.partition import Following, Role
-from broker.replication.partition_state import LeaderState, Proposal
 from raft_metadata.common.errors import CorruptionError, KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionEpoch, PartitionId
 from raft_metadata.records.commands import AlterPartition, IsrMember

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from broker.log.compaction import ENTRY_BYTES
 from broker.log.swap import StateChange
 from broker.replication.cleaning import make_cleaner
-from broker.replication.partition_state import LeaderState
-from broker.replication.trimming import LogTrimming
-from broker.server.controller_clock import ControllerClock
+from broker.replication.leader_state import LeaderState
+from broker.replication.log_start_manager import LogTrimming
+from broker.server.lifecycle import ControllerClock
 from tests.support.replication_hosted import Clock, Hosted
 from tests.support.replication_invariants import Violation
 from tests.support.replication_topics import CLOCK_DIFFERENCE_MS

@@ -16,8 +16,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerEpoch, BrokerId
 from raft_metadata.records.commands import BrokerHeartbeat

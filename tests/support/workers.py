@@ -30,10 +30,10 @@ CLOCKED_FILES = {
 """Files of the unit `CLOCKED` → the time that they measure."""
 LONGEST = (
     "tests/integration/test_chaos_demo.py",
-    "tests/spark",
     "tests/integration/test_up_same_directory.py",
     "tests/integration/test_consumer_quickstart.py",
     "tests/integration/test_up_nodes_by_hand.py",
+    "tests/spark",
     "tests/integration/test_cluster_disk_faults.py",
     "tests/integration/test_idempotent_kills.py",
     "tests/integration/test_cluster_outages.py",
@@ -44,7 +44,7 @@ LONGEST = (
     "tests/integration/test_cluster_kills.py",
     "tests/integration/test_operating_pages.py",
 )
-"""Units that take 20 s and more, longest first."""
+"""Units that take 20 s and more, longest first; two that start Spark do not follow at once."""
 CLUSTERS = ("tests/chaos", "tests/integration", "tests/spark")
 SIMULATIONS = "tests/simulation"
 ONE_BY_ONE = "tests/chaos"

@@ -10,7 +10,7 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.log.retention import DoubtedTimes, RetentionConfig
 from broker.log.segment import Segment
-from broker.server.controller_clock import CARRIED_MAX_MS, LOOK_AGAIN_MS, ControllerClock
+from broker.server.lifecycle import CARRIED_MAX_MS, LOOK_AGAIN_MS, ControllerClock
 from raft_metadata.common.ids import BrokerEpoch, NodeId
 from tests.support.logs import append
 from tests.unit.test_log_retention import NOW_MS, YEAR_MS, Hosted, TwoClocks

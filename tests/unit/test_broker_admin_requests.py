@@ -13,11 +13,11 @@ import pytest
 
 from broker.config import BrokerConfig, BrokerTimeouts
 from broker.server import forwarding
-from broker.server.admin_requests import AdminRequests
-from broker.server.damage import REASON_CHARACTERS_MAX, Damage, damage_led_here
+from broker.server.admin import AdminRequests
 from broker.server.forwarding import PeerRequests
+from broker.server.health import REASON_CHARACTERS_MAX, Damage, damage_led_here
 from broker.server.requests import OwnFacts, PartitionProgress
-from broker.server.topic_requests import TopicRequests
+from broker.server.topics import TopicRequests
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (

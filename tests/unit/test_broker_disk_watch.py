@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from broker.server.disk_watch import DiskWatch, WatchedDisk
+from broker.server.disk_watch import DiskStallWatch, WatchedDisk
 
 SILENCE_MS, LOOK_MS = 1500, 100
 
@@ -33,7 +33,7 @@ class Syncs:
         self.now: int | None = None
         self.clock = ManualClock()
         self.matters = True
-        self.watch = DiskWatch(
+        self.watch = DiskStallWatch(
             lambda: self.now, SILENCE_MS, LOOK_MS, self.clock, lambda: self.matters
         )
 

@@ -26,12 +26,16 @@ from broker.replication.frames import (
     encode_push_head,
     key_of,
 )
-from broker.replication.image_changes import concerns_all, partitions_to_apply
+from broker.replication.leader_state import LeaderState
 from broker.replication.leader_stream import FRAMES_PER_TURN, LeaderStream
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState
-from broker.replication.replica_manager import PARTITIONS_PER_STEP, ReplicaManager
-from broker.replication.upkeep import Rounds
+from broker.replication.replica_manager import (
+    PARTITIONS_PER_STEP,
+    ReplicaManager,
+    Rounds,
+    concerns_all,
+    partitions_to_apply,
+)
 from broker.server.metadata_loader import MetadataLoader
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -72,7 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from broker.ports import ControllerChannel
-    from broker.replication.leader_link import LeaderLink
+    from broker.replication.follower_stream import LeaderLink
     from raft_metadata.image.metadata_image import MetadataImage
 
 MANY = 300

@@ -12,8 +12,8 @@ import pytest
 
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.server.gathered_appends import GATHERED_BYTES_MAX, GatheredAppends
-from broker.server.local_partitions import Alike
+from broker.server.direct_requests import GATHERED_BYTES_MAX, GatheredAppends
+from broker.server.local_partitions import AppendBatchKey
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -45,7 +45,7 @@ class Clients:
             assert name not in self.told
             self.told[name] = (base, error)
 
-        alike = Alike(HERE, RecordFormat.JSON, acks, 5_000)
+        alike = AppendBatchKey(HERE, RecordFormat.JSON, acks, 5_000)
         self.gathered.add(alike, decode_records(body), size, answered)
 
 
@@ -187,7 +187,7 @@ async def test_more_lines_than_a_batch_holds_are_several_and_offsets_go_on(here:
     here.manager.on_metadata_update(image(1, (ME,)))
     clients = Clients(here)
     body = b'{"records":[%b]}' % b",".join([b"{}"] * 20_000)
-    told, alike = clients.told, Alike(HERE, RecordFormat.JSON, ACKS_ALL, 5_000)
+    told, alike = clients.told, AppendBatchKey(HERE, RecordFormat.JSON, ACKS_ALL, 5_000)
     for name in ("a", "b"):
 
         def answered(_: int, base: int, error: KafkaError | None, name: str = name) -> None:
@@ -218,8 +218,8 @@ async def test_who_asks_again_while_being_told_is_written_behind(here: Here) -> 
 
     body = b'{"records":[{"value":1}]}'
     for alike in (
-        Alike(HERE, RecordFormat.JSON, ACKS_ALL, 5_000),
-        Alike(HERE, RecordFormat.JSON, ACKS_LEADER, 5_000),
+        AppendBatchKey(HERE, RecordFormat.JSON, ACKS_ALL, 5_000),
+        AppendBatchKey(HERE, RecordFormat.JSON, ACKS_LEADER, 5_000),
     ):
         for size in (100, GATHERED_BYTES_MAX):  # at the end of the turn, and at once
             told.clear()

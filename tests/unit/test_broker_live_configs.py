@@ -9,11 +9,11 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.log.retention import RetentionConfig
 from broker.record.lines import decode_records
-from broker.replication.parked import Fate, Parked
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
+from broker.replication.leader_state import LeaderState, Settings
 from broker.replication.partition import Following
-from broker.replication.partition_state import LeaderState, Settings
-from broker.server.live_configs import LiveConfigs
-from broker.server.record_checks import refusals
+from broker.server.produce import refusals
+from broker.server.topics import LiveConfigs
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import DirectoryId, LeaderEpoch, PartitionEpoch, TopicIdPartition
 from raft_metadata.records.records import (
@@ -210,9 +210,9 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
     host.learn(shrunk)
     partition = host.replica.partition
     partition.check_may_append(all_replicas=True)
-    fates: list[Fate] = []
+    fates: list[AppendOutcome] = []
     append(host.replica.log, ["x"], epoch=0)
-    host.manager.park(host.replica, Parked(0, 0, 0, True, 60_000, fates.append))
+    host.manager.park(host.replica, DelayedProduce(0, 0, 0, True, 60_000, fates.append))
     host.learn(of_topic("min.insync.replicas", "2"))
     with pytest.raises(KafkaError) as caught:
         partition.check_may_append(all_replicas=True)
@@ -220,7 +220,7 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
     host.logs._opened().flusher.flush_all()
     assert fates == [], "what was appended before waits as well"
     host.learn(of_topic("min.insync.replicas", None))
-    assert fates == [Fate.OK]
+    assert fates == [AppendOutcome.OK]
 
 
 def test_what_requests_ask_for_is_the_newest_images(tmp_path: Path) -> None:

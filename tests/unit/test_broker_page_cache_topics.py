@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.log.checkpoints import encode_checkpoint
-from broker.server.page_cache_topics import FILE, PageCacheTopics
-from broker.server.unclean import unclean_partitions
+from broker.server.unclean import FILE, PageCacheTopics, unclean_partitions
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import TopicIdPartition, TopicName
 from raft_metadata.records.records import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Push, Valid
-from broker.replication.log_keeper import PURGE_CHECK_MS
-from broker.replication.parked import Fate, Parked
+from broker.replication.leader_state import OBSERVES, LeaderState
 from broker.replication.partition import Following
-from broker.replication.partition_state import OBSERVES, LeaderState
+from broker.replication.replica_logs import PURGE_CHECK_MS
 from raft_metadata.common.ids import (
     BrokerId,
     DirectoryId,
@@ -178,13 +178,13 @@ def test_a_replica_that_comes_back_after_a_restart_starts_empty(tmp_path: Path) 
     assert host.replica.log.log_end_offset == 0
 
 
-def removed_leader(folder: Path) -> tuple[Host, list[Fate]]:
+def removed_leader(folder: Path) -> tuple[Host, list[AppendOutcome]]:
     """A leader with a produce that waits, when the partition is given to other brokers."""
     host = Host(folder, created(FIRST_ID, (ME, OTHER)))
     assert isinstance(host.replica.partition.role, LeaderState)
     append(host.replica.log, ["x"], epoch=0)
-    fates: list[Fate] = []
-    host.manager.park(host.replica, Parked(0, 0, 0, True, 60_000, fates.append))
+    fates: list[AppendOutcome] = []
+    host.manager.park(host.replica, DelayedProduce(0, 0, 0, True, 60_000, fates.append))
     host.learn(now((OTHER, THIRD), epoch=1, leader_epoch=1))
     assert host.manager.led_epoch(HERE) is None
     assert fates == []
@@ -201,7 +201,7 @@ async def test_rule_r5_a_leader_that_is_removed_follows_until_it_knows_what_beca
     partition.open_message(9, 0)
     assert partition.on_valid(Valid(9, 1, 5, 0))
     assert partition.on_push(Push(5, 1, 1, 1, 1, 0, b""))
-    assert fates == [Fate.OK], "the new leader holds it, and has committed it"
+    assert fates == [AppendOutcome.OK], "the new leader holds it, and has committed it"
     host.manager._look_after_replicas(0, 0)
     assert host.manager.replica(HERE) is None
     host.tick()
@@ -213,7 +213,7 @@ async def test_a_removed_leader_does_not_wait_longer_than_its_produces(tmp_path:
     host.manager._look_after_replicas(59_999, 0)
     assert (fates, host.manager.replica(HERE) is None) == ([], False)
     host.manager._look_after_replicas(60_000, 0)
-    assert (fates, host.manager.replica(HERE) is None) == ([Fate.UNKNOWN], True)
+    assert (fates, host.manager.replica(HERE) is None) == ([AppendOutcome.UNKNOWN], True)
 
 
 async def test_a_replica_that_comes_back_while_it_stayed_goes_on(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ async def test_a_replica_that_comes_back_while_it_stayed_goes_on(tmp_path: Path)
     assert ack.durable_end == OBSERVES
     host.learn(back)
     host.manager._look_after_replicas(60_000, 0)
-    assert fates == [Fate.UNKNOWN]
+    assert fates == [AppendOutcome.UNKNOWN]
     assert host.replica.log is log
     message = partition.open_message(10, 0)
     assert message is not None

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.replication.parked import Parked, ParkedProduces
-from broker.server.slices import CALLS_PER_TURN, Slices
+from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
+from broker.server.local_partitions import CALLS_PER_TURN, TurnBudget
 
 
 async def test_a_few_calls_are_made_at_once() -> None:
-    slices, called = Slices(), list[int]()
+    slices, called = TurnBudget(), list[int]()
     for number in range(CALLS_PER_TURN):
         slices.call(called.append, number)
     assert called == list(range(CALLS_PER_TURN))
 
 
 async def test_20_000_calls_are_made_in_slices_and_in_order() -> None:
-    slices, called, turns = Slices(), list[int](), list[int]()
+    slices, called, turns = TurnBudget(), list[int](), list[int]()
     for number in range(20_000):
         slices.call(called.append, number)
     while len(called) < 20_000:
@@ -31,7 +31,7 @@ async def test_20_000_calls_are_made_in_slices_and_in_order() -> None:
 
 
 async def test_a_call_that_fails_does_not_keep_the_others() -> None:
-    slices, called = Slices(), list[int]()
+    slices, called = TurnBudget(), list[int]()
     loop = asyncio.get_running_loop()
     failures: list[object] = []
     loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
@@ -50,11 +50,11 @@ async def test_a_call_that_fails_does_not_keep_the_others() -> None:
 
 
 def test_each_parked_produce_is_told_at_its_own_deadline() -> None:
-    queue, told = ParkedProduces(), list[tuple[int, int]]()
+    queue, told = DelayedProduces(), list[tuple[int, int]]()
 
     def park(deadline_ms: int, now: list[int]) -> None:
         queue.add(
-            Parked(
+            DelayedProduce(
                 1,
                 0,
                 0,

@@ -14,8 +14,8 @@ import pytest
 from broker.config import BrokerConfig
 from broker.log.log_manager import LogManager
 from broker.replication.replica_manager import ReplicaManager
-from broker.server import state as state_module
-from broker.server.state import WhiteBox, replica_facts
+from broker.server import debug_state as state_module
+from broker.server.debug_state import BrokerDebugState, replica_facts
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -49,7 +49,7 @@ def spoil_first_byte(path: Path) -> None:
 class Here:
     logs: LogManager
     manager: ReplicaManager
-    box: WhiteBox
+    box: BrokerDebugState
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def here(tmp_path: Path) -> AsyncIterator[Here]:
         advertised_peer="",
     )
     loader, lifecycle = SimpleNamespace(image=manager.image), SimpleNamespace(state=None)
-    box = WhiteBox(
+    box = BrokerDebugState(
         config, manager, logs, cast("Any", lifecycle), cast("Any", loader), SystemClock()
     )
     yield Here(logs, manager, box)

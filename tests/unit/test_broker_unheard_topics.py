@@ -11,9 +11,9 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.ports import ControllerChannel, PeerChannel
-from broker.server import topic_requests
+from broker.server import topics
 from broker.server.metadata_loader import MetadataLoader
-from broker.server.topic_requests import TopicRequests
+from broker.server.topics import TopicRequests
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicName
@@ -26,7 +26,7 @@ async def no_controller_answers() -> None:
     raise KafkaError(ErrorCode.NOT_CONTROLLER, "nobody is active")
 
 
-def topics(*, loaded: bool) -> TopicRequests:
+def requests(*, loaded: bool) -> TopicRequests:
     loader = SimpleNamespace(
         image=MetadataImage(),
         loaded=asyncio.Event(),
@@ -50,12 +50,12 @@ async def test_a_broker_that_has_just_started_calls_no_topic_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A 404 would send a reader back to the start, or make a writer create it (pause-kill)."""
-    monkeypatch.setattr(topic_requests, "CATCH_UP_MS", 10)
+    monkeypatch.setattr(topics, "CATCH_UP_MS", 10)
     with pytest.raises(KafkaError) as refused:
-        await topics(loaded=False).catch_up_with(NAME)
+        await requests(loaded=False).catch_up_with(NAME)
     assert refused.value.code is ErrorCode.LEADER_NOT_AVAILABLE
     assert refused.value.outcome is Outcome.NOT_WRITTEN
-    await topics(loaded=True).catch_up_with(NAME)
+    await requests(loaded=True).catch_up_with(NAME)
 
 
 class _Controllers:
@@ -77,9 +77,9 @@ class _Controllers:
 def creating(
     failure: KafkaError, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[TopicRequests, _Controllers]:
-    monkeypatch.setattr(topic_requests, "CATCH_UP_MS", 10)
-    monkeypatch.setattr(topic_requests, "id_from_bytes", lambda _: "id")
-    made, controllers = topics(loaded=True), _Controllers(failure)
+    monkeypatch.setattr(topics, "CATCH_UP_MS", 10)
+    monkeypatch.setattr(topics, "id_from_bytes", lambda _: "id")
+    made, controllers = requests(loaded=True), _Controllers(failure)
     made._controllers = cast("ControllerChannel", controllers)
     made._configs = MagicMock()
     return made, controllers
@@ -121,7 +121,7 @@ async def test_a_first_produce_waits_for_its_topic_no_longer_than_it_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It waited for a controller (5 s) and for leaders (15 s), whatever its timeout was."""
-    monkeypatch.setattr(topic_requests, "AUTO_CREATE_MS_MIN", 50)
+    monkeypatch.setattr(topics, "AUTO_CREATE_MS_MIN", 50)
     failure = KafkaError(ErrorCode.NOT_CONTROLLER, "nobody")
     made, controllers = creating(failure, monkeypatch)
     now_ms = SystemClock().monotonic_ms()
@@ -147,8 +147,8 @@ async def test_a_topic_is_unknown_only_once_an_active_controller_had_time_to_say
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While a controller was elected what another broker had just created was a 404 at once."""
-    monkeypatch.setattr(topic_requests, "LOOK_AGAIN_S", 0.001)
-    made = topics(loaded=True)
+    monkeypatch.setattr(topics, "LOOK_AGAIN_S", 0.001)
+    made = requests(loaded=True)
     asked: list[object] = []
 
     async def elected_at_the_third() -> int:
@@ -171,8 +171,8 @@ async def test_while_a_controller_is_elected_one_asks_again_for_all_who_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each of them asked all controllers ten times a second, which had to elect one meanwhile."""
-    monkeypatch.setattr(topic_requests, "LOOK_AGAIN_S", 0.001)
-    made = topics(loaded=True)
+    monkeypatch.setattr(topics, "LOOK_AGAIN_S", 0.001)
+    made = requests(loaded=True)
     asked = 0
     elected = asyncio.Event()
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     CommitGroup,
     DescribeGroup,
     GroupDescription,

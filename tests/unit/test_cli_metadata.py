@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from broker.server.metadata_requests import LogPage
+from broker.server.metadata_requests import MetadataLogPage
 from http_api.cli import main
 from http_api.cli.fact_lines import WORDS, line_of
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
@@ -173,14 +173,14 @@ def change(leader: int, epoch: int, isr: list[int], **fields: Any) -> MetadataRe
     return record(**{**said, **fields})
 
 
-def answer(*records: MetadataRecord, base: int, end: int) -> LogPage:
+def answer(*records: MetadataRecord, base: int, end: int) -> MetadataLogPage:
     batch = MetadataBatch(
         base_offset=MetadataOffset(base),
         epoch=ControllerEpoch(3),
         records=records,
         time_ms=NOW_MS + 123,
     )
-    return LogPage(batches=(batch,), end_offset=MetadataOffset(end))
+    return MetadataLogPage(batches=(batch,), end_offset=MetadataOffset(end))
 
 
 async def test_dump_prints_one_readable_line_for_each_fact(shell: Shell) -> None:

@@ -20,8 +20,8 @@ from broker.replication.frames import (
     encode_push_head,
     key_of,
 )
+from broker.replication.leader_state import LeaderState, Settings
 from broker.replication.partition import Partition
-from broker.replication.partition_state import LeaderState, Settings
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,

@@ -561,7 +561,7 @@ async def test_rule_m6_a_source_that_lost_its_leader_says_so() -> None:
 
 async def test_rule_m6_a_source_that_loses_its_leader_while_it_waits_says_so() -> None:
     cluster = await Cluster().start()
-    task = cluster.ask(fetch(cluster.third, cluster.third.machine.image.next_offset, 20))
+    task = cluster.ask(fetch(cluster.third, cluster.third.machine.image.next_offset, 500))
     await turn()
     cluster.third.leader_contact_age_ms = cluster.config.election_timeout_ms + 1
     assert (await refusal(task)).code is ErrorCode.METADATA_STALE_SOURCE

@@ -14,10 +14,19 @@ from typing_extensions import override
 
 from broker.log.disk import Disk
 from broker.replication import events as events_module
-from broker.replication.event_file import EVENT_FILE, OLD_EVENT_FILE, EventFile
-from broker.replication.event_notes import Standing, note_isr, note_proposal, note_truncation
-from broker.replication.events import EVENTS_KEPT, EventJournal, EventKind
-from broker.replication.partition_state import LeaderState, Proposal
+from broker.replication.events import (
+    EVENT_FILE,
+    EVENTS_KEPT,
+    OLD_EVENT_FILE,
+    EventFile,
+    EventJournal,
+    EventKind,
+    PartitionSnapshot,
+    note_isr,
+    note_proposal,
+    note_truncation,
+)
+from broker.replication.leader_state import LeaderState, Proposal
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -210,15 +219,15 @@ async def test_a_truncation_and_an_isr_change_say_from_where_to_where(tmp_path: 
     assert replica is not None
     partition, role = replica.partition, replica.partition.role
     assert isinstance(role, LeaderState)
-    before = Standing(partition)
+    before = PartitionSnapshot(partition)
     proposal = Proposal(7, role.epoch, role.partition_epoch, ((ME, BrokerEpoch(0)),), "lag_time")
     note_proposal(manager.events, partition, proposal, EventKind.ISR_PROPOSED)
     partition.isr_accepted(proposal, PartitionEpoch(1), (ME,))
     note_isr(manager.events, partition, before, proposal.reason)
-    note_isr(manager.events, partition, Standing(partition), "told twice")
+    note_isr(manager.events, partition, PartitionSnapshot(partition), "told twice")
     before.log_end, before.high_watermark = 9, 4
     note_truncation(manager.events, partition, before)
-    note_truncation(manager.events, partition, Standing(partition))
+    note_truncation(manager.events, partition, PartitionSnapshot(partition))
     _, proposed, changed, cut = [orjson.loads(line) for line in await manager.events.read(0, 10)]
     assert proposed["facts"] == {
         "attempt": 7, "isr": [1], "partition_epoch": 0, "reason": "lag_time",

@@ -11,7 +11,7 @@ import pytest
 from broker.log.disk import Disk
 from broker.replication.frames import Push, Valid
 from broker.replication.partition import Following
-from broker.server.follower_reads import FollowerReads, choose
+from broker.server.fetch import FollowerReads, choose
 from broker.server.forwarding import FETCH_NEAR
 from broker.server.local_partitions import Read
 from broker.server.requests import FetchRequest
@@ -177,7 +177,7 @@ async def test_what_is_cold_is_waited_for_off_the_loop_and_the_standing_asked_ag
         warmed.append(cold)
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("broker.server.reads.warm", warm)
+    monkeypatch.setattr("broker.server.local_partitions.warm", warm)
     monkeypatch.setattr(Disk, "is_cached", lambda *_: False)
     assert await follower.offsets(2) == [2, 3, 4, 5]
     assert len(warmed) == 1, "who is evicted again meanwhile is read on the loop"

@@ -7,11 +7,14 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from broker.coordinator.assignor import assign_ranges
-from broker.coordinator.patterns import compiled_pattern
-from broker.coordinator.rebalance import drop_deleted_topics, retarget
+from broker.coordinator.group_messages import ConsumerSettings, OffsetReset
+from broker.coordinator.rebalance import (
+    assign_ranges,
+    compiled_pattern,
+    drop_deleted_topics,
+    retarget,
+)
 from broker.coordinator.records import decode_entry, encode_key, encode_value
-from broker.coordinator.requests import ConsumerSettings, OffsetReset
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, TopicName
 from tests.support.group_world import BY_HAND, EARLIEST, G, GroupWorld, T, facts, place

@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 
 from broker.config import BrokerConfig
-from broker.coordinator import group_wire
-from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC
-from broker.coordinator.requests import (
+from broker.coordinator import group_messages
+from broker.coordinator.group_messages import (
     Assign,
     AtTime,
     Commit,
@@ -42,6 +41,7 @@ from broker.coordinator.requests import (
     Subscribe,
     Unsubscribe,
 )
+from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC
 from broker.record.batch import RecordFormat
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.requests import OffsetsResult, ProduceRequest
@@ -108,18 +108,18 @@ EXCHANGES: list[tuple[GroupRequest[Any], object]] = [
 def test_requests_and_answers_cross_between_brokers(
     request_: GroupRequest[Any], answer: object
 ) -> None:
-    assert group_wire.decode_request(group_wire.encode_request(request_)) == request_
-    assert group_wire.decode_answer(request_, group_wire.encode_answer(answer)) == answer
+    assert group_messages.decode_request(group_messages.encode_request(request_)) == request_
+    assert group_messages.decode_answer(request_, group_messages.encode_answer(answer)) == answer
 
 
 def test_lists_of_groups_cross_between_brokers() -> None:
-    assert group_wire.decode_groups(group_wire.encode_answer((DESCRIBED,))) == (DESCRIBED,)
+    assert group_messages.decode_groups(group_messages.encode_answer((DESCRIBED,))) == (DESCRIBED,)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x02\x00\x00\x00{}", b'\x0d\x00\x00\x00{"group":[1]}'])
 def test_malformed_requests_are_refused(body: bytes) -> None:
     with pytest.raises(KafkaError) as refusal:
-        group_wire.decode_request(body)
+        group_messages.decode_request(body)
     assert refusal.value.code is ErrorCode.INVALID_REQUEST
 
 
@@ -224,7 +224,7 @@ LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION)
 
 
 async def test_rule_f2_a_read_whose_answer_was_lost_is_not_sent_again(tmp_path: Path) -> None:
-    apis, peers, _, _ = door(tmp_path, [LOST, group_wire.encode_answer(EMPTY)])
+    apis, peers, _, _ = door(tmp_path, [LOST, group_messages.encode_answer(EMPTY)])
     with pytest.raises(KafkaError) as failure:
         await apis.group(READ)
     assert failure.value.outcome is Outcome.UNKNOWN
@@ -232,7 +232,7 @@ async def test_rule_f2_a_read_whose_answer_was_lost_is_not_sent_again(tmp_path: 
 
 
 async def test_rule_f1_a_commit_of_unknown_outcome_is_not_sent_again(tmp_path: Path) -> None:
-    apis, peers, _, _ = door(tmp_path, [LOST, group_wire.encode_answer(None)])
+    apis, peers, _, _ = door(tmp_path, [LOST, group_messages.encode_answer(None)])
     with pytest.raises(KafkaError) as failure:
         await apis.group(CommitGroup(group=G, offsets=()))
     assert failure.value.outcome is Outcome.UNKNOWN
@@ -268,13 +268,13 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_is_sent(
 async def test_a_refusal_that_did_nothing_is_followed_by_another_attempt(
     tmp_path: Path, code: ErrorCode
 ) -> None:
-    apis, peers, _, _ = door(tmp_path, [KafkaError(code), group_wire.encode_answer(EMPTY)])
+    apis, peers, _, _ = door(tmp_path, [KafkaError(code), group_messages.encode_answer(EMPTY)])
     assert await apis.group(READ) == EMPTY
     assert len(peers.sent) == 2
 
 
 async def test_a_pure_read_is_asked_again(tmp_path: Path) -> None:
-    apis, peers, _, _ = door(tmp_path, [LOST, group_wire.encode_answer(DESCRIBED)])
+    apis, peers, _, _ = door(tmp_path, [LOST, group_messages.encode_answer(DESCRIBED)])
     assert await apis.group(DescribeGroup(group=G)) == DESCRIBED
     assert len(peers.sent) == 2
 
@@ -287,7 +287,7 @@ async def test_the_coordinator_itself_is_asked_without_a_hop(tmp_path: Path) -> 
 
 async def test_lags_come_from_the_leaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = GroupOffsetRow(T, PartitionId(0), 7, "", None)
-    apis, _, _, _ = door(tmp_path, [group_wire.encode_answer((row,))])
+    apis, _, _, _ = door(tmp_path, [group_messages.encode_answer((row,))])
 
     async def offsets(topic: TopicName, partition: PartitionId) -> OffsetsResult:
         return OffsetsResult(beginning_offset=0, end_offset=10)
@@ -303,7 +303,7 @@ async def test_lags_come_from_the_leaders(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_rule_m8_the_offsets_topic_is_made_on_first_use_and_waits_for_brokers(
     tmp_path: Path,
 ) -> None:
-    answer = group_wire.encode_answer(InstanceCreated(instance=ONE))
+    answer = group_messages.encode_answer(InstanceCreated(instance=ONE))
     apis, _, controllers, _ = door(tmp_path, [b"", answer], made=False)
     controllers.refusals = 2
     await apis.group(CreateInstance(group=G, instance=ONE))
@@ -327,10 +327,10 @@ async def test_nothing_is_made_by_asking(tmp_path: Path) -> None:
 
 
 async def test_a_name_is_made_up_before_anything_is_sent(tmp_path: Path) -> None:
-    answer = group_wire.encode_answer(InstanceCreated(instance=ONE))
+    answer = group_messages.encode_answer(InstanceCreated(instance=ONE))
     apis, peers, _, _ = door(tmp_path, [answer])
     await apis.group(CreateInstance(group=G))
-    sent = group_wire.decode_request(peers.sent[0][1])
+    sent = group_messages.decode_request(peers.sent[0][1])
     assert isinstance(sent, CreateInstance)
     assert str(sent.instance).startswith("rest-consumer-")
 

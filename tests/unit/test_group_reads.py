@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from broker.coordinator.group_coordinator import GroupCoordinator
-from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     A,
     Assign,
     Commit,
@@ -32,6 +31,7 @@ from broker.coordinator.requests import (
     SeekTarget,
     Subscribe,
 )
+from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from broker.server.coordinator_ports import OwnDoor

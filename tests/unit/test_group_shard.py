@@ -15,14 +15,14 @@ from typing_extensions import override
 from broker.config import BrokerConfig, BrokerTimeouts
 from broker.coordinator import commits, instances
 from broker.coordinator.group_coordinator import GroupCoordinator
-from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     CommitGroup,
     CreateInstance,
     DescribeGroup,
     GroupOffset,
     GroupOffsets,
 )
+from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.coordinator.shard import JUDGE_STALL_MS, Shard
 from broker.server.coordinator_ports import OwnDoor
 from broker.server.lifecycle import Lifecycle

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from broker.server.damage import Damage, ask_for_damage
-from broker.server.health import ClusterHealth, HealthStatus, judge, tally_partitions
+from broker.server.health import (
+    ClusterHealth,
+    Damage,
+    HealthStatus,
+    ask_for_damage,
+    judge,
+    tally_partitions,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,

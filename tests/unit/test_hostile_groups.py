@@ -10,10 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker.coordinator import group_wire, instances
-from broker.coordinator.rebalance import drop_deleted_topics, retarget
-from broker.coordinator.records import OFFSETS_TOPIC, Entry, InstanceKey, StartKey
-from broker.coordinator.requests import (
+from broker.coordinator import group_messages, instances
+from broker.coordinator.group_messages import (
     Assign,
     Commit,
     CommitGroup,
@@ -27,6 +25,8 @@ from broker.coordinator.requests import (
     Poll,
     Subscribe,
 )
+from broker.coordinator.rebalance import drop_deleted_topics, retarget
+from broker.coordinator.records import OFFSETS_TOPIC, GroupRecord, InstanceKey, StartKey
 from broker.record.batch import BatchSlice
 from http_api.peer.frames import MAX_FRAME_BYTES
 from raft_metadata.common.clock import SystemClock
@@ -116,7 +116,7 @@ async def test_rule_g2_after_a_load_a_new_life_starts_at_its_beginning(world: Wo
     state = shard.state()
     for group in state.groups.values():
         for at in list(group.starts):
-            state.apply(Entry(StartKey(group.name, *at), None))
+            state.apply(GroupRecord(StartKey(group.name, *at), None))
     state.take()
     assert await world.places("a") == [(0, 0)]
 
@@ -423,7 +423,7 @@ async def test_lags_of_partitions_nobody_leads_do_not_hold_the_offsets(
 ) -> None:
     """Each end is looked for 5 s: a thousand of them took minutes."""
     rows = tuple(GroupOffsetRow(T, PartitionId(at), 7, "", None) for at in range(1_000))
-    apis, _, _, _ = door(tmp_path, [group_wire.encode_answer(rows)])
+    apis, _, _, _ = door(tmp_path, [group_messages.encode_answer(rows)])
     clock = apis._groups._clock = ManualClock()
     asked = []
 

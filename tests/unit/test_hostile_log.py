@@ -17,8 +17,8 @@ from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.record.batch import RecordFormat, rebuilt
 from broker.replication.frames import Diverging, Valid
-from broker.replication.partition_state import LeaderState
-from broker.replication.trimming import LogTrimming
+from broker.replication.leader_state import LeaderState
+from broker.replication.log_start_manager import LogTrimming
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import StorageError
 from raft_metadata.common.ids import Claim, TopicId

@@ -10,7 +10,7 @@ import pytest
 
 from broker.log.producer_state import EXPIRATION_MS, ProducerStates
 from broker.record.batch import RecordFormat
-from broker.replication.parked import Fate, Parked, ParkedProduces
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce, DelayedProduces
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -57,10 +57,10 @@ def test_rule_r5_a_repeat_waits_at_its_own_place_and_not_behind_what_came_later(
     log = Life(SimulatedDisk()).log()
     append(log, range(30), epoch=1)
     told: list[int] = []
-    parked = ParkedProduces()
+    parked = DelayedProduces()
 
     def wait(base: int) -> None:
-        parked.add(Parked(1, base, base + 9, True, 1 << 60, lambda _: told.append(base)))
+        parked.add(DelayedProduce(1, base, base + 9, True, 1 << 60, lambda _: told.append(base)))
 
     for base in (10, 20, 0, 10):
         wait(base)
@@ -77,12 +77,12 @@ def test_rule_r5_what_stood_below_the_log_start_is_not_called_unwritten() -> Non
     """
     log = Life(SimulatedDisk()).log()
     append(log, range(100), epoch=1)
-    fates: list[Fate] = []
-    parked = ParkedProduces()
-    parked.add(Parked(1, 90, 99, True, 1 << 60, fates.append))
+    fates: list[AppendOutcome] = []
+    parked = DelayedProduces()
+    parked.add(DelayedProduce(1, 90, 99, True, 1 << 60, fates.append))
     log.start_over(200)
     parked.resolve(log, 200)
-    assert fates == [Fate.UNKNOWN]
+    assert fates == [AppendOutcome.UNKNOWN]
 
 
 def _write(log: PartitionLog, numbers: range) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from broker.replication.follower_stream import FollowerStream
+from broker.replication.follower_stream import FollowerStream, LeaderLink
 from broker.replication.frames import (
     PREFIX,
     PUSH,
@@ -20,7 +20,6 @@ from broker.replication.frames import (
     encode_push_head,
     key_of,
 )
-from broker.replication.leader_link import LeaderLink
 from broker.replication.leader_stream import LeaderStream, PushSession
 from broker.replication.partition import Following
 from raft_metadata.common.errors import ErrorCode, KafkaError

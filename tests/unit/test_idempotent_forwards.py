@@ -16,10 +16,9 @@ from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import forwarding
 from broker.server.direct_requests import DirectRequests
-from broker.server.forwarded_produces import Placed
-from broker.server.live_configs import LiveConfigs
+from broker.server.forwarded_produce import Placed
 from broker.server.local_partitions import Append
-from broker.server.produce_routing import ProduceRouting, check_claimed, refused_whole
+from broker.server.produce import ProduceRouting, check_claimed, refused_whole
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_LEADER,
@@ -28,6 +27,7 @@ from broker.server.requests import (
     ProduceRequest,
     RecordResult,
 )
+from broker.server.topics import LiveConfigs
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, Claim, ClusterId, DirectoryId, PartitionId, TopicName

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from broker.replication.isr_keeper import COMMANDS_IN_FLIGHT, IsrKeeper
+from broker.replication.isr_manager import COMMANDS_IN_FLIGHT, IsrManager
+from broker.replication.leader_state import LeaderState, Proposal, Settings
 from broker.replication.partition import Partition
-from broker.replication.partition_state import LeaderState, Proposal, Settings
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
@@ -102,13 +102,13 @@ def role_of(partition: Partition) -> LeaderState:
     return partition.role
 
 
-def keeper(channel: Channel, level: int = BATCHED_ISR_LEVEL) -> IsrKeeper:
-    return IsrKeeper(
+def keeper(channel: Channel, level: int = BATCHED_ISR_LEVEL) -> IsrManager:
+    return IsrManager(
         ME, cast("ControllerChannel", channel), SystemClock(), lambda: level, NoEvents()
     )
 
 
-async def proposed(isr_keeper: IsrKeeper, attempts: list[tuple[Partition, Proposal]]) -> None:
+async def proposed(isr_keeper: IsrManager, attempts: list[tuple[Partition, Proposal]]) -> None:
     """All of them in one turn; returns when all are answered."""
     async with asyncio.TaskGroup() as tasks:
         for partition, proposal in attempts:

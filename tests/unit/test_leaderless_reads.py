@@ -11,9 +11,9 @@ import pytest
 from typing_extensions import override
 
 from broker.config import BrokerConfig
-from broker.server import forwarding, read_routing
+from broker.server import fetch, forwarding
 from broker.server.broker_apis import REROUTE_PAUSE_MS, RoutedBrokerApis
-from broker.server.read_routing import LEADER_MOVE_MS, LEADER_WAIT_MS
+from broker.server.fetch import LEADER_MOVE_MS, LEADER_WAIT_MS
 from broker.server.requests import FetchRequest
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -166,7 +166,7 @@ async def test_a_leader_that_comes_in_time_is_asked(tmp_path: Path) -> None:
 async def test_a_leader_that_hangs_holds_a_read_up_for_a_named_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_routing, "ANSWER_GRACE_MS", 20)
+    monkeypatch.setattr(fetch, "ANSWER_GRACE_MS", 20)
     here = door(tmp_path, images()[1])
     for read, at_most_ms in (
         (

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from broker.log.log_directory import LogConfig
 from broker.log.retention import RetentionConfig, decide
 from broker.log.segment import Segment
-from broker.replication.partition_state import LeaderState, Settings
-from broker.replication.trimming import LogTrimming, may_go_up_to
-from broker.server.controller_clock import MEASUREMENT_AGE_MAX_MS, ControllerClock
+from broker.replication.leader_state import LeaderState, Settings
+from broker.replication.log_start_manager import LogTrimming, may_go_up_to
+from broker.server.lifecycle import MEASUREMENT_AGE_MAX_MS, ControllerClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerEpoch,

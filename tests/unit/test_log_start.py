@@ -8,8 +8,8 @@ import pytest
 
 from broker.log.log_directory import LogConfig
 from broker.replication.frames import Diverging, Push, Valid
+from broker.replication.leader_state import LeaderState, Settings
 from broker.replication.partition import Partition
-from broker.replication.partition_state import LeaderState, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerEpoch, BrokerId
 from tests.support.logs import Life, append, values_of

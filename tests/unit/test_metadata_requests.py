@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker.server.damage import Damage
+from broker.server.health import Damage
 from broker.server.metadata_requests import MAX_LOG_READERS, MetadataRequests
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset, NodeId, TopicName

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http_api.peer.addresses import dial_address, split_address
-from http_api.peer.error_body import MAX_MESSAGE_CHARACTERS, body_of, error_from_body
+from http_api.peer.connections import dial_address, split_address
 from http_api.peer.frames import (
     MAX_HELLO_BYTES,
+    MAX_MESSAGE_CHARACTERS,
     Answer,
     Frame,
     FrameReader,
@@ -24,11 +24,13 @@ from http_api.peer.frames import (
     Refusal,
     Request,
     answer_head,
+    body_of,
     decode_hello,
     decode_welcome,
     encode_hello,
     encode_refusal,
     encode_welcome,
+    error_from_body,
     request_head,
     take_hello,
 )

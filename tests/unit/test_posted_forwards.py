@@ -11,7 +11,7 @@ import pytest
 from broker.record.batch import RecordFormat
 from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
 from broker.server.direct_requests import CUT_OUT_BYTES_MIN, _elements
-from broker.server.forwarded_produces import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
+from broker.server.forwarded_produce import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL, DirectProduce
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome

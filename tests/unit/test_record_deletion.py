@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from broker.replication import log_start
+from broker.replication import partition
 from broker.replication.frames import UNTOLD, Ack, Open, Push, Valid
-from broker.replication.partition_state import LeaderState
-from broker.replication.trimming import DELETIONS_MAX, LogTrimming
-from broker.server.record_deletion import DELETE_TIMEOUT_MS, RecordDeletion
+from broker.replication.leader_state import LeaderState
+from broker.replication.log_start_manager import DELETIONS_MAX, LogTrimming
+from broker.server.admin import DELETE_TIMEOUT_MS, RecordDeletion
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, PartitionEpoch, TopicIdPartition
 from tests.support.hosted_replicas import FIRST_ID, ME, OTHER, ZERO, created, hosted, images
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.replication.replica import Replica
-    from broker.server.group_requests import Router
+    from broker.server.groups import LeaderRouter
     from raft_metadata.image.metadata_image import PartitionRegistration
 
 HERE = TopicIdPartition(FIRST_ID, ZERO)
@@ -150,14 +150,14 @@ async def test_a_leader_that_has_just_started_over_answers_once_that_is_durable(
     pair.replica.partition.high_watermark = 30
     pair.other_says(30)
     assert log.log_start_offset == 30
-    assert log_start.proven(log) == 0
+    assert partition.proven(log) == 0
     deletion = pair.delete(25)
     for _ in range(3):
         await asyncio.sleep(0)
         assert not deletion.done()
     async with asyncio.timeout(20):
         assert await deletion == 30
-    assert log_start.proven(log) == 30
+    assert partition.proven(log) == 30
 
 
 async def test_so_many_deletions_wait_and_one_more_is_refused(pair: Pair) -> None:
@@ -197,13 +197,13 @@ async def test_a_follower_says_at_once_that_its_log_start_is_durable(pair: Pair)
 
     told: list[int] = []
 
-    class Link:
+    class LeaderPort:
         def open(self, _: Replica) -> None: ...
         def leave(self, _: Replica) -> None: ...
         def acknowledge(self, replica: Replica) -> None:
             told.append(replica.log.log_start_offset)
 
-    pair.replica.link = Link()
+    pair.replica.link = LeaderPort()
     pair.replica.log.advance_log_start(4)
     await until(lambda: pair.replica.log.log_start_offset == 4)
     await until(lambda: 4 in told)
@@ -242,7 +242,7 @@ def test_rule_r10_who_may_lead_next_is_waited_for_and_nobody_else() -> None:
     role = known_leader((ONE, TWO))
 
     def lacking(image: PartitionRegistration | None, offset: int) -> frozenset[BrokerId]:
-        return log_start.lacking(role, image, begins_at(6), offset)
+        return partition.lacking(role, image, begins_at(6), offset)
 
     assert lacking(known(role), 5) == frozenset()
     assert lacking(known(role), 6) == {TWO}
@@ -261,10 +261,10 @@ def test_rule_r10_a_leader_that_started_over_is_waited_for_as_its_followers_are(
     """Killed before that is on its disk, it leads again with the log that it was."""
     role, log = known_leader((ONE, TWO)), begins_at(5)
     log.durable_end = 3
-    assert log_start.lacking(role, known(role), log, 5) == {ONE}
-    assert log_start.lacking(role, known(role), log, 6) == {ONE, TWO}
+    assert partition.lacking(role, known(role), log, 5) == {ONE}
+    assert partition.lacking(role, known(role), log, 6) == {ONE, TWO}
     log.durable_end = 5
-    assert log_start.lacking(role, known(role), log, 5) == frozenset()
+    assert partition.lacking(role, known(role), log, 5) == frozenset()
 
 
 def test_rule_r10_a_replica_joins_only_where_the_leader_begins() -> None:
@@ -354,7 +354,9 @@ class OneLeader:
 
 
 async def delete_through(leader: OneLeader, before: int) -> int:
-    deletion = RecordDeletion(ME, cast("Router", leader), cast("LogTrimming", leader), TwoClocks())
+    deletion = RecordDeletion(
+        ME, cast("LeaderRouter", leader), cast("LogTrimming", leader), TwoClocks()
+    )
     return await deletion.delete(HERE, before)
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from broker.log.log_directory import UnreadableError
 from broker.log.log_manager import LogManager, OfflineLog
-from broker.replication import repairs, unreadable
+from broker.replication import leader_stream, repair
 from broker.replication.frames import Open
+from broker.replication.leader_state import LeaderState
 from broker.replication.leader_stream import LeaderStream
-from broker.replication.partition import Following, Idle
-from broker.replication.partition_state import LeaderState
+from broker.replication.partition import Following, Unassigned
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -169,7 +169,7 @@ def test_rule_r4_a_damaged_follower_is_emptied_behind_the_epoch_it_took_part_in(
     host = Host(tmp_path)
     host.rot()
     host.tick()
-    assert isinstance(host.role(), Idle), "it acknowledges nothing more"
+    assert isinstance(host.role(), Unassigned), "it acknowledges nothing more"
     (said,) = host.manager.repairs.report()
     assert (said.leader_epoch, said.can_lead) == (0, True)
     host.learn(OTHER, (OTHER,))
@@ -215,7 +215,7 @@ def test_rule_g3_a_damaged_leader_serves_until_another_leads_and_is_emptied_once
     assert isinstance(host.role(), LeaderState), "it is the leader still"
     assert values_of(host.replica.log, 2) == ["c" * 100]
     host.learn(OTHER, BOTH, new_epoch=True)
-    assert isinstance(host.role(), Idle)
+    assert isinstance(host.role(), Unassigned)
     assert not host.is_emptied()
     host.learn(OTHER, (OTHER,))
     assert host.is_emptied()
@@ -301,7 +301,7 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
     host.learn(ME, (ME,))
     host.rot()
     host.tick()
-    monkeypatch.setattr(unreadable, "LOOK_AGAIN_S", 0)
+    monkeypatch.setattr(leader_stream, "LOOK_AGAIN_S", 0)
     stream = LeaderStream(OTHER, host.manager)
     stream.connection_made(transport := StreamTransport())
     opens = Open(1, LeaderEpoch(0), BrokerEpoch(1), -1, 0, 0)
@@ -317,10 +317,10 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
     assert stream.sessions, "and its connection is open"
     for _ in range(5):
         await asyncio.sleep(0.001)
-    monkeypatch.setattr(unreadable, "LOOK_AGAIN_S", 60)
+    monkeypatch.setattr(leader_stream, "LOOK_AGAIN_S", 60)
     host.replica.log.advance_log_start(2)
     host.logs._opened().flusher.flush_all()
-    unreadable.go_on(session, stream.sessions, stream.mark)
+    leader_stream.go_on(session, stream.sessions, stream.mark)
     for _ in range(5):
         await asyncio.sleep(0)
     assert session.next == 3, "an operator has let go of it"
@@ -514,7 +514,7 @@ def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
         host.rot()
         host.tick()
         host.learn(OTHER, BOTH, new_epoch=True)
-        assert isinstance(host.role(), Idle)
+        assert isinstance(host.role(), Unassigned)
     host.learn(OTHER, (OTHER,))
     assert host.is_emptied()
 
@@ -539,7 +539,7 @@ def test_all_that_is_damaged_is_reported_in_order_with_the_state_of_the_partitio
     assert host.manager.repairs.report() is said, "it costs nothing while nothing changes"
     host.learn(OTHER, (OTHER,))
     assert {one.partition_epoch for one in host.manager.repairs.report()} == {-1, 2}
-    monkeypatch.setattr(repairs, "SAID_MAX", 20)
+    monkeypatch.setattr(repair, "SAID_MAX", 20)
     host.tick()
     few = host.manager.repairs.report()
     assert len(few) == 20

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from broker.replication.early_opens import (
+from broker.replication.frames import Key, Open, key_of
+from broker.replication.leader_stream import (
     LOOKED_AT_ONCE,
     MAX_UNKNOWN_OPENS,
     UNKNOWN_OPEN_MS,
     EarlyOpens,
+    LeaderStream,
 )
-from broker.replication.frames import Key, Open, key_of
-from broker.replication.leader_stream import LeaderStream
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId
 from raft_metadata.image.metadata_image import MetadataImage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.replication.push_flow import (
+from broker.replication.leader_stream import (
     MIN_WINDOW_BYTES,
     STUCK_MS,
     TARGET_MS,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.parked import Fate, Parked
+from broker.replication.leader_state import LeaderState, Proposal, Settings
 from broker.replication.partition import Following, Partition
-from broker.replication.partition_state import LeaderState, Proposal, Settings
-from broker.replication.upkeep import StreamCare
+from broker.replication.replica_manager import StreamCare
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -81,12 +81,12 @@ class Replica:
         assert isinstance(self.partition.role, LeaderState)
         return self.partition.role
 
-    def write(self, value: int, *, synced: bool = True) -> list[Fate]:
+    def write(self, value: int, *, synced: bool = True) -> list[AppendOutcome]:
         """One record with acks=all."""
-        fates: list[Fate] = []
+        fates: list[AppendOutcome] = []
         epoch, at = self.partition.role.epoch, self.log.log_end_offset
         self.log.append((epoch, value))
-        self.partition.park(Parked(epoch, at, at, True, 10_000, fates.append))
+        self.partition.park(DelayedProduce(epoch, at, at, True, 10_000, fates.append))
         if synced:
             self.log.flush_now()
         self.partition.advance()
@@ -139,7 +139,7 @@ def test_invariant_l5_the_high_watermark_waits_for_every_isr_that_may_be_committ
     assert [broker for broker, _ in settle.isr] == [1, 2]
     assert one.partition.high_watermark == 0
     one.partition.isr_accepted(settle, PartitionEpoch(2), (ONE, TWO))
-    assert (one.partition.high_watermark, fates) == (1, [Fate.OK])
+    assert (one.partition.high_watermark, fates) == (1, [AppendOutcome.OK])
 
 
 def test_invariant_l5_who_is_proposed_away_counts_until_that_is_committed() -> None:
@@ -154,7 +154,7 @@ def test_invariant_l5_who_is_proposed_away_counts_until_that_is_committed() -> N
     one.partition.advance()
     assert (one.partition.high_watermark, fates) == (0, [])
     one.partition.isr_accepted(away, PartitionEpoch(2), (ONE, TWO))
-    assert fates == [Fate.OK]
+    assert fates == [AppendOutcome.OK]
 
 
 @pytest.mark.parametrize("how", ["accepted", "refused", "settled by the image"])
@@ -184,7 +184,7 @@ def test_invariant_l9_the_high_watermark_stands_below_min_isr() -> None:
         one.ack(TWO, 12, end)
     assert (one.partition.high_watermark, fates) == (0, [])
     one.follow(registration(isr=(ONE, TWO), partition_epoch=3))
-    assert (one.partition.high_watermark, fates) == (1, [Fate.OK])
+    assert (one.partition.high_watermark, fates) == (1, [AppendOutcome.OK])
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_invariant_l19_a_zombie_leader_acknowledges_nothing_once_another_one_was
     one.follow(registration(TWO, 2, isr=(TWO, THREE)), now_ms=5_000)
     assert isinstance(one.partition.role, Following)
     one.partition.parked.expire(60_000)
-    assert fates == [Fate.UNKNOWN]
+    assert fates == [AppendOutcome.UNKNOWN]
 
 
 def test_rule_r4_frames_that_come_again_two_leaders_later_change_nothing() -> None:
@@ -439,9 +439,9 @@ def test_rule_r4_frames_that_come_again_two_leaders_later_change_nothing() -> No
 def test_rule_r5_acks_of_the_leader_alone_are_judged_by_epoch_too() -> None:
     """acks=1, the leader's disk hangs, another one is elected and writes in its place."""
     one = leader()
-    fates: list[Fate] = []
+    fates: list[AppendOutcome] = []
     one.log.append((1, 7))
-    one.partition.park(Parked(1, 0, 0, False, 10_000, fates.append))
+    one.partition.park(DelayedProduce(1, 0, 0, False, 10_000, fates.append))
     one.follow(registration(TWO, 2))
     one.partition.open_message(9, 0)
     assert one.partition.on_diverging(Diverging(9, 2, -1, 0))
@@ -452,7 +452,7 @@ def test_rule_r5_acks_of_the_leader_alone_are_judged_by_epoch_too() -> None:
     one.partition.advance()
     assert fates == [], "the offset is durable here: as another record"
     one.partition.on_push(Push(5, 2, 1, 1, 1, 0, b""))
-    assert fates == [Fate.NOT_WRITTEN]
+    assert fates == [AppendOutcome.NOT_WRITTEN]
 
 
 # ---- liveness
@@ -477,7 +477,7 @@ def test_invariant_l27_a_produce_is_answered_whatever_becomes_of_a_follower() ->
     assert third is not None
     assert fates == []
     one.partition.isr_accepted(third, PartitionEpoch(2), (ONE, TWO))
-    assert fates == [Fate.OK], "KAFKA-13091: the answer itself is what it waited for"
+    assert fates == [AppendOutcome.OK], "KAFKA-13091: the answer itself is what it waited for"
     one.open(THREE, (1, 1), 14, now_ms=LAG_MS + 300)
     back = one.propose(now_ms=LAG_MS + 300, lag_max_ms=None)
     assert back is not None

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.parked import Fate, Parked
-from broker.replication.partition import DEPOSED_WAIT_MS, Following, Idle, Partition
-from broker.replication.partition_state import OBSERVES, LeaderState, Settings
+from broker.replication.leader_state import OBSERVES, LeaderState, Settings
+from broker.replication.partition import DEPOSED_WAIT_MS, Following, Partition, Unassigned
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -68,12 +68,12 @@ def opens(partition: Partition, follower: BrokerId, session: int, ends: tuple[in
     assert isinstance(partition.on_open(follower, message, brokers(), session, 0), Valid)
 
 
-def append(partition: Partition, value: int) -> list[Fate]:
-    fates: list[Fate] = []
+def append(partition: Partition, value: int) -> list[AppendOutcome]:
+    fates: list[AppendOutcome] = []
     log = log_of(partition)
     log.append((partition.role.epoch, value))
     at = log.log_end_offset - 1
-    partition.park(Parked(partition.role.epoch, at, at, True, 10_000, fates.append))
+    partition.park(DelayedProduce(partition.role.epoch, at, at, True, 10_000, fates.append))
     return fates
 
 
@@ -89,7 +89,7 @@ def test_rule_r1_high_watermark_is_the_least_durable_end() -> None:
     partition.on_ack(THREE, Ack(12, 1, 1, 0), 1)  # written there, not on its disk
     assert (partition.high_watermark, fates) == (0, [])
     partition.on_ack(THREE, Ack(12, 1, 1, 1), 2)
-    assert (partition.high_watermark, fates) == (1, [Fate.OK])
+    assert (partition.high_watermark, fates) == (1, [AppendOutcome.OK])
 
 
 def test_rule_r1_flush_os_counts_log_ends() -> None:
@@ -100,7 +100,7 @@ def test_rule_r1_flush_os_counts_log_ends() -> None:
     opens(partition, THREE, 12, (0, 0))
     partition.on_ack(TWO, Ack(11, 1, 1, 0), 1)
     partition.on_ack(THREE, Ack(12, 1, 1, 0), 1)
-    assert fates == [Fate.OK]
+    assert fates == [AppendOutcome.OK]
 
 
 def test_rule_r1_a_follower_that_never_syncs_does_not_join() -> None:
@@ -168,7 +168,7 @@ def test_high_watermark_stands_below_min_isr_committed() -> None:
 def test_rule_r3_leads_only_in_epochs_set_after_its_own_registration() -> None:
     partition = make()
     partition.apply_image(registration(set_at=4), brokers(b1=9), BrokerEpoch(9), 0)
-    assert isinstance(partition.role, Idle)
+    assert isinstance(partition.role, Unassigned)
     partition.apply_image(registration(epoch=2, set_at=10), brokers(b1=9), BrokerEpoch(9), 0)
     assert isinstance(partition.role, LeaderState)
 
@@ -316,7 +316,7 @@ def test_rule_r5_parked_work_is_judged_by_epoch_not_by_offset() -> None:
     partition.on_valid(Valid(9, 2, 5, 0))
     assert fates == [], "truncation here alone proves nothing"
     partition.on_push(Push(5, 2, 0, 1, 1, 0, encode([(2, 8)])))
-    assert fates == [Fate.NOT_WRITTEN]
+    assert fates == [AppendOutcome.NOT_WRITTEN]
 
 
 def test_rule_r5_an_entry_that_survives_the_change_of_leader_is_ok() -> None:
@@ -327,7 +327,7 @@ def test_rule_r5_an_entry_that_survives_the_change_of_leader_is_ok() -> None:
     partition.open_message(9, 0)
     partition.on_valid(Valid(9, 2, 5, 0))
     partition.on_push(Push(5, 2, 1, 2, 1, 0, encode([(2, 8)])))
-    assert fates == [Fate.OK]
+    assert fates == [AppendOutcome.OK]
 
 
 def test_rule_r5_a_request_whose_first_batch_alone_survived_is_unknown() -> None:
@@ -336,15 +336,15 @@ def test_rule_r5_a_request_whose_first_batch_alone_survived_is_unknown() -> None
     log = log_of(partition)
     for value in (7, 8):
         log.append((1, value))
-    fates: list[Fate] = []
-    partition.park(Parked(LeaderEpoch(1), 0, 1, True, 10_000, fates.append))
+    fates: list[AppendOutcome] = []
+    partition.park(DelayedProduce(LeaderEpoch(1), 0, 1, True, 10_000, fates.append))
     partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0)
     partition.open_message(9, 0)
     partition.on_diverging(Diverging(9, 2, 1, 1))
     partition.open_message(10, 0)
     partition.on_valid(Valid(10, 2, 5, 0))
     partition.on_push(Push(5, 2, 1, 2, 2, 0, encode([(2, 9)])))
-    assert fates == [Fate.UNKNOWN]
+    assert fates == [AppendOutcome.UNKNOWN]
 
 
 def test_rule_r5_what_only_the_old_leader_held_is_unknown_before_its_client_gives_up() -> None:
@@ -356,7 +356,7 @@ def test_rule_r5_what_only_the_old_leader_held_is_unknown_before_its_client_give
     partition.parked.expire(500 + DEPOSED_WAIT_MS - 1)
     assert fates == [], "somebody may write behind it, and it is certain"
     partition.parked.expire(500 + DEPOSED_WAIT_MS)
-    assert fates == [Fate.UNKNOWN]
+    assert fates == [AppendOutcome.UNKNOWN]
 
 
 def test_a_retired_partition_serves_and_pushes_nothing() -> None:
@@ -365,8 +365,8 @@ def test_a_retired_partition_serves_and_pushes_nothing() -> None:
     opens(partition, TWO, 11, (0, 0))
     fates = append(partition, 7)
     partition.retire()
-    assert isinstance(partition.role, Idle)
-    assert fates == [Fate.UNKNOWN]
+    assert isinstance(partition.role, Unassigned)
+    assert fates == [AppendOutcome.UNKNOWN]
 
 
 def test_rule_r5_unknown_at_the_deadline() -> None:
@@ -376,7 +376,7 @@ def test_rule_r5_unknown_at_the_deadline() -> None:
     partition.parked.expire(9_999)
     assert fates == []
     partition.parked.expire(10_000)
-    assert fates == [Fate.UNKNOWN]
+    assert fates == [AppendOutcome.UNKNOWN]
 
 
 def test_rule_m3_each_attempt_counts_until_it_is_refused_itself() -> None:
@@ -445,9 +445,9 @@ def test_rule_r1_from_os_to_ack_answers_once_all_that_was_there_is_durable() -> 
     acks(partition, (3, 3), (3, 1))
     assert (partition.high_watermark, waiting, fates) == (1, [], [])
     acks(partition, (3, 3), (3, 2))
-    assert (partition.high_watermark, waiting, fates) == (2, [Fate.OK], [])
+    assert (partition.high_watermark, waiting, fates) == (2, [AppendOutcome.OK], [])
     acks(partition, (3, 3), (3, 3))
-    assert (waiting, fates) == ([Fate.OK], [Fate.OK])
+    assert (waiting, fates) == ([AppendOutcome.OK], [AppendOutcome.OK])
 
 
 def test_rule_r1_after_os_to_ack_a_joiner_needs_a_durable_end() -> None:
@@ -470,7 +470,7 @@ def test_from_ack_to_os_answers_at_once() -> None:
     acks(partition, (1, 0), (1, 0))
     assert fates == []
     partition.configure(Settings(2, False))
-    assert (partition.high_watermark, fates) == (1, [Fate.OK])
+    assert (partition.high_watermark, fates) == (1, [AppendOutcome.OK])
 
 
 def test_rule_r1_a_leader_ahead_in_os_counts_what_an_ack_follower_has_synced() -> None:
@@ -506,7 +506,7 @@ def test_a_raised_min_isr_refuses_at_once_and_a_lowered_one_answers_at_once() ->
     partition.on_ack(TWO, Ack(11, 1, 1, 1), 1)
     assert (partition.high_watermark, fates) == (0, []), "invariant L9: it stands below min ISR"
     partition.configure(Settings(2, True))
-    assert (partition.high_watermark, fates) == (1, [Fate.OK])
+    assert (partition.high_watermark, fates) == (1, [AppendOutcome.OK])
     partition.check_may_append(all_replicas=True)
 
 
@@ -546,7 +546,7 @@ def test_a_partition_without_leader_is_idle() -> None:
     partition.apply_image(
         registration(NO_LEADER, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0
     )
-    assert isinstance(partition.role, Idle)
+    assert isinstance(partition.role, Unassigned)
     with pytest.raises(KafkaError):
         partition.check_may_append(all_replicas=False)
 

@@ -11,9 +11,8 @@ import pytest
 from broker.replication import frames
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import PREFIX, PUSH, Ack, Key, Open, Push, decode, key_of
-from broker.replication.leader_stream import LeaderStream
-from broker.replication.partition_state import LeaderState
-from broker.replication.push_flow import MIN_WINDOW_BYTES
+from broker.replication.leader_state import LeaderState
+from broker.replication.leader_stream import MIN_WINDOW_BYTES, LeaderStream
 from raft_metadata.common.ids import BrokerId, TopicName
 from raft_metadata.records.records import (
     ConfigRecord,

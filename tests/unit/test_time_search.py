@@ -17,8 +17,8 @@ from broker.log.log_directory import LogConfig, UnreadableError
 from broker.log.log_reader import TimeSearch
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
-from broker.server import time_lookups
-from broker.server.time_lookups import TimeLookups
+from broker.server import local_partitions
+from broker.server.local_partitions import TimeLookups
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from tests.support.logs import Life, offset_for_timestamp
@@ -253,7 +253,7 @@ async def test_a_look_up_ends_with_the_leadership_it_began_in(what: str) -> None
 async def test_look_ups_that_wait_are_bounded_in_number_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(time_lookups, "LOOKUPS_MAX", 2)
+    monkeypatch.setattr(local_partitions, "LOOKUPS_MAX", 2)
     lookup = Lookup()
     tasks = [asyncio.create_task(lookup.find(199)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -263,7 +263,7 @@ async def test_look_ups_that_wait_are_bounded_in_number_and_time(
     assert await asyncio.gather(*tasks) == [199, 199]
     task = asyncio.create_task(lookup.find(199))
     await asyncio.sleep(0)
-    lookup.clock.now_ms += time_lookups.LOOKUP_TIMEOUT_MS
+    lookup.clock.now_ms += local_partitions.LOOKUP_TIMEOUT_MS
     with pytest.raises(KafkaError) as caught:
         await task
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
@@ -275,7 +275,7 @@ async def test_the_wait_for_a_turn_counts_towards_the_time_a_look_up_may_take() 
     lookup = Lookup()
     tasks = [asyncio.create_task(lookup.find(199)) for _ in range(3)]
     await asyncio.sleep(0)
-    lookup.clock.now_ms += time_lookups.LOOKUP_TIMEOUT_MS
+    lookup.clock.now_ms += local_partitions.LOOKUP_TIMEOUT_MS
     results = await asyncio.gather(*tasks, return_exceptions=True)
     codes = [getattr(result, "code", result) for result in results]
     assert codes == [ErrorCode.REQUEST_TIMED_OUT] * 3

@@ -18,7 +18,7 @@ from raft_metadata.common.ids import PartitionId, TopicName
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from broker.server.state import Place, WhiteBox
+    from broker.server.debug_state import BrokerDebugState, Place
     from http_api.server.routing import PathRouter
 
 
@@ -62,7 +62,7 @@ MAX_PARTITION = 2**31 - 1
 class StateRoutes:
     """Read-only routes, served whatever the broker's state is. Owner: the app."""
 
-    def __init__(self, white_box: WhiteBox) -> None:
+    def __init__(self, white_box: BrokerDebugState) -> None:
         self._white_box = white_box
 
     def add_to(self, router: PathRouter) -> None:

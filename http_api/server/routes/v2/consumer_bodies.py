@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import hdrs
 
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     AtTime,
     ConsumerSettings,
     Edge,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     Assign,
     Commit,
     CommittedOffsets,
@@ -47,7 +47,7 @@ from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from broker.coordinator.requests import GroupRequest, InstanceDescription
+    from broker.coordinator.group_messages import GroupRequest, InstanceDescription
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
 

@@ -25,7 +25,7 @@ from broker.record.render import (
     splice_timestamps,
 )
 from broker.record.values import RecordNotJsonError
-from broker.server.reads import parted
+from broker.server.local_partitions import parted
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import (

@@ -24,7 +24,7 @@ from raft_metadata.image.image_view import UnknownPathError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from broker.server.metadata_requests import LogPage
+    from broker.server.metadata_requests import MetadataLogPage
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.image.facts import Fact
@@ -143,7 +143,7 @@ class ClusterMetadataRoutes:
         return response
 
 
-def _next_offset(page: LogPage, offset: int, facts_max: int) -> int:
+def _next_offset(page: MetadataLogPage, offset: int, facts_max: int) -> int:
     """Return the offset at which to continue after this answer."""
     if page.instead is not None:
         return page.instead.next_offset
@@ -152,7 +152,7 @@ def _next_offset(page: LogPage, offset: int, facts_max: int) -> int:
 
 
 def _facts(
-    converter: FactConverter, page: LogPage, offset: int, next_offset: int
+    converter: FactConverter, page: MetadataLogPage, offset: int, next_offset: int
 ) -> Iterator[Fact]:
     """Yield the facts from ``offset`` up to ``next_offset``; the first batch may begin earlier.
 

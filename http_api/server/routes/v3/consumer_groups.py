@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from broker.coordinator.requests import (
+from broker.coordinator.group_messages import (
     CommitGroup,
     DescribeGroup,
     GroupDescription,
@@ -29,7 +29,7 @@ from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from broker.coordinator.requests import GroupOffsetRow
+    from broker.coordinator.group_messages import GroupOffsetRow
     from http_api.contract.v3 import Links
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter

@@ -3,9 +3,9 @@
 import sys
 
 if "broker" in sys.orig_argv:
-    from broker.replication import partition_state
+    from broker.replication import leader_state
 
-    for name in dir(partition_state):
-        role = getattr(partition_state, name)
+    for name in dir(leader_state):
+        role = getattr(leader_state, name)
         if isinstance(role, type) and "maximal_isr" in vars(role):
             role.high_watermark = lambda self, own_end, present: max(own_end, present)

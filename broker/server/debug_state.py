@@ -1,8 +1,4 @@
-"""What this very broker holds and believes, replica by replica: for operators and for checkers.
-
-Only read, and answered by a broker that is fenced or knows no controller, too: that is when it is
-asked. Everything is as of one moment for each replica; ages are this process's own.
-"""
+"""The state of this very broker, replica by replica: for operators and for checkers."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ from broker.log.hash_chain import (
     SegmentPlace,
 )
 from broker.replication.events import role_name
+from broker.replication.leader_state import FollowerState, LeaderState
 from broker.replication.partition import Following
-from broker.replication.partition_state import FollowerState, LeaderState
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
 
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import TopicImage
 
+
 ROWS_PER_TURN = 100
 """Replicas told before the loop gets its turn: about 2 ms."""
 NAMED_MAX = 1_000
@@ -50,7 +47,7 @@ Facts = dict[str, Any]
 Place = tuple[TopicName, PartitionId]
 
 
-class WhiteBox:
+class BrokerDebugState:
     """Owned by the `BrokerServer`, on its loop; walks over files run beside it, one at a time."""
 
     def __init__(

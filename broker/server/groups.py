@@ -1,7 +1,7 @@
 """Group requests at the door: names, the offsets topic, the way to the coordinator, lags.
 
-Rule F2: a request that may have taken effect is sent to one coordinator, once. A refusal that did
-nothing, such as that of a coordinator which still loads, is followed by another attempt in time.
+`BrokerApis` calls it for every request of a consumer group; it finds the broker that leads the
+group's partition of `__consumer_offsets` and forwards the request there once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from broker.coordinator import group_wire
-from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC, partition_of_group
-from broker.coordinator.requests import (
+from broker.coordinator import group_messages
+from broker.coordinator.group_messages import (
     A,
     Assign,
     Commit,
@@ -26,8 +25,9 @@ from broker.coordinator.requests import (
     GroupRequest,
     Poll,
 )
+from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC, partition_of_group
 from broker.server import forwarding
-from broker.server.topic_requests import TOPIC_NAME
+from broker.server.topics import TOPIC_NAME
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     InstanceId,
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import OffsetsResult
-    from broker.server.topic_requests import TopicRequests
+    from broker.server.topics import TopicRequests
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import TopicName
     from raft_metadata.image.metadata_image import PartitionRegistration, TopicImage
+
 
 T = TypeVar("T")
 Attempt = Callable[["PartitionRegistration", int], Awaitable[T]]
@@ -64,7 +65,7 @@ LAGS_AT_ONCE = 32
 """Ends of partitions asked for at the same time."""
 
 
-class Router(Protocol):
+class LeaderRouter(Protocol):
     """What `RoutedBrokerApis` lends: one hop to a partition's leader, within a deadline."""
 
     async def routed(
@@ -89,7 +90,7 @@ class GroupRequests:
     def __init__(
         self,
         config: BrokerConfig,
-        router: Router,
+        router: LeaderRouter,
         coordinator: GroupCoordinator,
         loader: MetadataLoader,
         topics: TopicRequests,
@@ -157,14 +158,14 @@ class GroupRequests:
                 sent = cast("GroupRequest[A]", replace(poll, timeout_ms=left_ms))
             if registration.leader == self._config.broker_id:
                 return await self._coordinator.answer(sent)
-            body = group_wire.encode_request(sent)
+            body = group_messages.encode_request(sent)
             extra_ms = self._config.limits.max_fetch_wait_ms if poll is not None else 0
             answer = await self._router.forward(
                 partition, registration, forwarding.GROUP, body, timeout_ms + extra_ms
             )
-            return group_wire.decode_answer(sent, answer)
+            return group_messages.decode_answer(sent, answer)
 
-        pure = isinstance(request, group_wire.PURE_READS)
+        pure = isinstance(request, group_messages.PURE_READS)
         return await self._until_led(partition, attempt, deadline_ms, pure=pure)
 
     async def _until_led(
@@ -254,7 +255,7 @@ class GroupRequests:
             answer = await self._router.forward(
                 partition, registration, forwarding.LIST_GROUPS, body, timeout_ms
             )
-            return group_wire.decode_groups(answer)
+            return group_messages.decode_groups(answer)
 
         return await self._until_led(partition, attempt, deadline_ms, pure=True)
 

@@ -1,8 +1,7 @@
-"""Groups as the records say them, and what only this coordinator knows of their instances. Pure.
+"""Groups as their records describe them, and the soft state of their instances. Pure.
 
-`GroupsState.fold` is the one way in: what is decided here and what is read back from the log go
-through it alike. Sessions and positions are soft: they stand in no log, and begin anew with every
-coordinator.
+A `Shard` replays records into it. Positions that were delivered and not committed are soft state of
+this coordinator only: after its death reading goes on from the committed offset (rule G2).
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from broker.coordinator.records import (
-    Entry,
     GroupKey,
+    GroupRecord,
     GroupValue,
     InstanceKey,
     InstanceValue,
@@ -49,7 +48,7 @@ Topics = Mapping[TopicName, TopicFacts]
 
 
 @dataclass(slots=True, eq=False)
-class Position:
+class ReadPosition:
     """Where an instance reads on in a partition it owns, in one life of the topic's name."""
 
     next: int
@@ -68,7 +67,7 @@ class Session:
     """Judge time of its last call."""
     calls: int = 0
     """Calls under way, a waiting read among them: none expires meanwhile."""
-    positions: dict[TopicPartition, Position] = field(default_factory=dict)
+    positions: dict[TopicPartition, ReadPosition] = field(default_factory=dict)
     auto_committed_ms: int = 0
     revoking_since_ms: int | None = None
     """Since when it owns what it is to give up; None while it need not."""
@@ -76,7 +75,7 @@ class Session:
     """Which partition its next read begins with."""
     ended: bool = False
 
-    def position(self, partition: TopicPartition, topics: Topics) -> Position | None:
+    def position(self, partition: TopicPartition, topics: Topics) -> ReadPosition | None:
         """Where it reads on, if that is of this life of the topic."""
         found = self.positions.get(partition)
         facts = topics.get(partition.topic)
@@ -120,7 +119,7 @@ class Group:
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
     epoch_said: bool = False
     """Whether a record says its epoch; else it began behind `GroupsState.forgotten_epoch`."""
-    orphans: dict[InstanceId, list[Entry]] = field(default_factory=dict)
+    orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
     """Read back before their instance: compaction keeps its newest record only, which may stand
     behind those of its membership and seeks."""
 
@@ -172,7 +171,7 @@ class GroupsState:
     def __init__(self) -> None:
         self.groups: dict[GroupId, Group] = {}
         self.sessions: dict[InstanceKey, Session] = {}
-        self.entries: list[Entry] = []
+        self.entries: list[GroupRecord] = []
         self.ticked = 0
         """Where among the sessions the next tick goes on."""
         self.forgotten_epoch = 0
@@ -182,18 +181,18 @@ class GroupsState:
 
     # ---- facts
 
-    def apply(self, *entries: Entry) -> None:
+    def apply(self, *entries: GroupRecord) -> None:
         """Facts decided just now: true here at once, and to be written."""
         for entry in entries:
             self.fold(entry)
             self.entries.append(entry)
 
-    def take(self) -> list[Entry]:
+    def take(self) -> list[GroupRecord]:
         """What is to be written since the last call."""
         taken, self.entries = self.entries, []
         return taken
 
-    def fold(self, entry: Entry) -> None:
+    def fold(self, entry: GroupRecord) -> None:
         """One fact, decided here or read from the log."""
         key, value = entry
         if isinstance(key, ProbeKey):
@@ -259,7 +258,7 @@ class GroupsState:
         instance = group.instances.get(key.instance)
         if instance is None:
             if isinstance(value, SeekValue):
-                group.orphans.setdefault(key.instance, []).append(Entry(key, value))
+                group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
             return
         partition = TopicPartition(key.topic, key.partition)
         if isinstance(value, SeekValue):
@@ -289,7 +288,7 @@ def _fold_member(group: Group, key: MemberKey, value: object) -> None:
     instance = group.instances.get(key.instance)
     if instance is None:
         if isinstance(value, MemberValue):
-            group.orphans.setdefault(key.instance, []).append(Entry(key, value))
+            group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
         return
     if not isinstance(value, MemberValue):
         instance.member, instance.owned, instance.target = None, NOTHING, NOTHING

@@ -1,11 +1,14 @@
-"""Produces that wait for the log: what became of an entry (epoch, offset)? Pure (rule R5).
+"""Produces that were appended and wait for the high watermark or for a sync. Pure.
 
-An entry is never judged by its offset alone. It is *ok* if the entry of that epoch is still at
-that offset when the high watermark passes it; *not written* only once the high watermark has passed
-an entry of a newer epoch at or below that offset, and none of its records is there; truncation here
-alone proves nothing, because another in-sync replica may still hold it and be elected. Nor does a
-log that begins behind it: it may have been committed, read and deleted. At its deadline it is
-unknown.
+`Partition` adds a `Parked` for each produce that waits and calls `ParkedProduces` whenever its
+role, log or high watermark changes; the callback of each is called once, with its `Fate`.
+
+A produce is never judged by its offset alone. It is *ok* if the entry of its epoch still has that
+offset when the high watermark passes it. It is *not written* only once the high watermark has
+passed an entry of a newer epoch at or below that offset, and none of its records is in the log.
+A truncation here proves nothing by itself, because another in-sync replica may still hold the entry
+and be elected. Nor does a log that begins behind the entry: it may have been committed, read and
+deleted. At its deadline it is *unknown* (rule R5).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Protocol
 NEVER_MS = 1 << 62
 
 
-class Fate(Enum):
+class AppendOutcome(Enum):
     """How a parked produce ended."""
 
     OK = "ok"
@@ -41,7 +44,7 @@ class EpochView(Protocol):
 
 
 @dataclass(slots=True)
-class Parked:
+class DelayedProduce:
     """One produce waiting; its records stand at ``base .. offset``, perhaps in several batches."""
 
     epoch: int
@@ -50,10 +53,10 @@ class Parked:
     all_replicas: bool
     """True: acks=all, wait for the high watermark. False: acks=1, for the leader's own sync."""
     deadline_ms: int
-    done: Callable[[Fate], None]
+    done: Callable[[AppendOutcome], None]
 
 
-class ParkedProduces:
+class DelayedProduces:
     """The waiting produces of one partition, over all its leader epochs on this broker.
 
     Two queues in order of the log. Looking at the head is enough: an entry behind it has a higher
@@ -64,15 +67,15 @@ class ParkedProduces:
 
     def __init__(self) -> None:
         # Made when first needed: an empty deque takes 0.6 KB, and most partitions are idle.
-        self._for_all: deque[Parked] | None = None
-        self._for_leader: deque[Parked] | None = None
+        self._for_all: deque[DelayedProduce] | None = None
+        self._for_leader: deque[DelayedProduce] | None = None
         self._soonest_ms = NEVER_MS
         """No deadline is before this time: what waits is not looked through with every tick."""
 
     def __len__(self) -> int:
         return len(self._for_all or ()) + len(self._for_leader or ())
 
-    def add(self, parked: Parked) -> None:
+    def add(self, parked: DelayedProduce) -> None:
         """Park a produce; its ``done`` will be called exactly once."""
         self._soonest_ms = min(self._soonest_ms, parked.deadline_ms)
         if parked.all_replicas:
@@ -95,7 +98,7 @@ class ParkedProduces:
         """Whatever is past its deadline is unknown."""
         if now_ms < self._soonest_ms:
             return
-        late: list[Parked] = []
+        late: list[DelayedProduce] = []
         for queue in self._queues():
             late += [parked for parked in queue if parked.deadline_ms <= now_ms]
             kept = [parked for parked in queue if parked.deadline_ms > now_ms]
@@ -104,7 +107,7 @@ class ParkedProduces:
         left = (parked.deadline_ms for queue in self._queues() for parked in queue)
         self._soonest_ms = min(left, default=NEVER_MS)
         for parked in late:
-            parked.done(Fate.UNKNOWN)
+            parked.done(AppendOutcome.UNKNOWN)
 
     def hasten(self, deadline_ms: int) -> None:
         """Wait no longer than until then: what is certain now shows soon, or perhaps never."""
@@ -117,13 +120,13 @@ class ParkedProduces:
         """The broker stops: nothing more can be learnt."""
         for queue in self._queues():
             while queue:
-                queue.popleft().done(Fate.UNKNOWN)
+                queue.popleft().done(AppendOutcome.UNKNOWN)
 
-    def _queues(self) -> list[deque[Parked]]:
+    def _queues(self) -> list[deque[DelayedProduce]]:
         return [queue for queue in (self._for_all, self._for_leader) if queue]
 
 
-def _insert(queue: deque[Parked], parked: Parked) -> None:
+def _insert(queue: deque[DelayedProduce], parked: DelayedProduce) -> None:
     """At the end; but a repeat waits where the first one stands, not behind what came later."""
     at = len(queue)
     while at and queue[at - 1].base > parked.base and queue[at - 1].epoch >= parked.epoch:
@@ -134,7 +137,9 @@ def _insert(queue: deque[Parked], parked: Parked) -> None:
         queue.insert(at, parked)
 
 
-def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark: int) -> None:
+def _resolve(
+    queue: deque[DelayedProduce], log: EpochView, reached: int, high_watermark: int
+) -> None:
     head = queue[0]
     if head.offset >= max(reached, high_watermark) and log.last_epoch <= head.epoch:
         return  # what nearly every call finds: nothing has reached it, and no newer epoch is here
@@ -142,13 +147,13 @@ def _resolve(queue: deque[Parked], log: EpochView, reached: int, high_watermark:
     while queue:
         parked = queue[0]
         if parked.offset < reached and log.epoch_at(parked.offset) == parked.epoch:
-            fate = Fate.OK
+            fate = AppendOutcome.OK
         elif parked.offset < high_watermark or newest > parked.epoch:
             # A first batch may have survived without the last one: then part of it is written.
             in_part = log.epoch_at(parked.base) == parked.epoch
             # What stood below the log start nobody can tell by this log: it was deleted.
             deleted = parked.base < log.log_start_offset
-            fate = Fate.UNKNOWN if in_part or deleted else Fate.NOT_WRITTEN
+            fate = AppendOutcome.UNKNOWN if in_part or deleted else AppendOutcome.NOT_WRITTEN
         else:
             return
         queue.popleft()

@@ -1,4 +1,8 @@
-"""Sends ISR proposals to the controller: many in one command, each its own attempt (rule M3)."""
+"""Sends ISR proposals to the active controller: many in one command, each its own attempt (rule M3).
+
+The `ReplicaManager` hands it the proposals of led partitions; it batches those of one turn of the
+event loop, and reports to each partition whether its attempt was accepted, refused or is unknown.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.replication.event_notes import Standing, note_isr, note_proposal
-from broker.replication.events import EventKind
+from broker.replication.events import EventKind, PartitionSnapshot, note_isr, note_proposal
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.records.commands import (
     MAX_ATTEMPTS_PER_COMMAND,
@@ -26,10 +29,11 @@ if TYPE_CHECKING:
 
     from broker.ports import ControllerChannel
     from broker.replication.events import EventSink
+    from broker.replication.leader_state import Proposal
     from broker.replication.partition import Partition
-    from broker.replication.partition_state import Proposal
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerEpoch, BrokerId
+
 
 _log = logging.getLogger("broker.replication")
 
@@ -52,7 +56,7 @@ class _Attempt:
     broker_epoch: BrokerEpoch
 
 
-class IsrKeeper:
+class IsrManager:
     """Turns each `Proposal` into one attempt, and its answer back into partition state.
 
     Owned by the `ReplicaManager`, on its loop; ``spawn`` gives a task to its TaskGroup. A partition
@@ -167,7 +171,7 @@ class IsrKeeper:
                 _log.info(
                     "isr changed %s isr=%s reason=%s", where, list(answer.isr), proposal.reason
                 )
-            before = Standing(partition)
+            before = PartitionSnapshot(partition)
             partition.isr_accepted(proposal, answer.partition_epoch, answer.isr)
             note_isr(self._events, partition, before, proposal.reason)
         elif answer.outcome is Outcome.NOT_WRITTEN:

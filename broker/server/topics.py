@@ -1,15 +1,26 @@
-"""Topics: created, deleted, found. Decided by the active controller; ready before the answer."""
+"""Topics: created, deleted, found. The active controller decides; ready before the answer.
+
+`LiveConfigs` holds the configs that requests need, as the newest image has them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.server import forwarding
-from broker.server.live_configs import LiveConfigs
+from raft_metadata.common.configs.table import (
+    AUTO_CREATE_TOPICS_ENABLE,
+    CLEANUP_POLICY,
+    MAX_MESSAGE_BYTES,
+    MESSAGE_TIMESTAMP_AFTER_MAX_MS,
+    MESSAGE_TIMESTAMP_BEFORE_MAX_MS,
+    MESSAGE_TIMESTAMP_TYPE,
+    NO_TIMESTAMP_LIMIT,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerId,
@@ -19,6 +30,7 @@ from raft_metadata.common.ids import (
     id_from_bytes,
 )
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
+from raft_metadata.image.metadata_image import cluster_layers, topic_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
 if TYPE_CHECKING:
@@ -26,7 +38,69 @@ if TYPE_CHECKING:
     from broker.ports import ControllerChannel, PeerChannel
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
-    from raft_metadata.image.metadata_image import TopicImage
+    from raft_metadata.image.metadata_image import ConfigKey, MetadataImage, TopicImage
+
+
+class TimestampLimits(NamedTuple):
+    """How far the timestamp that a producer gives a record may be from now (KIP-937)."""
+
+    before_max_ms: int
+    after_max_ms: int
+
+
+class LiveConfigs:
+    """Owned by whoever asks. Keeps what it worked out until any config changes: produces ask."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._broker_id = config.broker_id
+        self._static = config.static()
+        self._configs: Mapping[ConfigKey, Mapping[str, str]] = {}
+        self._max_message_bytes: dict[TopicId, int] = {}
+        self._compacted: dict[TopicId, bool] = {}
+        self._timestamps: dict[TopicId, TimestampLimits | None] = {}
+
+    def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
+        """The largest record the topic takes."""
+        self._look_at(image)
+        limit = self._max_message_bytes.get(topic_id)
+        if limit is None:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            limit = self._max_message_bytes[topic_id] = layers.number(MAX_MESSAGE_BYTES)
+        return limit
+
+    def is_compacted(self, image: MetadataImage, topic_id: TopicId) -> bool:
+        """Whether the topic keeps the newest record of each key: then every record has one."""
+        self._look_at(image)
+        compacted = self._compacted.get(topic_id)
+        if compacted is None:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            compacted = "compact" in layers.word(CLEANUP_POLICY)
+            self._compacted[topic_id] = compacted
+        return compacted
+
+    def timestamp_limits(self, image: MetadataImage, topic_id: TopicId) -> TimestampLimits | None:
+        """None: any timestamp is taken, or none is kept (``message.timestamp.type=append``)."""
+        self._look_at(image)
+        if topic_id not in self._timestamps:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            limits = TimestampLimits(
+                layers.number(MESSAGE_TIMESTAMP_BEFORE_MAX_MS),
+                layers.number(MESSAGE_TIMESTAMP_AFTER_MAX_MS),
+            )
+            kept = layers.word(MESSAGE_TIMESTAMP_TYPE) == "create"
+            limited = kept and min(limits) < NO_TIMESTAMP_LIMIT
+            self._timestamps[topic_id] = limits if limited else None
+        return self._timestamps[topic_id]
+
+    def _look_at(self, image: MetadataImage) -> None:
+        if self._configs is not image.configs:
+            self._configs, self._max_message_bytes, self._compacted = image.configs, {}, {}
+            self._timestamps = {}
+
+    def auto_create(self, image: MetadataImage) -> bool:
+        """Whether a produce to an unknown topic creates it."""
+        return cluster_layers(image, self._static).flag(AUTO_CREATE_TOPICS_ENABLE)
+
 
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 CATCH_UP_MS = 1_000

@@ -1,7 +1,9 @@
-"""Produces for partitions led elsewhere: the shell around `SequencedSender` (rule F1).
+"""Produces for partitions led by other brokers: the shell around `SequencedSender` (rule F1).
 
-One channel per partition and strength: what is acknowledged with less than acks=all can be lost by
-a new leader, and would leave a gap in the sequence of what can't.
+One sender for each partition and strength of acknowledgement: what is acknowledged with less than
+acks=all can be lost by a new leader, and would leave a gap in the sequence of the rest. What one
+turn of the event loop has for one broker leaves as one write. Producer ids come in blocks from the
+controllers.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ from raft_metadata.common.sequenced_sender import (
     PendingProduce,
     SequencedSender,
 )
+from raft_metadata.records.commands import AllocateProducerIds
 from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
-    from broker.ports import PeerCall
+    from broker.ports import ControllerChannel, PeerCall
     from broker.record.lines import ProduceRecord
+    from broker.server.lifecycle import Lifecycle
     from broker.server.local_partitions import LocalPartitions
-    from broker.server.producer_ids import ProducerIds
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, LeaderEpoch, TopicIdPartition
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+
 
 ATTEMPT_MS_MIN = 250
 ATTEMPT_MS_MAX = 2_000
@@ -93,7 +97,7 @@ class Post(Protocol):
     ) -> Sequence[PeerCall] | None: ...
 
 
-class _Way:
+class LeaderQueue:
     """A channel, its timers, and its requests that no task waits for."""
 
     __slots__ = ("asks_id", "calls", "channel", "expiry", "expiry_ms", "partition", "pause")
@@ -120,7 +124,7 @@ class _Way:
 class _Posting(NamedTuple):
     """A request that leaves with the others of its turn for the same leader."""
 
-    way: _Way
+    way: LeaderQueue
     crossing: InFlightBatch
     may_begin: bool
     epoch: LeaderEpoch
@@ -151,13 +155,13 @@ class ForwardedProduces:
         self._post = post
         self._clock = clock
         self._tasks: asyncio.TaskGroup | None = None
-        self._ways: dict[tuple[TopicIdPartition, bool], _Way] = {}
-        self._added: dict[_Way, None] = {}
+        self._ways: dict[tuple[TopicIdPartition, bool], LeaderQueue] = {}
+        self._added: dict[LeaderQueue, None] = {}
         """These may have something to send at the end of this turn of the loop."""
         self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
         """What this turn has for which broker, at which address."""
-        self._paused: set[_Way] = set()
-        self._posted: set[_Way] = set()
+        self._paused: set[LeaderQueue] = set()
+        self._posted: set[LeaderQueue] = set()
         """With calls under way."""
         self._waiting = 0
         self._waiting_bytes = 0
@@ -241,7 +245,13 @@ class ForwardedProduces:
         return True
 
     def _add(
-        self, way: _Way, request: Append, text: bytes, count: int, deadline_ms: int, told: Done
+        self,
+        way: LeaderQueue,
+        request: Append,
+        text: bytes,
+        count: int,
+        deadline_ms: int,
+        told: Done,
     ) -> None:
         """Sent at the end of this turn of the loop, with what else has come by then."""
 
@@ -261,7 +271,7 @@ class ForwardedProduces:
             self._expire_at(way, deadline_ms)
         self._pump_soon(way)
 
-    def _pump_soon(self, way: _Way) -> None:
+    def _pump_soon(self, way: LeaderQueue) -> None:
         if not self._added:
             asyncio.get_running_loop().call_soon(self._pump_added)
         self._added[way] = None
@@ -273,12 +283,12 @@ class ForwardedProduces:
         for broker_id, peer in list(self._postings):
             self._post_all(broker_id, peer)
 
-    def _way(self, partition: TopicIdPartition, acks: int) -> _Way:
+    def _way(self, partition: TopicIdPartition, acks: int) -> LeaderQueue:
         key = (partition, acks == ACKS_ALL)
         way = self._ways.get(key)
         if way is None:
             self._forget_deleted()
-            way = self._ways[key] = _Way(partition, self._producer_ids[acks == ACKS_ALL])
+            way = self._ways[key] = LeaderQueue(partition, self._producer_ids[acks == ACKS_ALL])
         return way
 
     def _forget_deleted(self) -> None:
@@ -302,21 +312,21 @@ class ForwardedProduces:
                 if registration is not None and registration.leader_epoch > epoch:
                     call.hasten(DEPOSED_GRACE_MS)
 
-    def _resume(self, way: _Way) -> None:
+    def _resume(self, way: LeaderQueue) -> None:
         if way.pause is not None:
             way.pause.cancel()
             way.pause = None
         self._paused.discard(way)
         self._pump_soon(way)
 
-    def _expire_at(self, way: _Way, deadline_ms: int) -> None:
+    def _expire_at(self, way: LeaderQueue, deadline_ms: int) -> None:
         if way.expiry is not None:
             way.expiry.cancel()
         delay_s = max(EXPIRY_STEP_MS, deadline_ms - self._clock.monotonic_ms()) / 1000
         way.expiry_ms = deadline_ms
         way.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, way)
 
-    def _expire(self, way: _Way) -> None:
+    def _expire(self, way: LeaderQueue) -> None:
         if way.expiry is not None:
             way.expiry.cancel()
             way.expiry = None
@@ -328,7 +338,7 @@ class ForwardedProduces:
 
     # sending
 
-    def _pump(self, way: _Way) -> None:
+    def _pump(self, way: LeaderQueue) -> None:
         """Send whatever may be sent now."""
         if way.pause is not None or self._tasks is None:
             return
@@ -340,7 +350,7 @@ class ForwardedProduces:
             way.asks_id = True
             self._tasks.create_task(self._spare_id(way))
 
-    async def _spare_id(self, way: _Way) -> None:
+    async def _spare_id(self, way: LeaderQueue) -> None:
         try:
             way.channel.spare_producer_id = await self._ids.next()
         except KafkaError as error:
@@ -349,7 +359,7 @@ class ForwardedProduces:
         way.asks_id = False
         self._expire(way)
 
-    def _gather(self, way: _Way, crossing: InFlightBatch, *, may_begin: bool) -> bool:
+    def _gather(self, way: LeaderQueue, crossing: InFlightBatch, *, may_begin: bool) -> bool:
         """Have it posted at the end of this turn; False where there is more to it than that."""
         image = self._image()
         registration = image.partition(*way.partition)
@@ -387,7 +397,7 @@ class ForwardedProduces:
             self._posted.add(posting.way)
 
     def _answered(
-        self, way: _Way, crossing: InFlightBatch, body: bytes, error: KafkaError | None
+        self, way: LeaderQueue, crossing: InFlightBatch, body: bytes, error: KafkaError | None
     ) -> None:
         """To a posted request."""
         way.calls.pop(crossing, None)
@@ -403,7 +413,7 @@ class ForwardedProduces:
             error = self._bug(way, failure)
         self._ended(way, crossing, base_offset, error)
 
-    async def _send(self, way: _Way, crossing: InFlightBatch, *, may_begin: bool) -> None:
+    async def _send(self, way: LeaderQueue, crossing: InFlightBatch, *, may_begin: bool) -> None:
         base_offset, failed = -1, None
         try:
             base_offset = await self._attempt(way.partition, crossing, may_begin=may_begin)
@@ -414,7 +424,7 @@ class ForwardedProduces:
         self._ended(way, crossing, base_offset, failed)
 
     def _ended(
-        self, way: _Way, crossing: InFlightBatch, base_offset: int, error: KafkaError | None
+        self, way: LeaderQueue, crossing: InFlightBatch, base_offset: int, error: KafkaError | None
     ) -> None:
         """An attempt."""
         if error is None:
@@ -426,12 +436,12 @@ class ForwardedProduces:
         self._pump_soon(way)
 
     @staticmethod
-    def _bug(way: _Way, error: Exception) -> KafkaError:
+    def _bug(way: LeaderQueue, error: Exception) -> KafkaError:
         _log.error("forward failed partition=%s", way.partition, exc_info=error)
         text = f"this broker met {type(error).__name__}"
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
-    def _pause(self, way: _Way, error: KafkaError) -> None:
+    def _pause(self, way: LeaderQueue, error: KafkaError) -> None:
         """Before the first is sent again. One that is numbered anew need not wait."""
         if way.pause is None and way.channel.has_failed:
             unknown = error.outcome is Outcome.UNKNOWN
@@ -503,3 +513,51 @@ def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
         return [(text, len(records))]
     half = len(records) // 2
     return [*_texts(records[:half]), *_texts(records[half:])]
+
+
+ALLOCATE_TIMEOUT_MS = 5_000
+"""How long an active controller is looked for: an election takes about one second."""
+
+
+class ProducerIds:
+    """Hands out each id of its blocks once. On the broker's loop.
+
+    Invariant T5: a block is one broker incarnation's, and kept in memory only. What is left of it
+    dies with the process; a lost answer wastes a block. So no id is ever handed out twice.
+    """
+
+    def __init__(
+        self, broker_id: BrokerId, lifecycle: Lifecycle, controllers: ControllerChannel
+    ) -> None:
+        self._broker_id = broker_id
+        self._lifecycle = lifecycle
+        self._controllers = controllers
+        self._next = self._end = 0
+        self._refilling = asyncio.Lock()
+
+    async def next(self) -> int:
+        """An id that nobody else has, or will have.
+
+        Raises:
+            KafkaError: no active controller gave a block; nothing was handed out.
+        """
+        while self._next == self._end:
+            async with self._refilling:
+                if self._next == self._end:
+                    await self._refill()
+        self._next += 1
+        return self._next - 1
+
+    async def _refill(self) -> None:
+        epoch = self._lifecycle.broker_epoch
+        if epoch is None:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this broker is not registered yet")
+        command = AllocateProducerIds(broker_id=self._broker_id, broker_epoch=epoch)
+        try:
+            block = await self._controllers.ask(command, ALLOCATE_TIMEOUT_MS)
+        except KafkaError as error:
+            text = f"no producer ids from the active controller: {error.message}"
+            raise KafkaError(error.code, text, outcome=Outcome.NOT_WRITTEN) from error
+        self._next = block.first_producer_id
+        self._end = block.first_producer_id + block.count
+        _log.info("producer ids received first=%d count=%d", self._next, block.count)

@@ -1,24 +1,21 @@
-"""What a client can ask a group coordinator. `BrokerApis.group` answers these, on any broker.
+"""Requests to a group coordinator and its answers, and their bytes between brokers.
 
-Each request names its answer as its type argument. Names are checked, settings validated and
-limits kept behind the door, so that every front end gives the same answers. What is raised is a
-`KafkaError`:
-
-- UNKNOWN_MEMBER_ID: no such instance, or its session expired; GROUP_ID_NOT_FOUND: no such group.
-- INSTANCE_ALREADY_EXISTS: the name is taken in this group.
-- ILLEGAL_STATE: subscribed and assigned by hand, seek or commit outside the assignment, commit past
-  what was delivered; FENCED_MEMBER_EPOCH: a commit without an instance while members live.
-- FORMAT_MISMATCH, SCHEMAS_NOT_SUPPORTED, UNREADABLE_RECORD: a read that can't be rendered.
-- COORDINATOR_NOT_AVAILABLE: nobody took the request in time, nothing was recorded; anything of
-  outcome unknown: it may have been (rules F1, F2: never sent again inside the cluster).
+`BrokerApis.group` answers these requests on any broker; between brokers one crosses as a JSON head
+followed by raw bytes.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
+import orjson
+
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     GroupId,
@@ -308,3 +305,86 @@ class GroupDescription:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeGroup(GroupRequest[GroupDescription]):
     """GROUP_ID_NOT_FOUND for a group without instances and offsets."""
+
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<I")
+_ANSWERS: Mapping[type[GroupRequest[Any]], Any] = {
+    CreateInstance: InstanceCreated,
+    DeleteInstance: None,
+    Subscribe: None,
+    Unsubscribe: None,
+    DescribeInstance: InstanceDescription,
+    Assign: None,
+    Poll: PolledRecords,
+    Commit: OffsetsCommitted,
+    CommittedOffsets: tuple[GroupOffset, ...],
+    Seek: None,
+    CommitGroup: None,
+    GroupOffsets: tuple[GroupOffsetRow, ...],
+    DescribeGroup: GroupDescription,
+}
+_REQUESTS: Mapping[str, type[GroupRequest[Any]]] = {cls.__name__: cls for cls in _ANSWERS}
+PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup)
+"""May be asked twice: they refresh a session at most."""
+
+
+def encode_request(request: GroupRequest[Any]) -> bytes:
+    """A GROUP body."""
+    head = orjson.dumps([type(request).__name__, request], default=_plain)
+    return _join(b'{"group":%b}' % head)
+
+
+def decode_request(body: bytes) -> GroupRequest[Any]:
+    """The inverse. INVALID_REQUEST says what is wrong."""
+    try:
+        name, fields = _head(body)[0]["group"]
+        found: GroupRequest[Any] = msgspec.convert(fields, _REQUESTS[name])
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        text = f"malformed group request: {error}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
+    return found
+
+
+def encode_answer(answer: object) -> bytes:
+    """The answer to any of them."""
+    if isinstance(answer, PolledRecords):
+        head = {"body": "", "count": answer.count, "format": answer.format}
+        return _join(b'{"answer":%b}' % orjson.dumps(head), answer.body)
+    return _join(b'{"answer":%b}' % orjson.dumps(answer, default=_plain))
+
+
+def decode_answer(request: GroupRequest[T], body: bytes) -> T:
+    """The inverse of `encode_answer`."""
+    cls = _ANSWERS[type(request)]
+    head, payload = _head(body)
+    found = head["answer"]
+    answer: Any = None
+    if cls is PolledRecords:
+        answer = PolledRecords(body=payload, count=found["count"], format=found["format"])
+    elif cls is not None:
+        answer = msgspec.convert(found, cls)
+    return answer  # type: ignore[no-any-return]
+
+
+def decode_groups(body: bytes) -> tuple[GroupDescription, ...]:
+    """The answer to LIST_GROUPS."""
+    return msgspec.convert(_head(body)[0]["answer"], tuple[GroupDescription, ...])
+
+
+def _join(head: bytes, payload: bytes = b"") -> bytes:
+    return b"".join((_LENGTH.pack(len(head)), head, payload))
+
+
+def _head(body: bytes) -> tuple[dict[str, Any], bytes]:
+    (length,) = _LENGTH.unpack_from(body)
+    end = _LENGTH.size + length
+    head: dict[str, Any] = orjson.loads(body[_LENGTH.size : end])
+    return head, body[end:]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple | frozenset):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not a field of a group request")

@@ -1,19 +1,9 @@
-"""Damaged replicas of a running broker: said to the controllers, emptied, filled again (rule Q5).
+"""Damaged replicas of a running broker: reported to the controllers, emptied, filled again.
 
-Found while they are read, these logs take no more bytes. Heartbeats name them until each is done
-with, and the controllers hand over what is led here and take the replica out of ISR and ELR, behind
-a new leader epoch, where somebody sound can lead (`raft_metadata.controller.partition_change`).
-
-A log is set aside only once this broker's own image, which is committed, shows all of that:
-somebody else leads, this replica counts nowhere, and the leader epoch is newer than any in which
-this log took part. An attempt in flight that would put it back is of an older leader epoch, and
-refused; its leader knows of no session of that log any more (rule R4). A crash at any point leaves
-the mark, so that the next start refuses the log and reports it (rule R6); one behind the move
-leaves an empty replica, which counts nowhere.
-
-Where nobody sound can lead, this replica leads on: what is readable is served, what is not is
-refused, and nothing is emptied. Alone in ISR and ELR it takes writes, too. The damaged records are
-gone here then, unless an operator finds them in another replica's copy.
+The log manager reports damage that it finds in an open log; heartbeats carry it to the controllers,
+which hand over leadership and remove the replica from the ISR behind a new leader epoch. Only then
+is the log quarantined and filled from the leader; the last good copy is never emptied (rules Q5,
+R4, R6; ADR 0009).
 """
 
 from __future__ import annotations
@@ -25,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from broker.log.directory_files import DAMAGED_COPIES_MAX, FOLDER, text_of
 from broker.log.disk import TRANSIENT_ERRNOS
 from broker.log.log_directory import InDoubtError
-from broker.replication import event_notes
+from broker.replication import events
 from broker.replication.frames import key_of
-from broker.replication.partition_state import LeaderState
+from broker.replication.leader_state import LeaderState
 from raft_metadata.common.ids import LeaderEpoch, PartitionEpoch
 from raft_metadata.records.commands import DamagedReplica, replica_partition
 from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
@@ -41,11 +31,8 @@ if TYPE_CHECKING:
     from broker.replication.replica import Replica
     from raft_metadata.common.faults import FaultHandler
     from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicId, TopicIdPartition
-    from raft_metadata.image.metadata_image import (
-        MetadataImage,
-        PartitionRegistration,
-        TopicImage,
-    )
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
+
 
 LOOK_AGAIN_MS = 500
 """How often a replica that could not be set aside (the disk is full) is looked at again."""
@@ -110,7 +97,7 @@ class Repairs:
             if where is None:
                 continue
             replica = self._host.replica(where)
-            event_notes.note_lost(self._events, where, replica, error)
+            events.note_lost(self._events, where, replica, error)
             if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
                 # An older controller learns of it from the registration of the next life only.
                 self._events.close()
@@ -268,7 +255,7 @@ class Repairs:
         _log.warning("damaged log set aside, filled again log=%s leader=%d reason=%s",
             replica.log.name, registration.leader, self._reasons[key],
         )  # fmt: skip
-        event_notes.note_repaired(self._events, replica.partition.id, self._reasons[key])
+        events.note_repaired(self._events, replica.partition.id, self._reasons[key])
         self._host.release(replica)
         return False
 

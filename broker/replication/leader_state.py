@@ -1,8 +1,11 @@
-"""What the leader of a partition knows and decides: followers, ISR, high watermark. Pure.
+"""State and decisions of a partition's leader: followers, ISR proposals, high watermark. Pure.
 
-One quantity decides everything, the end of a replica as this leader may count it: its durable end
-for ``flush=ack``, its log end for ``flush=os`` (rule R1). All follower state belongs to one leader
-epoch and one session and is made anew with either (rule R4).
+`Partition` owns one `LeaderState` for each leader epoch and calls it when followers open sessions
+or acknowledge, when an image changes the partition, and when time passes.
+
+One quantity decides everything, the counted end of a replica: its durable end for ``flush=ack``,
+its log end for ``flush=os`` (rule R1). All follower state belongs to one leader epoch and one
+session and is created anew with either (rule R4).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Opens, sets aside and purges the logs of a broker's replicas, as the image allows."""
+"""Opens, quarantines and purges the logs of this broker's replicas, as the image allows.
+
+Used by the `ReplicaManager`. A log is removed only for a recorded fact: its topic was deleted, or
+its replica was assigned to another broker (rule M5). A damaged log is quarantined only once the
+controller has recorded the damage (rule R6).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.log.disk import TRANSIENT_ERRNOS
-from broker.replication.event_notes import note_repaired
+from broker.replication.events import note_repaired
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from broker.replication.events import EventSink
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
+
 QUARANTINED_AT_ONCE = 50
 """Logs moved with one tick: more would hold the loop longer than a heartbeat."""
 PURGE_CHECK_MS = 10_000
@@ -30,7 +36,7 @@ REMOVED_MARK = ":removed"
 _log = logging.getLogger("broker.replication")
 
 
-class LogKeeper:
+class ReplicaLogs:
     """Owned by the `ReplicaManager`, which calls it only with images of this incarnation's life."""
 
     def __init__(

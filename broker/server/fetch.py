@@ -1,0 +1,275 @@
+"""Reads of one partition on their way to its leader, or to a replica in the reader's rack (KIP-392).
+
+`BrokerApis` calls it for every fetch and look-up: a read is served here, or forwarded once within a
+named time. Reads from followers are opt-in by ``replica.selector`` = rack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from broker.replication.partition import Following
+from broker.server import forwarding
+from broker.server.local_partitions import LocalPartitions, Read, Reads, ServingReplica
+from raft_metadata.common.configs.table import REPLICA_SELECTOR
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.image.metadata_image import broker_layers
+from raft_metadata.records.records import BrokerState
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.ports import PeerChannel
+    from broker.replication.replica import Replica
+    from broker.replication.replica_manager import ReplicaManager
+    from broker.server.requests import FetchRequest, FetchResult
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import BrokerId, TopicIdPartition
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.server.groups import LeaderRouter
+    from broker.server.requests import FetchRequest, FetchResult, OffsetsResult
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
+    from raft_metadata.image.metadata_image import PartitionRegistration
+
+    Existing = Callable[[TopicName, PartitionId], Awaitable[TopicIdPartition]]
+
+LEADER_MOVE_MS: Final = 300
+"""A planned move of a leader takes tens of milliseconds: a read is tried so long at least, also one
+that will not wait for records."""
+LEADER_WAIT_MS: Final = 2_000
+"""For a leader, by who asks where a partition begins and ends and can't say how long: where one has
+died, the next one is there after a session of 1,200 ms and an election."""
+ANSWER_GRACE_MS: Final = 1_000
+"""A leader's answer is waited for so much longer than it was asked to wait: it has to be read and
+to come here. One that hangs holds nobody up for longer than this."""
+TIME_LOOKUP_MS: Final = 5_000
+"""The same for a look-up by time, which may have to read much of the log."""
+
+
+class ReadRouting:
+    """On the broker's loop; keeps nothing itself."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        local: LocalPartitions,
+        existing: Existing,
+        routing: LeaderRouter,
+        clock: Clock,
+    ) -> None:
+        """``existing``: where a partition is, or UNKNOWN_TOPIC_OR_PARTITION."""
+        self._broker_id = config.broker_id
+        self._limits = config.limits
+        self._local = local
+        self._existing = existing
+        self._routing = routing
+        self._clock = clock
+
+    async def fetch(
+        self, request: FetchRequest, follower_reads: FollowerReads | None
+    ) -> FetchResult:
+        """See `BrokerApis`. ``follower_reads``: who serves readers that name their rack."""
+        limits = self._limits
+        partition = await self._existing(request.topic, request.partition)
+        max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))
+        wait_until_ms = self._clock.monotonic_ms() + max_wait_ms
+        patience_ms = max(max_wait_ms, request.leader_wait_ms, LEADER_MOVE_MS)
+        deadline_ms = self._clock.monotonic_ms() + patience_ms
+        if follower_reads is not None and request.rack is not None:
+            found = await follower_reads.fetch(request, partition, max_wait_ms)
+            if found is not None:
+                return found
+
+        async def attempt(registration: PartitionRegistration, _timeout_ms: int) -> FetchResult:
+            wait_ms = max(0, wait_until_ms - self._clock.monotonic_ms())
+            read = Read(
+                partition=partition,
+                offset=request.offset,
+                timestamp_ms=request.timestamp_ms,
+                max_bytes=max(1, min(request.max_bytes, limits.max_fetch_bytes)),
+                max_wait_ms=wait_ms,
+                packed=request.packed,
+            )
+            if registration.leader == self._broker_id:
+                return await self._local.fetch(read)
+            grace_ms = ANSWER_GRACE_MS if request.timestamp_ms is None else TIME_LOOKUP_MS
+            body = forwarding.encode_fetch(read)
+            answer = await self._ask(
+                partition, registration, forwarding.FETCH, body, wait_ms + grace_ms
+            )
+            return forwarding.decode_fetch(answer)
+
+        return await self._routing.routed(partition, attempt, deadline_ms, pure=True)
+
+    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+        """See `BrokerApis`."""
+        place = await self._existing(topic, partition)
+        deadline_ms = self._clock.monotonic_ms() + LEADER_WAIT_MS
+
+        async def attempt(registration: PartitionRegistration, _timeout_ms: int) -> OffsetsResult:
+            if registration.leader == self._broker_id:
+                return self._local.offsets(place)
+            body = forwarding.encode_offsets(place)
+            answer = await self._ask(place, registration, forwarding.OFFSETS, body, ANSWER_GRACE_MS)
+            return forwarding.decode_offsets(answer)
+
+        return await self._routing.routed(place, attempt, deadline_ms, pure=True)
+
+    async def _ask(
+        self,
+        partition: TopicIdPartition,
+        registration: PartitionRegistration,
+        kind: int,
+        body: bytes,
+        within_ms: int,
+    ) -> bytes:
+        """The leader's answer, within that time to the millisecond: a read may be given up."""
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                return await self._routing.forward(partition, registration, kind, body, within_ms)
+        except TimeoutError:
+            text = f"broker {registration.leader}, the leader, did not answer within {within_ms} ms"
+            raise KafkaError(
+                ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN
+            ) from None
+
+
+ANSWER_MARGIN_MS = 1_000
+"""A replica that is this late with an answer is not waited for: the leader is asked."""
+
+
+class FollowerReads:
+    """Owned by the broker, on its loop. Stateless but for the count of reads that wait here."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        manager: ReplicaManager,
+        peers: PeerChannel,
+        clock: Clock,
+        is_proven: Callable[[], bool],
+    ) -> None:
+        """``is_proven``: an active controller knew this broker less than a session ago."""
+        self._me = config.broker_id
+        self._static = config.static()
+        self._limits = config.limits
+        self._manager = manager
+        self._peers = peers
+        self._clock = clock
+        self._is_proven = is_proven
+        self._reads = Reads(config.limits.max_parked_fetches, clock)
+
+    # the broker that was asked
+
+    async def fetch(
+        self, request: FetchRequest, partition: TopicIdPartition, max_wait_ms: int
+    ) -> FetchResult | None:
+        """What a replica in the reader's rack serves; None: the leader is to be asked."""
+        image = self._manager.image
+        registration = image.partition(*partition)
+        if registration is None or request.rack is None or request.offset is None:
+            return None
+        if broker_layers(image, self._me, self._static).word(REPLICA_SELECTOR) != "rack":
+            return None
+        follower_reads = choose(image, partition, registration, request.rack, self._me)
+        if follower_reads is None:
+            return None
+        read = Read(
+            partition=partition,
+            offset=request.offset,
+            timestamp_ms=None,
+            max_bytes=max(1, min(request.max_bytes, self._limits.max_fetch_bytes)),
+            max_wait_ms=max_wait_ms,
+            packed=request.packed,
+        )
+        try:
+            if follower_reads == self._me:
+                return await self.serve(read)
+            return await self._ask(image, follower_reads, read)
+        except (KafkaError, TimeoutError):
+            return None  # whatever was the matter there, the leader knows
+
+    async def _ask(self, image: MetadataImage, follower_reads: BrokerId, read: Read) -> FetchResult:
+        peer = image.brokers[follower_reads].peer
+        body, timeout_ms = forwarding.encode_fetch(read), read.max_wait_ms + ANSWER_MARGIN_MS
+        async with asyncio.timeout(timeout_ms / 1000):
+            answer = await self._peers.call(
+                follower_reads, peer, forwarding.FETCH_NEAR, body, timeout_ms
+            )
+        return forwarding.decode_fetch(answer)
+
+    # the broker that serves
+
+    async def serve(self, read: Read) -> FetchResult:
+        """Read from a replica that is followed here; wait for the first record as long as asked.
+
+        OFFSET_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER: the leader is to be asked.
+        """
+        offset = -1 if read.offset is None else read.offset
+        deadline_ms = self._clock.monotonic_ms() + read.max_wait_ms
+
+        def standing() -> ServingReplica:
+            replica, role = self._in_sync(read.partition)
+            return ServingReplica(replica, role.leader, role.epoch)
+
+        found = await self._reads.read(
+            offset, read.max_bytes, deadline_ms, standing, _check_range, packed=read.packed
+        )
+        return replace(found, served_by=self._me)
+
+    def _in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:
+        """The replica here, while it may serve; between this check and the read is no await."""
+        replica = self._manager.replica(place)
+        image = self._manager.image
+        registration, mine = image.partition(*place), image.brokers.get(self._me)
+        if replica is None or registration is None or mine is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        role = replica.partition.role
+        serves = (
+            isinstance(role, Following)
+            and role.session is not None
+            and role.epoch == registration.leader_epoch
+            and self._me in registration.isr
+            and mine.broker_epoch == self._manager.broker_epoch
+            and mine.state is BrokerState.UNFENCED
+            and self._is_proven()
+        )
+        if not serves or not isinstance(role, Following):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not in sync here, or not proven")
+        return replica, role
+
+
+def _check_range(replica: Replica, offset: int) -> None:
+    if not replica.log.log_start_offset <= offset <= replica.log.log_end_offset:
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
+
+
+def choose(
+    image: MetadataImage,
+    partition: TopicIdPartition,
+    registration: PartitionRegistration,
+    rack: str,
+    me: BrokerId,
+) -> BrokerId | None:
+    """A live in-sync follower in that rack, this broker first; None where the leader is to serve.
+
+    That is where the leader is in that rack itself, and where nobody is. Pure.
+    """
+    follower_reads = [
+        replica
+        for replica in registration.replicas
+        if replica in registration.isr
+        and (broker := image.brokers.get(replica)) is not None
+        and broker.rack == rack
+        and broker.state is BrokerState.UNFENCED
+    ]
+    if not follower_reads or registration.leader in follower_reads or not registration.has_leader:
+        return None
+    return me if me in follower_reads else follower_reads[partition.partition % len(follower_reads)]
