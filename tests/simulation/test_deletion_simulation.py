@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from broker.replication import partition
+from broker.replication import partition as replication
 from broker.replication.leader_state import LeaderState
 from broker.replication.partition import ReplicaLog
 from raft_metadata.common.ids import BrokerId
@@ -62,7 +62,7 @@ class DeletingWorld(World):
             self._judge(broker.id, start, leads=isinstance(role, LeaderState))
             if isinstance(role, LeaderState) and start > self.answered:
                 known = broker.image.partition(*partition.id)
-                if not partition.lacking(role, known, partition.log, start):
+                if not replication.lacking(role, known, partition.log, start):
                     self.answered, self.answers = start, self.answers + 1
 
     def _judge(self, broker: int, start: int, *, leads: bool) -> None:
@@ -127,7 +127,7 @@ def _without(
     role: LeaderState, log: ReplicaLog, who: Iterable[BrokerId], offset: int
 ) -> frozenset[BrokerId]:
     late = {one for one in who if one != role.me and role.start_of(one) < offset}
-    return frozenset(late if partition.proven(log) >= offset else late | {role.me})
+    return frozenset(late if replication.proven(log) >= offset else late | {role.me})
 
 
 def _leader_alone(
@@ -155,7 +155,7 @@ def _any_image(
     return _without(role, log, role.maximal_isr().union(eligible), offset)
 
 
-_lacking = partition.lacking
+_lacking = replication.lacking
 
 
 def _leader_as_it_shows(
@@ -188,7 +188,7 @@ def _said_before_it_is_durable(log: Any) -> int:
 def test_each_line_that_keeps_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, line: str, mutant: object, first: int
 ) -> None:
-    monkeypatch.setattr(partition, line, mutant)
+    monkeypatch.setattr(replication, line, mutant)
     for seed in range(first, first + SEEDS_MAX):
         try:
             run(seed)

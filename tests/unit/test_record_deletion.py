@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from broker.replication import partition
+from broker.replication import partition as replication
 from broker.replication.frames import UNTOLD, Ack, Open, Push, Valid
 from broker.replication.leader_state import LeaderState
 from broker.replication.log_start_manager import DELETIONS_MAX, LogTrimming
@@ -150,14 +150,14 @@ async def test_a_leader_that_has_just_started_over_answers_once_that_is_durable(
     pair.replica.partition.high_watermark = 30
     pair.other_says(30)
     assert log.log_start_offset == 30
-    assert partition.proven(log) == 0
+    assert replication.proven(log) == 0
     deletion = pair.delete(25)
     for _ in range(3):
         await asyncio.sleep(0)
         assert not deletion.done()
     async with asyncio.timeout(20):
         assert await deletion == 30
-    assert partition.proven(log) == 30
+    assert replication.proven(log) == 30
 
 
 async def test_so_many_deletions_wait_and_one_more_is_refused(pair: Pair) -> None:
@@ -242,7 +242,7 @@ def test_rule_r10_who_may_lead_next_is_waited_for_and_nobody_else() -> None:
     role = known_leader((ONE, TWO))
 
     def lacking(image: PartitionRegistration | None, offset: int) -> frozenset[BrokerId]:
-        return partition.lacking(role, image, begins_at(6), offset)
+        return replication.lacking(role, image, begins_at(6), offset)
 
     assert lacking(known(role), 5) == frozenset()
     assert lacking(known(role), 6) == {TWO}
@@ -261,10 +261,10 @@ def test_rule_r10_a_leader_that_started_over_is_waited_for_as_its_followers_are(
     """Killed before that is on its disk, it leads again with the log that it was."""
     role, log = known_leader((ONE, TWO)), begins_at(5)
     log.durable_end = 3
-    assert partition.lacking(role, known(role), log, 5) == {ONE}
-    assert partition.lacking(role, known(role), log, 6) == {ONE, TWO}
+    assert replication.lacking(role, known(role), log, 5) == {ONE}
+    assert replication.lacking(role, known(role), log, 6) == {ONE, TWO}
     log.durable_end = 5
-    assert partition.lacking(role, known(role), log, 5) == frozenset()
+    assert replication.lacking(role, known(role), log, 5) == frozenset()
 
 
 def test_rule_r10_a_replica_joins_only_where_the_leader_begins() -> None:
