@@ -96,7 +96,7 @@ class Sender:
             accept=V2,
             timeout_s=REQUEST_TIMEOUT_S,
             leader_key=None if chunk.partition is None else (chunk.topic, chunk.partition),
-            also_parsed=(503,),
+            parsed_error_statuses=(503,),
         )
 
 

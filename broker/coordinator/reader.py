@@ -1,4 +1,4 @@
-"""Reads of consumer instances: fetch the assigned partitions, render the records, move positions once.
+"""Reads of consumer instances: fetch assigned partitions, render records, move positions once.
 
 The `GroupCoordinator` runs a read for each poll of an instance. The ports name what it needs of the
 broker around it; ``broker.server`` implements them.

@@ -1,4 +1,4 @@
-"""Group epoch, target assignment, and the steps by which members reach their targets. Pure (KIP-848).
+"""Group epoch, target assignment, and the steps of members towards their targets. Pure (KIP-848).
 
 The coordinator's `Shard` calls it when membership, subscriptions or topics change. `assign` is
 Kafka's range assignor on the server; a partition is revoked by its old owner before its new owner

@@ -1,4 +1,4 @@
-"""Sends ISR proposals to the active controller: many in one command, each its own attempt (rule M3).
+"""ISR proposals to the active controller: many in one command, each its own attempt (rule M3).
 
 The `ReplicaManager` hands it the proposals of led partitions; it batches those of one turn of the
 event loop, and reports to each partition whether its attempt was accepted, refused or is unknown.

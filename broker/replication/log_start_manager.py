@@ -1,4 +1,4 @@
-"""Moves the log starts of led partitions: retention, and deletions that operators request (rule R10).
+"""Log starts of led partitions: retention, and deletions that operators request (rule R10).
 
 The `ReplicaManager` runs a round of retention at an interval. A deletion is answered once no clean
 election can bring the records back: every replica that may lead next has the new start on its disk.

@@ -1,4 +1,4 @@
-"""Reads of one partition on their way to its leader, or to a replica in the reader's rack (KIP-392).
+"""Reads on their way to the partition's leader, or to a replica in the reader's rack (KIP-392).
 
 `BrokerApis` calls it for every fetch and look-up: a read is served here, or forwarded once within a
 named time. Reads from followers are opt-in by ``replica.selector`` = rack.

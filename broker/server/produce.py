@@ -1,4 +1,4 @@
-"""Records of one partition on their way to its leader: here, in order, or under a client's own sequence.
+"""Records on their way to their partition's leader: here, in order, or under a client's sequence.
 
 `record_checks` refuses single records by what the topic's configs say; the others go to the local
 leader or to `forwarded_produces`.

@@ -17,11 +17,23 @@ from typing import Any
 
 import click
 
-from http_api.cli.options import client_of, format_option, print_json, says_errors, url_option
+from http_api.cli.options import (
+    client_of,
+    format_option,
+    print_client_errors,
+    print_json,
+    url_option,
+)
 from http_api.client import admin
 from http_api.client.calls import ClientError
-from http_api.client.load_run import Counts, LoadRun, Work
-from http_api.client.load_work import Budget, ReadOn, WriteBatches
+from http_api.client.load_run import (
+    ConnectionWork,
+    Counts,
+    LoadRun,
+    ReadPartition,
+    RecordBudget,
+    WriteBatches,
+)
 from http_api.client.transport import Client
 from http_api.node.process_setup import run_loop
 
@@ -65,14 +77,14 @@ records_option = click.option(
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchTopic:
     """Topic of a benchmark, with the client that finds its partitions' leaders."""
 
     client: Client
     cluster_id: str
     topic: str
     partitions: int
-    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    client_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while `client` is used, which only one thread may do at a time."""
 
     async def leader_of(self, partition: int) -> str:
@@ -83,7 +95,7 @@ class Bench:
             raise ConnectionError(str(error)) from error
 
     def _leader_of(self, partition: int) -> str:
-        with self.one_at_a_time:
+        with self.client_lock:
             call = admin.partition(self.cluster_id, self.topic, partition)
             leader = self.client.run(call).leader
             brokers = self.client.run(admin.brokers(self.cluster_id))
@@ -122,7 +134,7 @@ def bench() -> None:
 @duration_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def produce(  # noqa: PLR0913, PLR0917 one argument an option
     topic: str | None,
     partitions: int,
@@ -137,13 +149,13 @@ def produce(  # noqa: PLR0913, PLR0917 one argument an option
     form: str,
 ) -> int:
     """Write records, straight to the leaders, each connection one request after the other."""
-    with client_of(url) as client, _bench(client, topic, partitions) as found:
-        budget = Budget(records)
+    with client_of(url) as client, _bench_topic(client, topic, partitions) as found:
+        budget = RecordBudget(records)
         works = _writes(found, connections, batch, size, acks, budget)
         seconds = _duration(duration_s, records)
         run = _run(found, works, seconds, throughput, form)
-    asked = {"batch": batch, "size": size, "acks": acks}
-    return _print("produce", found, run, connections, asked, form)
+    arguments = {"batch": batch, "size": size, "acks": acks}
+    return _print("produce", found, run, connections, arguments, form)
 
 
 @bench.command()
@@ -162,7 +174,7 @@ def produce(  # noqa: PLR0913, PLR0917 one argument an option
 @duration_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def fetch(  # noqa: PLR0913, PLR0917 one argument an option
     topic: str | None,
     partitions: int,
@@ -178,9 +190,9 @@ def fetch(  # noqa: PLR0913, PLR0917 one argument an option
 
     Each reads its partition to the end once; with --duration again and again until time is up.
     """
-    with client_of(url) as client, _bench(client, topic, partitions) as found:
+    with client_of(url) as client, _bench_topic(client, topic, partitions) as found:
         if topic is None:
-            budget = Budget(records)
+            budget = RecordBudget(records)
             fill = _writes(found, max(4, found.partitions), FILL_BATCH, size, "all", budget)
             filled = _run(found, fill, 0.0, 0.0, "quiet").counts
             if filled.errors:
@@ -188,7 +200,7 @@ def fetch(  # noqa: PLR0913, PLR0917 one argument an option
                 raise click.ClickException(msg)
         again = duration_s is not None
         works = [
-            ReadOn(found.topic, number % found.partitions, max_bytes, again=again)
+            ReadPartition(found.topic, number % found.partitions, max_bytes, again=again)
             for number in range(connections)
         ]
         run = _run(found, works, duration_s or 0.0, 0.0, form)
@@ -202,23 +214,23 @@ def _duration(duration_s: float | None, records: int | None) -> float:
 
 
 @contextmanager
-def _bench(client: Client, topic: str | None, partitions: int) -> Iterator[Bench]:
+def _bench_topic(client: Client, topic: str | None, partitions: int) -> Iterator[BenchTopic]:
     """Yield the named topic, or a new one that is deleted afterwards."""
     cluster_id = client.run(admin.cluster()).cluster_id
     if topic is not None:
         found = client.run(admin.topic(cluster_id, topic))
-        yield Bench(client, cluster_id, topic, found.partitions_count)
+        yield BenchTopic(client, cluster_id, topic, found.partitions_count)
         return
     name = f"bench-{secrets.token_hex(4)}"
     client.run(admin.create_topic(cluster_id, name, partitions=partitions))
     try:
-        yield Bench(client, cluster_id, name, partitions)
+        yield BenchTopic(client, cluster_id, name, partitions)
     finally:
         client.run(admin.delete_topic(cluster_id, name))
 
 
 def _writes(
-    found: Bench, connections: int, batch: int, size: int, acks: str, budget: Budget
+    found: BenchTopic, connections: int, batch: int, size: int, acks: str, budget: RecordBudget
 ) -> list[WriteBatches]:
     chance = random.Random()
     return [
@@ -228,7 +240,7 @@ def _writes(
 
 
 def _run(
-    found: Bench, works: Sequence[Work], duration_s: float, per_s: float, form: str
+    found: BenchTopic, works: Sequence[ConnectionWork], duration_s: float, per_s: float, form: str
 ) -> LoadRun:
     run = LoadRun(works, found.leader_of, duration_s=duration_s, records_per_s=per_s)
     progress: Callable[[float, Counts], None] | None = None if form == "quiet" else _progress
@@ -247,7 +259,12 @@ def _progress(now_s: float, recent: Counts) -> None:
 
 
 def _print(
-    kind: str, found: Bench, run: LoadRun, connections: int, asked: dict[str, Any], form: str
+    kind: str,
+    found: BenchTopic,
+    run: LoadRun,
+    connections: int,
+    arguments: dict[str, Any],
+    form: str,
 ) -> int:
     counts, elapsed_s = run.counts, max(run.elapsed_s, 1e-6)
     times = counts.latencies
@@ -256,7 +273,7 @@ def _print(
         "topic": found.topic,
         "partitions": found.partitions,
         "connections": connections,
-        **asked,
+        **arguments,
         "seconds": round(run.elapsed_s, 3),
         "requests": counts.requests,
         "records": counts.records,

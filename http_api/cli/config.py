@@ -1,7 +1,7 @@
 """``quorumlog config list | describe | set | reset``, of a topic, a broker or the cluster.
 
 The first words of a command name the resource (`topic orders`, `broker 1`, `cluster`); the rest are
-names or NAME=VALUE arguments. Calls are those of `http_api.client.admin_configs`.
+names or NAME=VALUE arguments. Calls are those of `http_api.client.admin`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import click
 from http_api.cli.options import (
     client_of,
     dry_run_option,
-    each,
     format_option,
-    pairs,
+    parse_pairs,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
+    run_for_each,
     url_option,
 )
-from http_api.client import admin, admin_configs
-from http_api.client.admin_configs import ConfigInfo, ConfigPlace
+from http_api.client import admin
+from http_api.client.admin import ConfigInfo, ConfigPlace
 
 PLACE = "{topic TOPIC | broker BROKER | cluster}"
 PLACE_OR_ALL = "{topic TOPIC | broker BROKER | brokers | cluster}"
@@ -41,14 +41,14 @@ def config() -> None:
 @click.option("--changed", is_flag=True, help="Only what is not the default.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def list_configs(words: tuple[str, ...], changed: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """List what is in force, and who said so."""
-    place, rest = _place(words, writing=False)
-    _no_more(rest)
+    place, rest = _parse_place(words, writing=False)
+    _refuse_words(rest)
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(admin_configs.configs(cluster_id, place))
+        found = client.run(admin.configs(cluster_id, place))
     shown = [one for one in found if not (changed and one.is_default)]
     if form == "json":
         print_json([_row(one) for one in shown])
@@ -69,18 +69,18 @@ def list_configs(words: tuple[str, ...], changed: bool, url: str, form: str) -> 
 @click.argument("words", metavar=f"{PLACE} NAME...", nargs=-1, required=True)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def describe(words: tuple[str, ...], url: str, form: str) -> int:
     """Show configs with all that was said, what they mean, and what they may be."""
-    place, names = _place(words, writing=True)
-    _some(names, "NAME")
+    place, names = _parse_place(words, writing=True)
+    _require_words(names, "NAME")
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
         def read(name: str) -> dict[str, object]:
-            return _row(client.run(admin_configs.config(cluster_id, place, name)))
+            return _row(client.run(admin.config(cluster_id, place, name)))
 
-        return each(names, read, form, _described)
+        return run_for_each(names, read, form, _description_lines)
 
 
 @config.command("set")
@@ -88,12 +88,12 @@ def describe(words: tuple[str, ...], url: str, form: str) -> int:
 @dry_run_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def set_configs(words: tuple[str, ...], dry_run: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """Set configs: all of them, or none where one is refused."""
-    place, texts = _place(words, writing=True)
-    _some(texts, "NAME=VALUE")
-    _alter(place, dict(pairs(texts, "set")), url, form, dry_run=dry_run)
+    place, texts = _parse_place(words, writing=True)
+    _require_words(texts, "NAME=VALUE")
+    _alter(place, dict(parse_pairs(texts, "set")), url, form, dry_run=dry_run)
 
 
 @config.command()
@@ -101,11 +101,11 @@ def set_configs(words: tuple[str, ...], dry_run: bool, url: str, form: str) -> N
 @dry_run_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def reset(words: tuple[str, ...], dry_run: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """Reset configs to what the cluster, the node's file or the default says."""
-    place, names = _place(words, writing=True)
-    _some(names, "NAME")
+    place, names = _parse_place(words, writing=True)
+    _require_words(names, "NAME")
     _alter(place, dict.fromkeys(names), url, form, dry_run=dry_run)
 
 
@@ -114,7 +114,7 @@ def _alter(
 ) -> None:
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
-        client.run(admin_configs.alter_configs(cluster_id, place, changes, validate_only=dry_run))
+        client.run(admin.alter_configs(cluster_id, place, changes, validate_only=dry_run))
     if form == "json":
         print_json(
             [{"name": name, "value": value, "dry_run": dry_run} for name, value in changes.items()]
@@ -125,31 +125,31 @@ def _alter(
         click.echo(f"{could}reset {name}" if value is None else f"{could}set {name}={value}")
 
 
-def _place(words: tuple[str, ...], *, writing: bool) -> tuple[ConfigPlace, tuple[str, ...]]:
+def _parse_place(words: tuple[str, ...], *, writing: bool) -> tuple[ConfigPlace, tuple[str, ...]]:
     """Return the resource that ``words`` begin with, and the words after it."""
     kind, rest = words[0], words[1:]
     if kind == "cluster":
-        return admin_configs.OF_CLUSTER, rest
+        return admin.OF_CLUSTER, rest
     if kind == "brokers" and not writing:
-        return admin_configs.OF_BROKERS, rest
+        return admin.OF_BROKERS, rest
     if kind == "topic" and rest:
-        return admin_configs.of_topic(rest[0]), rest[1:]
+        return admin.of_topic(rest[0]), rest[1:]
     if kind == "broker" and rest:
         if not (rest[0].isascii() and rest[0].isdecimal()):
             msg = f"broker {rest[0]!r}: expected a broker id"
             raise click.UsageError(msg)
-        return admin_configs.of_broker(int(rest[0])), rest[1:]
+        return admin.of_broker(int(rest[0])), rest[1:]
     msg = f"{' '.join(words[:2])!r}: expected {PLACE if writing else PLACE_OR_ALL}"
     raise click.UsageError(msg)
 
 
-def _some(words: tuple[str, ...], what: str) -> None:
+def _require_words(words: tuple[str, ...], what: str) -> None:
     if not words:
         msg = f"expected {what}, one or several"
         raise click.UsageError(msg)
 
 
-def _no_more(words: tuple[str, ...]) -> None:
+def _refuse_words(words: tuple[str, ...]) -> None:
     if words:
         msg = f"unexpected {words[0]!r}; `config describe` shows single configs"
         raise click.UsageError(msg)
@@ -161,7 +161,7 @@ def _row(one: ConfigInfo) -> dict[str, object]:
     }
 
 
-def _described(row: dict[str, object]) -> str:
+def _description_lines(row: dict[str, object]) -> str:
     synonyms = row["synonyms"]
     assert isinstance(synonyms, list)
     update = "read-only" if row["is_read_only"] else row["update"]

@@ -17,7 +17,7 @@ import click
 import msgspec
 import orjson
 
-from http_api.cli.options import client_of, format_option, says_errors, url_option
+from http_api.cli.options import client_of, format_option, print_client_errors, url_option
 from http_api.client import admin
 from http_api.client.calls import ApiError, ClientError
 from http_api.client.consumer import FetchPage, PartitionEnds, Record, ends, fetch
@@ -30,7 +30,7 @@ PAGES_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ConsumeArguments:
     """Arguments of the command that say what to read."""
 
     topic: str
@@ -40,7 +40,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PartitionRange:
     """Offsets of a partition to read: from ``start``, and up to ``end`` unless following."""
 
     partition: int
@@ -64,7 +64,7 @@ class Range:
 @click.option("--binary", is_flag=True, help="Bytes written as binary: printed as they are.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def consume(  # noqa: PLR0913, PLR0917 the options of the command
     topic: str,
     partition: int | None,
@@ -83,7 +83,7 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
     --binary).
     """
     _check_offset(offset)
-    wanted = Wanted(topic=topic, offset=offset, follow=follow, binary=binary)
+    wanted = ConsumeArguments(topic=topic, offset=offset, follow=follow, binary=binary)
     with client_of(url) as client:
         ranges = _ranges(client, wanted, partition)
         if follow and len(ranges) > 1:
@@ -109,7 +109,9 @@ def _check_offset(text: str) -> None:
         raise click.UsageError(msg)
 
 
-def _ranges(client: Client, wanted: Wanted, partition: int | None) -> list[Range]:
+def _ranges(
+    client: Client, wanted: ConsumeArguments, partition: int | None
+) -> list[PartitionRange]:
     found = client.run(admin.cluster())
     client.routes.add(broker.url for broker in client.run(admin.brokers(found.cluster_id)))
     if partition is not None:
@@ -124,14 +126,16 @@ def _ranges(client: Client, wanted: Wanted, partition: int | None) -> list[Range
     return ranges
 
 
-def _range(client: Client, wanted: Wanted, partition: int, *, alone: bool) -> Range:
+def _range(
+    client: Client, wanted: ConsumeArguments, partition: int, *, alone: bool
+) -> PartitionRange:
     limits = client.run(ends(wanted.topic, partition))
     start = _start(wanted.offset, limits)
     place = f"{wanted.topic}-{partition} holds offsets {limits.beginning} to {limits.end}"
     if start < limits.beginning or (start > limits.end and alone):
         msg = f"-o {wanted.offset}: {place} (the next to be written)"
         raise click.ClickException(msg)
-    return Range(partition, min(start, limits.end), limits.end)
+    return PartitionRange(partition, min(start, limits.end), limits.end)
 
 
 def _start(offset: str, limits: PartitionEnds) -> int:
@@ -143,7 +147,7 @@ def _start(offset: str, limits: PartitionEnds) -> int:
     return number if not offset.startswith("-") else max(limits.beginning, limits.end + number)
 
 
-def _read(client: Client, wanted: Wanted, part: Range) -> Iterator[FetchPage]:
+def _read(client: Client, wanted: ConsumeArguments, part: PartitionRange) -> Iterator[FetchPage]:
     offset = part.start
     while wanted.follow or offset < part.end:
         wait_ms = FOLLOW_WAIT_MS if wanted.follow else 1_000
@@ -163,7 +167,9 @@ def _read(client: Client, wanted: Wanted, part: Range) -> Iterator[FetchPage]:
         offset = page.next_offset
 
 
-def _follow_all(client: Client, wanted: Wanted, ranges: list[Range]) -> Iterator[FetchPage]:
+def _follow_all(
+    client: Client, wanted: ConsumeArguments, ranges: list[PartitionRange]
+) -> Iterator[FetchPage]:
     """Yield pages of all partitions as they arrive.
 
     Each partition has a thread and a client of its own, because a long poll occupies its
@@ -171,7 +177,7 @@ def _follow_all(client: Client, wanted: Wanted, ranges: list[Range]) -> Iterator
     """
     pages: queue.Queue[FetchPage | Exception] = queue.Queue(PAGES_AHEAD)
 
-    def follow(part: Range) -> None:
+    def follow(part: PartitionRange) -> None:
         try:
             with Client(client.routes.urls) as own:
                 for page in _read(own, wanted, part):

@@ -9,13 +9,13 @@ import click
 from http_api.cli.options import (
     client_of,
     format_option,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
     url_option,
 )
-from http_api.client import admin, admin_partitions
-from http_api.client.admin_partitions import ElectionInfo
+from http_api.client import admin
+from http_api.client.admin import ElectionInfo
 
 all_option = click.option("--all", "everywhere", is_flag=True, help="Every partition.")
 topic_option = click.option("-t", "--topic", help="One topic.")
@@ -33,7 +33,7 @@ def elect() -> None:
 @partition_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def preferred(
     everywhere: bool,  # noqa: FBT001 a flag of the command line
     topic: str | None,
@@ -52,7 +52,7 @@ def preferred(
 @click.option("-y", "--yes", is_flag=True, help="Yes: acknowledged records may be lost.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def unclean(
     everywhere: bool,  # noqa: FBT001 a flag of the command line
     topic: str | None,
@@ -83,9 +83,9 @@ def _elect(
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
         if topic is None or partition is None:
-            rows = client.run(admin_partitions.elect_leaders(cluster_id, topic, election))
+            rows = client.run(admin.elect_leaders(cluster_id, topic, election))
         else:
-            call = admin_partitions.elect_leader(cluster_id, topic, partition, election)
+            call = admin.elect_leader(cluster_id, topic, partition, election)
             leader = client.run(call).leader
             rows = [
                 ElectionInfo(

@@ -17,9 +17,9 @@ from http_api.cli.options import (
     client_of,
     error_text,
     format_option,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
     url_option,
 )
 from http_api.client import admin, groups
@@ -41,7 +41,7 @@ def group() -> None:
 @group.command("list")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def list_groups(url: str, form: str) -> None:
     """List the groups with their state and coordinator."""
     with client_of(url) as client:
@@ -60,7 +60,7 @@ def list_groups(url: str, form: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class GroupPartition:
     """A partition with a committed offset of the group, or owned by a member."""
 
     topic: str
@@ -73,12 +73,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class GroupDescription:
     """A group with its members and partitions."""
 
     info: groups.GroupInfo
     members: Sequence[groups.GroupMember]
-    rows: Sequence[Row]
+    rows: Sequence[GroupPartition]
 
     @property
     def total_lag(self) -> int:
@@ -90,13 +90,13 @@ class Description:
 @click.argument("names", nargs=-1, required=True)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def describe(names: tuple[str, ...], url: str, form: str) -> int:
     """Show members, committed offsets and lag per partition.
 
     A name that fails does not stop the next, but the exit code is 1.
     """
-    found: list[Description] = []
+    found: list[GroupDescription] = []
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
         for name in names:
@@ -112,7 +112,7 @@ def describe(names: tuple[str, ...], url: str, form: str) -> int:
     return 0 if len(found) == len(names) else 1
 
 
-def _describe(client: Client, cluster_id: str, name: str) -> Description:
+def _describe(client: Client, cluster_id: str, name: str) -> GroupDescription:
     info = client.run(groups.describe_group(cluster_id, name))
     members = client.run(groups.members(cluster_id, name))
     offsets = client.run(groups.group_offsets(cluster_id, name))
@@ -128,7 +128,7 @@ def _describe(client: Client, cluster_id: str, name: str) -> Description:
         lag = None if one is None else one.lag
         end = None if one is None or lag is None else one.offset + lag
         rows.append(
-            Row(
+            GroupPartition(
                 topic=place[0],
                 partition=place[1],
                 current_offset=None if one is None else one.offset,
@@ -138,7 +138,7 @@ def _describe(client: Client, cluster_id: str, name: str) -> Description:
                 client_id=None if owner is None else owner.client_id,
             )
         )
-    return Description(info=info, members=members, rows=rows)
+    return GroupDescription(info=info, members=members, rows=rows)
 
 
 def _assignment(client: Client, cluster_id: str, name: str, member_id: str) -> list[Place]:
@@ -150,7 +150,7 @@ def _assignment(client: Client, cluster_id: str, name: str, member_id: str) -> l
         return []  # the member has left since the list was read
 
 
-def _print_description(found: Description) -> None:
+def _print_description(found: GroupDescription) -> None:
     info = found.info
     click.echo(
         f"group {info.group} state={info.state.lower()} coordinator={info.coordinator} "
@@ -181,7 +181,7 @@ def _print_description(found: Description) -> None:
         click.echo(f"without partitions: {', '.join(idle)}")
 
 
-def _description_json(found: Description) -> dict[str, object]:
+def _description_json(found: GroupDescription) -> dict[str, object]:
     return asdict(found.info) | {
         "members": [asdict(member) for member in found.members],
         "total_lag": found.total_lag,
@@ -212,7 +212,7 @@ def _description_json(found: Description) -> dict[str, object]:
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would be done, do nothing.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def seek(
     name: str,
     target: str,
@@ -225,15 +225,15 @@ def seek(
 
     An offset outside of a partition's log becomes its nearer end.
     """
-    where = _target(target)
-    wanted = [_wanted(text) for text in topics]
+    where = _parse_target(target)
+    wanted = [_parse_topic(text) for text in topics]
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
         before = {
             (one.topic, one.partition): one.offset
             for one in client.run(groups.group_offsets(cluster_id, name))
         }
-        places = _places(client, wanted) if wanted else sorted(before)
+        places = _partitions_to_seek(client, wanted) if wanted else sorted(before)
         if not places:
             msg = f"group {name} has committed nothing; say --topic"
             raise click.ClickException(msg)
@@ -243,11 +243,11 @@ def seek(
     _print_moves(before, after, form, dry_run=dry_run)
 
 
-Where = str | int | datetime
+SeekTo = str | int | datetime
 """Target of a seek: ``beginning``, ``end``, an offset, or a time."""
 
 
-def _target(text: str) -> Where:
+def _parse_target(text: str) -> SeekTo:
     if text in {"beginning", "end"}:
         return text
     if text.isascii() and text.isdecimal():
@@ -264,7 +264,7 @@ def _target(text: str) -> Where:
     raise click.UsageError(msg + "2026-01-31T12:00:00Z")
 
 
-def _wanted(text: str) -> tuple[str, list[int] | None]:
+def _parse_topic(text: str) -> tuple[str, list[int] | None]:
     found = _TOPIC.fullmatch(text)
     if found is None:
         msg = f"--topic {text!r}: expected TOPIC or TOPIC:0,1"
@@ -272,7 +272,9 @@ def _wanted(text: str) -> tuple[str, list[int] | None]:
     return found[1], None if found[2] is None else [int(part) for part in found[2].split(",")]
 
 
-def _places(client: Client, wanted: Sequence[tuple[str, list[int] | None]]) -> list[Place]:
+def _partitions_to_seek(
+    client: Client, wanted: Sequence[tuple[str, list[int] | None]]
+) -> list[Place]:
     found: set[Place] = set()
     for topic, numbers in wanted:
         there = client.run(admin.partition_ids(topic))
@@ -284,7 +286,7 @@ def _places(client: Client, wanted: Sequence[tuple[str, list[int] | None]]) -> l
     return sorted(found)
 
 
-def _resolve(client: Client, place: Place, where: Where) -> int:
+def _resolve(client: Client, place: Place, where: SeekTo) -> int:
     limits = client.run(ends(*place))
     if isinstance(where, int):
         return max(limits.beginning, min(where, limits.end))

@@ -1,37 +1,212 @@
-"""``quorumlog log dump | chain | salvage``: read and check a broker's log files on the disk.
+"""``quorumlog log dump | chain | salvage``: a broker's log files on the disk.
 
-Works on a running node or a stopped one, through `broker.log.inspection` and
-`broker.log.hash_chain`, which are imported when a command runs. A path may be a segment file, a
-partition's folder, a log folder or a node's folder. Only salvage changes files.
+`dump` and `chain` work on a running node or a stopped one, through `broker.log.inspection` and
+`broker.log.hash_chain`, and change nothing; a path may be a segment file, a partition's folder, a
+log folder or a node's folder. `salvage` makes a log that a broker can open from the rest of a
+damaged one: it locks the broker's folder, plans (`broker.log.salvage`), checks that the disk has
+room, replaces the log, and prints the offsets that were lost and the command that brings the
+partition back. Modules of `broker` are imported when a command runs.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from http_api.cli.log_salvage import salvage
-from http_api.cli.options import format_option, says_errors
-from http_api.node.exits import EXIT_STORAGE, NodeExit
+from http_api.cli.options import format_option, print_client_errors
+from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
 
 if TYPE_CHECKING:
     from broker.log.hash_chain import SegmentPlace
     from broker.log.inspection import FoundBatch, InspectionReport
+    from broker.log.salvage import Salvage, SalvagePlan, SalvageResult
+
+
+_RECOVERY = (
+    "replicas that hold more lead, and fill this one. If there is none, have it lead with what it "
+    "has:"
+)
+SMALL_FILES_BYTES = 1_048_576
+"""Bytes that must be free in addition to the batches, for checkpoints and directories."""
+
+
+@click.command()
+@click.argument(
+    "folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be lost, change nothing.")
+@click.option("--topic-id", help="Whose log it is, where its own partition.json can't be read.")
+@format_option
+@print_client_errors
+def salvage(
+    folder: Path,
+    dry_run: bool,  # noqa: FBT001 a flag of the command line
+    topic_id: str | None,
+    form: str,
+) -> int:
+    """Make a log that can be opened of what is left in DIR, a partition's folder.
+
+    The broker must not run (exit code 75, naming its pid). Sound batches stay as they are, at their
+    offsets; damaged ones are covered by empty batches, or cut where nothing sound follows. What is
+    lost is said offset by offset. The damaged log is kept beside, which needs as much room as what
+    is left takes. A log that a start can open is left alone.
+
+    Afterwards the broker reports the partition as unclean, so that nobody counts on it, and the
+    cluster records it; where no other replica holds the data, an unclean election brings it back.
+    """
+    from raft_metadata.common.errors import CorruptionError
+
+    folder = folder.resolve()
+    with ExitStack() as stack:
+        try:
+            work = _open_salvage(stack, folder, topic_id)
+            plan = work.plan()
+            if dry_run:
+                _print_plan(plan, None, form)
+                return 0
+            _check_room(plan, folder)
+            done = work.run()
+        except (CorruptionError, OSError) as error:
+            raise NodeExit(EXIT_STORAGE, f"{error}; nothing was replaced") from error
+        _print_plan(done.plan, done, form)
+    return 0
+
+
+def _open_salvage(stack: ExitStack, folder: Path, topic_id: str | None) -> Salvage:
+    """Lock the node as its broker would and return the salvage of ``folder``.
+
+    Raises `NodeExit` with the pid of a process that holds the lock.
+    """
+    from broker.log.disk import Disk
+    from broker.log.log_manager import LOCK_FILE
+    from broker.log.salvage import Salvage
+    from http_api.node.node_folder import META_FILE, PID_FILE, FolderLock
+    from raft_metadata.common.ids import TopicId
+
+    root, node = folder.parent, folder.parent.parent
+    name, _, number = folder.name.rpartition("-")
+    if not (name and number.isdecimal() and (root / LOCK_FILE).exists()):
+        msg = f"{folder}: expected a partition's folder in a broker's, like broker-1/log/orders-0"
+        raise click.UsageError(msg)
+    if (node / META_FILE).exists():
+        lock = FolderLock(node / PID_FILE)
+        lock.acquire(str(node))
+        stack.callback(lock.release)
+    disk = Disk()
+    descriptor = disk.open(str(root / LOCK_FILE))
+    stack.callback(disk.close, descriptor)
+    try:
+        disk.lock(descriptor)
+    except BlockingIOError as error:
+        msg = f"{root} is locked by a running process"
+        raise NodeExit(EXIT_LOCKED, msg) from error
+    known = None if topic_id is None else TopicId(topic_id)
+    return Salvage(disk, str(root), folder.name, topic_id=known)
+
+
+def _check_room(plan: SalvagePlan, folder: Path) -> None:
+    needed, free = plan.size + SMALL_FILES_BYTES, shutil.disk_usage(folder).free
+    if plan.is_damaged and free < needed:
+        msg = (
+            f"what is left of {folder} takes {needed} bytes beside the damaged log, which is "
+            f"kept, and {free} are free: nothing was changed"
+        )
+        raise NodeExit(EXIT_STORAGE, msg)
+
+
+def _print_plan(plan: SalvagePlan, done: SalvageResult | None, form: str) -> None:
+    """Print a plan and its result; ``done`` is None for a dry run."""
+    if form == "json":
+        click.echo(json.dumps(_plan_facts(plan, done), indent=2, ensure_ascii=False))
+        return
+    if done is not None and done.finished_earlier:
+        text = f"a salvage that was interrupted is finished: {done.finished_earlier} is kept"
+        click.echo(text)
+    for lost in plan.lost:
+        click.echo(
+            f"lost: offsets {lost.first_offset} to {lost.last_offset} "
+            f"({lost.last_offset + 1 - lost.first_offset})"
+        )
+        for place in lost.bytes:
+            click.echo(f"  {place.file} bytes {place.start} to {place.end}")
+        if not lost.bytes:
+            click.echo("  nothing stands in their place")
+        if not lost.is_covered:
+            click.echo(f"  the log ends at {plan.log_end}: new records get these offsets again")
+    for note in plan.notes:
+        click.echo(f"note: {note}")
+    if not plan.is_damaged:
+        click.echo(
+            f"{plan.directory}: offsets {plan.log_start} to {plan.log_end}: "
+            "it can be opened, nothing was changed"
+        )
+        if plan.marked:
+            click.echo(
+                f"the broker reports it as unclean ({plan.marked}): {_RECOVERY}\n  {_command(plan)}"
+            )
+        return
+    verb = "would be" if done is None else "is"
+    click.echo(
+        f"{plan.directory}: {verb} a log from offset {plan.log_start} to {plan.log_end}, "
+        f"{plan.size} bytes, {plan.offsets_lost} offsets lost"
+    )
+    if done is not None:
+        click.echo(
+            f"the damaged log is kept in {done.copy}\n"
+            f"the broker reports this partition as unclean at its next start: {_RECOVERY}\n"
+            f"  {_command(plan)}"
+        )
+
+
+def _command(plan: SalvagePlan) -> str:
+    return f"quorumlog elect unclean --topic {plan.topic} --partition {plan.key.partition} --yes"
+
+
+def _plan_facts(plan: SalvagePlan, done: SalvageResult | None) -> dict[str, object]:
+    return {
+        "folder": plan.directory,
+        "topic": plan.topic,
+        "partition": plan.key.partition,
+        "topic_id": plan.key.topic_id,
+        "is_damaged": plan.is_damaged,
+        "dry_run": done is None,
+        "log_start": plan.log_start,
+        "log_end": plan.log_end,
+        "bytes": plan.size,
+        "offsets_lost": plan.offsets_lost,
+        "lost": [
+            {
+                "first_offset": lost.first_offset,
+                "last_offset": lost.last_offset,
+                "count": lost.last_offset + 1 - lost.first_offset,
+                "is_covered": lost.is_covered,
+                "places": [place._asdict() for place in lost.bytes],
+            }
+            for lost in plan.lost
+        ],
+        "notes": plan.notes,
+        "copy": None if done is None or not done.copy else done.copy,
+        "finished_earlier": None if done is None else done.finished_earlier or None,
+        "next_command": _command(plan) if plan.is_damaged or plan.marked else None,
+    }
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-LOOKS = 3
+CHECKS_MAX = 3
 """Most times that files are checked: a running node may truncate, roll or remove them meanwhile."""
 _FORMATS = ("json", "binary", "string")
 
 
-def _says_storage_errors(command: Command) -> Command:
+def _exit_on_storage_error(command: Command) -> Command:
     """Wrap a command so that unreadable files end it with exit code 74, as they end a node."""
 
     @functools.wraps(command)
@@ -70,8 +245,8 @@ log.add_command(salvage)
 @click.option("--from", "start", type=click.IntRange(min=0), default=0, help="First offset.")
 @click.option("--limit", type=click.IntRange(min=1), help="Print at most so many batches.")
 @format_option
-@says_errors
-@_says_storage_errors
+@print_client_errors
+@_exit_on_storage_error
 def dump(
     path: Path,
     verify: bool,  # noqa: FBT001 a flag of the command line
@@ -93,7 +268,7 @@ def dump(
         return _verify(path, form)
     left = limit if limit is not None else 1 << 62
     are_wanted = path.is_file() if records is None else records
-    for place in _places(path):
+    for place in _segments_at(path):
         if not left:
             break
         left -= _dump_segment(place, start, left, form, records=are_wanted)
@@ -115,7 +290,7 @@ def _dump_segment(place: SegmentPlace, start: int, most: int, form: str, *, reco
             return printed
         printed += 1
         if form == "json":
-            click.echo(json.dumps(_facts(found, records=records), ensure_ascii=False))
+            click.echo(json.dumps(_batch_facts(found, records=records), ensure_ascii=False))
             continue
         click.echo(_line(found))
         if records:
@@ -130,7 +305,7 @@ def _lines(found: FoundBatch) -> list[bytes]:
     return found.lines.split(b"\n")[:-1]
 
 
-def _facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
+def _batch_facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
     from broker.record.batch import is_stamped
 
     header = found.header
@@ -170,7 +345,7 @@ def _format(bits: int) -> str:
 
 
 def _line(found: FoundBatch) -> str:
-    facts, header = _facts(found, records=False), found.header
+    facts, header = _batch_facts(found, records=False), found.header
     producer = "-"
     if header.producer_id >= 0:
         producer = f"{header.producer_id}/{header.producer_epoch}/{header.base_sequence}"
@@ -204,7 +379,7 @@ def _time(milliseconds: int) -> str:
 # -- finding segments at a path
 
 
-def _places(path: Path) -> Iterator[SegmentPlace]:
+def _segments_at(path: Path) -> Iterator[SegmentPlace]:
     from broker.log.hash_chain import places_in
 
     if path.is_file():
@@ -251,24 +426,24 @@ def _verify(path: Path, form: str) -> int:
 
         _segment_place(path)
         end = _clean_end(path.parent)
-        reports = [_looked_at(path.parent, lambda: check_segment(path, end))]
+        reports = [_check_unchanged(path.parent, lambda: check_segment(path, end))]
     else:
-        reports = [_checked(folder) for folder in _folders(path)]
+        reports = [_check_folder(folder) for folder in _folders(path)]
     for report in reports:
         _print_report(report, form)
     return 1 if any(report.is_damaged for report in reports) else 0
 
 
-def _checked(folder: Path) -> InspectionReport:
+def _check_folder(folder: Path) -> InspectionReport:
     from broker.log.inspection import check_folder
 
     end = _clean_end(folder)
-    return _looked_at(folder, lambda: check_folder(folder, end))
+    return _check_unchanged(folder, lambda: check_folder(folder, end))
 
 
-def _looked_at(folder: Path, check: Callable[[], InspectionReport]) -> InspectionReport:
+def _check_unchanged(folder: Path, check: Callable[[], InspectionReport]) -> InspectionReport:
     """Return the report of ``check``, repeated if it finds damage while files were changing."""
-    for _ in range(LOOKS - 1):
+    for _ in range(CHECKS_MAX - 1):
         before = _listing(folder)
         report = check()
         if not report.is_damaged or _listing(folder) == before:
@@ -325,8 +500,8 @@ def _print_report(report: InspectionReport, form: str) -> None:
 @click.option("--from", "start", type=click.IntRange(min=0), help="Lowest base offset.")
 @click.option("--to", "end", type=click.IntRange(min=0), help="Where it ends; default: the end.")
 @format_option
-@says_errors
-@_says_storage_errors
+@print_client_errors
+@_exit_on_storage_error
 def chain(path: Path, start: int | None, end: int | None, form: str) -> int:
     """The hash chain of a partition's folder: equal on all replicas that hold the same.
 

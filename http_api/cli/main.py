@@ -36,8 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "partition": ("http_api.cli.partition:partition", "List and describe partitions."),
     "reassign": ("http_api.cli.reassign:reassign", "Move replicas to other brokers."),
     "elect": ("http_api.cli.elect:elect", "Elect leaders, preferred or unclean."),
-    "broker": ("http_api.cli.broker:broker", "Run one broker; list, describe, drain them."),
-    "controller": ("http_api.cli.node:controller", "Run one controller, or have it rejoin."),
+    "broker": ("http_api.cli.nodes:broker", "Run one broker; list, describe, drain them."),
+    "controller": ("http_api.cli.nodes:controller", "Run one controller, or have it rejoin."),
 }
 
 
@@ -89,7 +89,7 @@ def cli() -> None:
     """
 
 
-def _ending(error: NodeExit, arguments: list[str]) -> str:
+def _exit_text(error: NodeExit, arguments: list[str]) -> str:
     """Return an error as a line, or as a JSON object if the command has --format json."""
     says_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     if not says_json:
@@ -112,6 +112,6 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_KILLED
     except NodeExit as error:
-        click.echo(_ending(error, arguments), err=True)
+        click.echo(_exit_text(error, arguments), err=True)
         return error.code
     return result if isinstance(result, int) else 0

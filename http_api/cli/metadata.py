@@ -1,22 +1,207 @@
 """``quorumlog metadata dump | get``: the metadata log as readable facts, any part of the image.
 
 Facts come from a broker, or with --dir from the folder of a stopped controller (`offline_dump`).
+`line_of` formats a fact as a line for people, with a function for each type of fact;
+`raft_metadata.image.facts` defines the facts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from http_api.cli.fact_lines import line_of
-from http_api.cli.options import client_of, format_option, print_json, says_errors, url_option
+from http_api.cli.options import (
+    client_of,
+    format_option,
+    print_client_errors,
+    print_json,
+    url_option,
+)
 from http_api.client import admin
-from http_api.client import metadata as calls
+from http_api.client import cluster_state as calls
 from http_api.client.transport import Client
+
+Fact = Mapping[str, Any]
+
+NO_LEADER = -1
+"""Broker id in a fact that stands for no leader."""
+
+
+def line_of(fact: Fact) -> str:
+    """Return a fact as a line: offset, controller epoch, time, and the change.
+
+    ``1042 e3 2026-11-21T12:01:07.123Z partition orders-2: leader 1 -> 3 epoch 4 isr [3,2]``.
+    """
+    format_change = FORMATTERS.get(str(fact.get("type")), _unknown_type)
+    return f"{_position(fact)} {format_change(fact)}".rstrip()
+
+
+def _position(fact: Fact) -> str:
+    if fact.get("snapshot"):
+        return "snapshot"
+    return f"{fact['offset']} e{fact['epoch']} {fact.get('time') or '-'}"
+
+
+def _snapshot(fact: Fact) -> str:
+    return f"of everything below offset {fact['next_offset']}, epoch {fact['controller_epoch']}"
+
+
+def _partition(fact: Fact) -> str:
+    before: Fact = fact.get("before") or {}
+    words = [f"partition {_topic(fact)}-{fact['partition']}:"]
+    words.append(_change_of("leader", _leader(before.get("leader")), _leader(fact["leader"])))
+    words.append(f"epoch {fact['leader_epoch']}")
+    words += [_change_of(name, _ids(before.get(name)), _ids(fact[name])) for name in ("isr", "elr")]
+    replicas = _ids(fact.get("replicas"))
+    if replicas is not None and (not before or _ids(before.get("replicas")) != replicas):
+        words.append(_change_of("replicas", _ids(before.get("replicas")), replicas))
+    words += [f"{name} {_ids(fact[name])}" for name in ("adding", "removing") if fact.get(name)]
+    if fact.get("last_known_elr"):
+        words.append(f"last_known_elr {_ids(fact['last_known_elr'])}")
+    if fact.get("unclean"):
+        words.append("UNCLEAN election: acknowledged records may be gone")
+    return " ".join(words)
+
+
+def _change_of(name: str, before: str | None, now: str | None) -> str:
+    if before is None or before == now:
+        return f"{name} {now}"
+    return f"{name} {before} -> {now}"
+
+
+def _leader(broker_id: int | None) -> str | None:
+    if broker_id is None:
+        return None
+    return "none" if broker_id == NO_LEADER else str(broker_id)
+
+
+def _ids(brokers: Sequence[int] | None) -> str | None:
+    return None if brokers is None else "[" + ",".join(map(str, brokers)) + "]"
+
+
+def _topic(fact: Fact) -> str:
+    """Return the topic's name, or its id if the name is not known any more."""
+    return str(fact.get("topic") or fact.get("topic_id"))
+
+
+def _topic_created(fact: Fact) -> str:
+    return f"topic {fact['name']}: created, {fact['partitions_count']} partitions"
+
+
+def _topic_grown(fact: Fact) -> str:
+    return f"topic {_topic(fact)}: grows to {fact['partitions_count']} partitions"
+
+
+def _topic_deleted(fact: Fact) -> str:
+    return f"topic {_topic(fact)}: deleted"
+
+
+def _broker_registered(fact: Fact) -> str:
+    words = f"broker {fact['broker_id']}: registered at {fact['http']} epoch {fact['broker_epoch']}"
+    if fact.get("rack"):
+        words += f" rack {fact['rack']}"
+    unclean = len(fact.get("unclean_partitions") or ())
+    if unclean:
+        words += f", {unclean} unclean partitions"
+    ranges = fact.get("unclean_ranges") or ()
+    if ranges:
+        among = sum(last - first + 1 for _, first, last in ranges)
+        words += f", all replicas among {among} partitions unclean"
+    return words
+
+
+def _broker_changed(fact: Fact) -> str:
+    before: Fact = fact.get("before") or {}
+    state = _change_of("state", before.get("state"), fact["state"])
+    return f"broker {fact['broker_id']}: {state}" + ("" if fact["settled"] else ", not settled")
+
+
+def _broker_drained(fact: Fact) -> str:
+    return f"broker {fact['broker_id']}: drain {fact['scope']}"
+
+
+def _broker_unregistered(fact: Fact) -> str:
+    return f"broker {fact['broker_id']}: unregistered"
+
+
+def _config(fact: Fact) -> str:
+    owner = fact["resource_type"]
+    name = fact.get("topic") or fact["resource_name"]
+    before: Fact = fact.get("before") or {}
+    where = f"{owner} {name}".rstrip()
+    if fact["value"] is None:
+        return f"config of {where}: {fact['name']} reset to its default"
+    if before.get("value") is None:
+        return f"config of {where}: {fact['name']} = {fact['value']}"
+    return f"config of {where}: {fact['name']} = {before['value']} -> {fact['value']}"
+
+
+def _producer_ids(fact: Fact) -> str:
+    return f"producer ids below {fact['next_producer_id']}: handed to broker {fact['broker_id']}"
+
+
+def _feature_level(fact: Fact) -> str:
+    return f"metadata.version {fact['level']}"
+
+
+def _quota(fact: Fact) -> str:
+    who = ",".join(f"{part[0]}={part[1] or '<default>'}" for part in fact["entity"])
+    value = "removed" if fact["value"] is None else f"= {fact['value']:g}"
+    return f"quota of {who}: {fact['key']} {value}"
+
+
+def _acl(fact: Fact) -> str:
+    return (
+        f"acl {fact['acl_id']}: {fact['permission']} {fact['principal']} {fact['operation']} on "
+        f"{fact['resource_type']} {fact['resource_name']} ({fact['pattern_type']}) "
+        f"from {fact['host']}"
+    )
+
+
+def _acl_removed(fact: Fact) -> str:
+    return f"acl {fact['acl_id']}: removed"
+
+
+def _user(fact: Fact) -> str:
+    return f"user {fact['name']}: {fact['mechanism']} password set"
+
+
+def _user_removed(fact: Fact) -> str:
+    return f"user {fact['name']}: {fact['mechanism']} password removed"
+
+
+def _unknown_type(fact: Fact) -> str:
+    """Return all fields of a fact whose type this version does not know."""
+    shown = {"offset", "epoch", "time", "type", "snapshot"}
+    rest = " ".join(f"{key}={value}" for key, value in fact.items() if key not in shown)
+    return f"{fact.get('type')}: {rest}"
+
+
+FORMATTERS: Mapping[str, Callable[[Fact], str]] = {
+    "snapshot": _snapshot,
+    "partition": _partition,
+    "partition_change": _partition,
+    "topic": _topic_created,
+    "partitions_count": _topic_grown,
+    "remove_topic": _topic_deleted,
+    "register_broker": _broker_registered,
+    "broker_registration_change": _broker_changed,
+    "broker_drain": _broker_drained,
+    "unregister_broker": _broker_unregistered,
+    "config": _config,
+    "producer_ids": _producer_ids,
+    "feature_level": _feature_level,
+    "client_quota": _quota,
+    "acl": _acl,
+    "remove_acl": _acl_removed,
+    "user_scram": _user,
+    "remove_user_scram": _user_removed,
+}
+
 
 FOLLOW_WAIT_MS = 20_000
 """Milliseconds that each long poll of ``--follow`` waits for a fact."""
@@ -41,7 +226,7 @@ def metadata() -> None:
 )
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def dump(
     start: int,
     follow: bool,  # noqa: FBT001 a flag of the command line
@@ -69,7 +254,7 @@ def _dump_log(client: Client, cluster_id: str, start: int, form: str, *, follow:
     offset = start
     while True:
         page = client.run(calls.log(cluster_id, offset, wait_ms=FOLLOW_WAIT_MS if follow else 0))
-        _print(page.facts, form)
+        _print_facts(page.facts, form)
         offset = page.next_offset
         if not follow and (not page.facts or offset >= page.end_offset):
             return
@@ -83,7 +268,7 @@ def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> N
     from http_api.cli.offline_dump import facts_of, open_log
 
     log = open_log(directory, even_if_locked=force)
-    _print(facts_of(log, start), form)
+    _print_facts(facts_of(log, start), form)
     note = (
         f"controller {log.node_id} of cluster {log.cluster_id}: snapshot up to entry "
         f"{log.snapshot_index}, journal up to entry {log.last_index} of term {log.last_term}; "
@@ -94,7 +279,7 @@ def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> N
     click.echo(note, err=True)
 
 
-def _print(facts: Iterable[Mapping[str, Any]], form: str) -> None:
+def _print_facts(facts: Iterable[Mapping[str, Any]], form: str) -> None:
     for fact in facts:
         click.echo(json.dumps(fact, ensure_ascii=False) if form == "json" else line_of(fact))
 
@@ -103,7 +288,7 @@ def _print(facts: Iterable[Mapping[str, Any]], form: str) -> None:
 @click.argument("path", default="/")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def get(path: str, url: str, form: str) -> None:
     """Print any place of the image as JSON: /brokers/1, /topics/orders/partitions/0/isr, /features.
 

@@ -74,7 +74,7 @@ def client_of(url: str) -> Client:
     return Client([part if "://" in part else f"http://{part}" for part in urls])
 
 
-def says_errors(command: Command) -> Command:
+def print_client_errors(command: Command) -> Command:
     """Wrap a command so that a `ClientError` is printed, as a line or as JSON, with exit code 1."""
 
     @functools.wraps(command)
@@ -113,7 +113,7 @@ def error_text(error: ClientError, form: str) -> str:
     return text
 
 
-def each(
+def run_for_each(
     names: Iterable[str],
     act: Callable[[str], dict[str, object]],
     form: str,
@@ -140,10 +140,10 @@ def each(
     return 1 if failed else 0
 
 
-def poll(look: Callable[[], bool], timeout_s: float) -> bool:
-    """Call ``look`` until it returns True; return False if it does not within ``timeout_s``."""
+def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
+    """Call ``is_done`` until it returns True; return False if it does not within ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
-    while not look():
+    while not is_done():
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
@@ -151,7 +151,7 @@ def poll(look: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     """Return ``KEY=VALUE`` arguments as a dict."""
     found = {}
     for text in texts:
@@ -163,7 +163,7 @@ def pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     return found
 
 
-def broker_list(text: str, separator: str, option: str) -> tuple[int, ...]:
+def parse_broker_ids(text: str, separator: str, option: str) -> tuple[int, ...]:
     """Return the broker ids that a text lists."""
     parts = text.split(separator)
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):

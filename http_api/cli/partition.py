@@ -9,12 +9,12 @@ import click
 
 from http_api.cli.options import (
     client_of,
-    each,
     format_option,
     ids,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
+    run_for_each,
     url_option,
 )
 from http_api.client import admin
@@ -22,13 +22,13 @@ from http_api.client.admin import PartitionInfo
 from http_api.client.calls import ApiError
 from http_api.client.transport import Client
 
-PLACE = re.compile(r"([^:]+):([0-9]{1,9})")
+PARTITION_NAME = re.compile(r"([^:]+):([0-9]{1,9})")
 NOBODY = "-"
 
 
-def place_of(text: str) -> tuple[str, int]:
+def parse_partition(text: str) -> tuple[str, int]:
     """Return (topic, partition) of ``TOPIC:PARTITION``."""
-    found = PLACE.fullmatch(text)
+    found = PARTITION_NAME.fullmatch(text)
     if found is None:
         msg = f"{text!r}: expected TOPIC:PARTITION, as in flights:0"
         raise click.UsageError(msg)
@@ -63,7 +63,7 @@ def partition() -> None:
 @click.option("-b", "--broker", type=int, help="Only those with a replica on this broker.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def list_partitions(
     topics: tuple[str, ...],
     leaderless: bool,  # noqa: FBT001 a flag of the command line, as the next three
@@ -88,7 +88,7 @@ def list_partitions(
         and (broker is None or broker in one.replicas)
     ]
     if form == "json":
-        print_json([row_of(one) for one in shown])
+        print_json([partition_json(one) for one in shown])
         return
     headings = (
         *("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "ELR", "OUT-OF-SYNC"),
@@ -98,14 +98,14 @@ def list_partitions(
         (
             *(one.topic, one.partition, NOBODY if one.leader is None else one.leader),
             *(one.leader_epoch, ids(one.replicas), ids(one.isr), ids(one.elr)),
-            *(ids(one.out_of_sync), _moving(one)),
+            *(ids(one.out_of_sync), _format_moves(one)),
         )
         for one in shown
     ]
     print_table(headings, rows)
 
 
-def _moving(one: PartitionInfo) -> str:
+def _format_moves(one: PartitionInfo) -> str:
     coming = f"+{ids(one.adding)}" if one.adding else ""
     going = f"-{ids(one.removing)}" if one.removing else ""
     return " ".join(filter(None, (coming, going)))
@@ -115,25 +115,25 @@ def _moving(one: PartitionInfo) -> str:
 @click.argument("places", metavar="TOPIC:PARTITION...", nargs=-1, required=True)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def describe(places: tuple[str, ...], url: str, form: str) -> int:
     """Show everything that is known of partitions."""
-    wanted = {text: place_of(text) for text in places}
+    wanted = {text: parse_partition(text) for text in places}
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
         def read(text: str) -> dict[str, object]:
-            return row_of(client.run(admin.partition(cluster_id, *wanted[text])))
+            return partition_json(client.run(admin.partition(cluster_id, *wanted[text])))
 
-        return each(places, read, form, _described)
+        return run_for_each(places, read, form, _description_lines)
 
 
-def row_of(one: PartitionInfo) -> dict[str, object]:
+def partition_json(one: PartitionInfo) -> dict[str, object]:
     """Return a partition as a JSON object."""
     return asdict(one) | {"out_of_sync": one.out_of_sync}
 
 
-def _described(row: dict[str, object]) -> str:
+def _description_lines(row: dict[str, object]) -> str:
     lines = [f"partition {row['topic']}-{row['partition']}"]
     for key, value in row.items():
         if key in {"topic", "partition"}:

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 import click
 import orjson
 
-from http_api.cli.options import client_of, format_option, print_json, says_errors, url_option
+from http_api.cli.options import (
+    client_of,
+    format_option,
+    print_client_errors,
+    print_json,
+    url_option,
+)
 from http_api.client import admin
 from http_api.client.calls import ClientError
 from http_api.client.producer import NewRecord, RecordOutcome, send
@@ -33,7 +39,7 @@ ERRORS_SHOWN = 10
 
 
 @dataclass(slots=True)
-class Tally:
+class ProduceSummary:
     """Results of the records written so far."""
 
     topic: str
@@ -68,7 +74,7 @@ class Tally:
 @click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def produce(
     topic: str,
     separator: str | None,
@@ -87,25 +93,25 @@ def produce(
     if separator == "":
         msg = "-k: expected at least one character"
         raise click.UsageError(msg)
-    tally = Tally(topic)
+    summary = ProduceSummary(topic)
     make = functools.partial(_record, separator=separator, is_json=is_json, null=null)
     try:
         with client_of(url) as client:
             _learn_brokers(client)
             for lines in _read_batches():
-                records, wrong = _records(lines, make, tally.written)
+                records, wrong = _records(lines, make, summary.written)
                 if records:
-                    tally.add(send(client, topic, records, partition=partition, acks=acks))
-                if tally.failed:
+                    summary.add(send(client, topic, records, partition=partition, acks=acks))
+                if summary.failed:
                     break
                 if wrong is not None:
                     raise wrong
     except (ClientError, click.ClickException):
-        if tally.written:
-            _print(tally, form)
+        if summary.written:
+            _print(summary, form)
         raise
-    _print(tally, form)
-    return 1 if tally.failed else 0
+    _print(summary, form)
+    return 1 if summary.failed else 0
 
 
 def _records(
@@ -185,22 +191,22 @@ def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) ->
     return NewRecord(text.encode(), key)
 
 
-def _print(tally: Tally, form: str) -> None:
-    unknown = sum(outcome.outcome is Outcome.UNKNOWN for outcome in tally.failed)
-    refused = len(tally.failed) - unknown
+def _print(summary: ProduceSummary, form: str) -> None:
+    unknown = sum(outcome.outcome is Outcome.UNKNOWN for outcome in summary.failed)
+    refused = len(summary.failed) - unknown
     if form == "json":
         places = {
             str(partition): {"first_offset": first, "last_offset": last, "count": count}
-            for partition, (first, last, count) in sorted(tally.offsets.items())
+            for partition, (first, last, count) in sorted(summary.offsets.items())
         }
         errors = [
             {"error_code": o.error_code, "error": o.error, "outcome": o.outcome.value}
-            for o in tally.failed
+            for o in summary.failed
         ]
         print_json(
             {
-                "topic": tally.topic,
-                "written": tally.written,
+                "topic": summary.topic,
+                "written": summary.written,
                 "not_written": refused,
                 "unknown": unknown,
                 "partitions": places,
@@ -208,10 +214,10 @@ def _print(tally: Tally, form: str) -> None:
             }
         )
         return
-    click.echo(f"written {tally.written} records to {tally.topic}")
-    for partition, (first, last, count) in sorted(tally.offsets.items()):
+    click.echo(f"written {summary.written} records to {summary.topic}")
+    for partition, (first, last, count) in sorted(summary.offsets.items()):
         click.echo(f"partition {partition} offsets {first}..{last} count={count}")
-    if tally.failed:
+    if summary.failed:
         click.echo(f"quorumlog: not written: {refused}, not known: {unknown}", err=True)
-        for outcome in tally.failed[:ERRORS_SHOWN]:
+        for outcome in summary.failed[:ERRORS_SHOWN]:
             click.echo(f"quorumlog: {outcome.error}", err=True)

@@ -10,13 +10,13 @@ import click
 from http_api.cli.options import (
     client_of,
     format_option,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
     url_option,
 )
 from http_api.client import admin
-from http_api.client import metadata as calls
+from http_api.client import cluster_state as calls
 
 Row = Mapping[str, Any]
 UNKNOWN = "-"
@@ -35,7 +35,7 @@ def quorum() -> None:
 )
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def describe(replication: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """Show who leads, in which epoch, how far voters and brokers have come."""
     with client_of(url) as client:
@@ -94,8 +94,8 @@ def _print_replication(found: Row) -> None:
             *(
                 (
                     *(voter["voter_id"], _voter_status(voter)),
-                    *(_known(voter["log_end_index"]), _known(voter["lag"])),
-                    *(_known(voter["contact_age_ms"]), _known(voter["caught_up_age_ms"])),
+                    *(_cell(voter["log_end_index"]), _cell(voter["lag"])),
+                    *(_cell(voter["contact_age_ms"]), _cell(voter["caught_up_age_ms"])),
                     *("yes" if voter["is_reachable"] else "no", voter["url"] or UNKNOWN),
                 )
                 for voter in found["voters"]
@@ -103,8 +103,8 @@ def _print_replication(found: Row) -> None:
             *(
                 (
                     *(row["broker_id"], f"observer {row['state']}"),
-                    *(_known(row["log_end_offset"]), _known(row["lag"])),
-                    *(_known(row["contact_age_ms"]), _known(row["caught_up_age_ms"])),
+                    *(_cell(row["log_end_offset"]), _cell(row["lag"])),
+                    *(_cell(row["contact_age_ms"]), _cell(row["caught_up_age_ms"])),
                     *(UNKNOWN, UNKNOWN),
                 )
                 for row in found["observers"]
@@ -119,5 +119,5 @@ def _voter_status(voter: Row) -> str:
     return "leader" if voter["is_leader"] else "follower"
 
 
-def _known(value: int | None) -> object:
+def _cell(value: int | None) -> object:
     return UNKNOWN if value is None else value

@@ -1,7 +1,7 @@
 """``quorumlog reassign start | list | cancel``: move replicas to other brokers.
 
 Moves are given as TOPIC:PARTITION=B,B arguments or in Kafka's JSON file. Calls are those of
-`http_api.client.admin_partitions`.
+`http_api.client.admin`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, TextIO
 import click
 
 from http_api.cli.options import (
-    broker_list,
     client_of,
     dry_run_option,
     format_option,
     ids,
-    poll,
+    parse_broker_ids,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
     timeout_option,
     url_option,
     wait_option,
+    wait_until,
 )
-from http_api.cli.partition import place_of
-from http_api.client import admin, admin_partitions
-from http_api.client.admin_partitions import AddingReplica, Place, ReassignmentInfo
+from http_api.cli.partition import parse_partition
+from http_api.client import admin
+from http_api.client.admin import AddingReplica, Place, ReassignmentInfo
 from http_api.client.transport import Client
 
 UNKNOWN = "-"
@@ -52,7 +52,7 @@ def reassign() -> None:
 @timeout_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def start(
     moves: tuple[str, ...],
     source: TextIO | None,
@@ -74,7 +74,7 @@ def start(
         raise click.UsageError(msg)
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
-        call = admin_partitions.reassign(cluster_id, wanted, validate_only=dry_run)
+        call = admin.reassign(cluster_id, wanted, validate_only=dry_run)
         started = client.run(call)
         done = True
         if wait and not dry_run:
@@ -82,7 +82,7 @@ def start(
             started = []
             for place in wanted:
                 found = client.run(admin.partition(cluster_id, *place))
-                started.append(_settled(found))
+                started.append(_completed_reassignment(found))
     if form == "json":
         print_json([asdict(one) for one in started])
     elif dry_run:
@@ -98,12 +98,12 @@ def start(
 @click.argument("topic", required=False)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def list_moves(topic: str | None, url: str, form: str) -> None:
     """List what is under way, with the lag of each replica on its way in."""
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(admin_partitions.reassignments(cluster_id, topic))
+        found = client.run(admin.reassignments(cluster_id, topic))
     if form == "json":
         print_json([asdict(one) for one in found])
     else:
@@ -115,19 +115,19 @@ def list_moves(topic: str | None, url: str, form: str) -> None:
 @click.option("--all", "everything", is_flag=True, help="All that are under way.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def cancel(places: tuple[str, ...], everything: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """Cancel reassignments: replicas that were coming go, those that were going stay."""
     if everything == bool(places):
         msg = "expected TOPIC or TOPIC:PARTITION, or --all"
         raise click.UsageError(msg)
     wanted: list[tuple[str | None, int | None]] = [
-        place_of(text) if ":" in text else (text, None) for text in places
+        parse_partition(text) if ":" in text else (text, None) for text in places
     ]
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
         for topic, number in wanted or [(None, None)]:
-            client.run(admin_partitions.cancel_reassignments(cluster_id, topic, number))
+            client.run(admin.cancel_reassignments(cluster_id, topic, number))
     named = list(places) or ["all"]
     if form == "json":
         print_json({"cancelled": named})
@@ -137,7 +137,7 @@ def cancel(places: tuple[str, ...], everything: bool, url: str, form: str) -> No
 
 def _move(text: str) -> tuple[Place, tuple[int, ...]]:
     place, _, brokers = text.partition("=")
-    return place_of(place), broker_list(brokers, ",", text)
+    return parse_partition(place), parse_broker_ids(brokers, ",", text)
 
 
 def _from_file(source: TextIO) -> dict[Place, tuple[int, ...]]:
@@ -160,13 +160,13 @@ def _wait(client: Client, cluster_id: str, wanted: set[Place], timeout_s: float)
     only = next(iter(topics)) if len(topics) == 1 else None
 
     def settled() -> bool:
-        found = client.run(admin_partitions.reassignments(cluster_id, only))
+        found = client.run(admin.reassignments(cluster_id, only))
         return wanted.isdisjoint((one.topic, one.partition) for one in found)
 
-    return poll(settled, timeout_s)
+    return wait_until(settled, timeout_s)
 
 
-def _settled(found: admin.PartitionInfo) -> ReassignmentInfo:
+def _completed_reassignment(found: admin.PartitionInfo) -> ReassignmentInfo:
     return ReassignmentInfo(
         topic=found.topic,
         partition=found.partition,

@@ -1,7 +1,7 @@
 """``quorumlog topic create | alter | list | describe | delete | trim``.
 
 Calls are those of `http_api.client.admin`; trim deletes records with
-`http_api.client.admin_partitions`.
+`http_api.client.admin`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import asdict
 import click
 
 from http_api.cli.options import (
-    broker_list,
     client_of,
     dry_run_option,
-    each,
     format_option,
     ids,
-    pairs,
+    parse_broker_ids,
+    parse_pairs,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
+    run_for_each,
     url_option,
 )
-from http_api.client import admin, admin_partitions
+from http_api.client import admin
 from http_api.client.transport import Client
 
 
@@ -51,7 +51,7 @@ def topic() -> None:
 @dry_run_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def create(
     names: tuple[str, ...],
     partitions: int | None,
@@ -63,8 +63,8 @@ def create(
     form: str,
 ) -> int:
     """Create topics. Returns once every partition has a leader that is ready."""
-    settings = pairs(configs, "-c")
-    placed = _placed(assignments)
+    settings = parse_pairs(configs, "-c")
+    replica_lists = _parse_assignments(assignments)
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
@@ -75,15 +75,15 @@ def create(
                 partitions=partitions,
                 replication_factor=replication_factor,
                 configs=settings,
-                assignments=placed,
+                assignments=replica_lists,
                 validate_only=dry_run,
             )
             return asdict(client.run(call)) | ({"dry_run": True} if dry_run else {})
 
-        return each(names, make, form, _created)
+        return run_for_each(names, make, form, _created_line)
 
 
-def _created(row: dict[str, object]) -> str:
+def _created_line(row: dict[str, object]) -> str:
     partitions, replicas = row["partitions_count"], row["replication_factor"]
     done = "could be created:" if "dry_run" in row else "created"
     return f"{done} {row['name']} partitions={partitions} replication_factor={replicas}"
@@ -100,7 +100,7 @@ def _created(row: dict[str, object]) -> str:
 @dry_run_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def alter(
     names: tuple[str, ...],
     partitions: int,
@@ -110,40 +110,40 @@ def alter(
     form: str,
 ) -> int:
     """Give topics more partitions; there are never fewer. Records with a key may move to others."""
-    placed = _placed(assignments)
+    replica_lists = _parse_assignments(assignments)
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
         def grow(name: str) -> dict[str, object]:
             new = None
-            if placed is not None:
+            if replica_lists is not None:
                 first = client.run(admin.topic(cluster_id, name)).partitions_count
-                new = dict(enumerate(placed, first))
+                new = dict(enumerate(replica_lists, first))
             call = admin.add_partitions(
                 cluster_id, name, partitions, assignments=new, validate_only=dry_run
             )
             return asdict(client.run(call)) | {"dry_run": dry_run}
 
-        return each(names, grow, form, _altered)
+        return run_for_each(names, grow, form, _altered_line)
 
 
-def _altered(row: dict[str, object]) -> str:
+def _altered_line(row: dict[str, object]) -> str:
     done = "could be altered:" if row["dry_run"] else "altered"
     return f"{done} {row['name']} partitions={row['partitions_count']}"
 
 
-def _placed(text: str | None) -> list[tuple[int, ...]] | None:
+def _parse_assignments(text: str | None) -> list[tuple[int, ...]] | None:
     """Return the replicas of every partition in a text like ``1:2,2:3``."""
     if text is None:
         return None
-    return [broker_list(part, ":", "--assignments") for part in text.split(",")]
+    return [parse_broker_ids(part, ":", "--assignments") for part in text.split(",")]
 
 
 @topic.command("list")
 @click.option("-i", "--internal", is_flag=True, help="Topics the cluster made for itself, too.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def list_topics(internal: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """List the topics."""
     with client_of(url) as client:
@@ -163,7 +163,7 @@ def list_topics(internal: bool, url: str, form: str) -> None:  # noqa: FBT001 a 
 @click.argument("names", nargs=-1, required=True)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def describe(names: tuple[str, ...], url: str, form: str) -> None:
     """Show partitions with leader, epoch, ISR and out-of-sync replicas, and the configs."""
     with client_of(url) as client:
@@ -191,10 +191,10 @@ def describe(names: tuple[str, ...], url: str, form: str) -> None:
             click.echo(f"config {key}={value}")
 
 
-Description = tuple[admin.TopicLayout, list[admin.PartitionInfo]]
+TopicDescription = tuple[admin.TopicLayout, list[admin.PartitionInfo]]
 
 
-def _describe(client: Client, cluster_id: str, name: str) -> Description:
+def _describe(client: Client, cluster_id: str, name: str) -> TopicDescription:
     layout = client.run(admin.topic_layout(name))
     return layout, client.run(admin.partitions(cluster_id, name))
 
@@ -210,7 +210,7 @@ def _description_json(
 @click.argument("names", nargs=-1, required=True)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def delete(names: tuple[str, ...], url: str, form: str) -> int:
     """Delete topics, with everything in them."""
     with client_of(url) as client:
@@ -220,7 +220,7 @@ def delete(names: tuple[str, ...], url: str, form: str) -> int:
             client.run(admin.delete_topic(cluster_id, name))
             return {"name": name}
 
-        return each(names, remove, form, lambda row: f"deleted {row['name']}")
+        return run_for_each(names, remove, form, lambda row: f"deleted {row['name']}")
 
 
 @topic.command()
@@ -234,12 +234,12 @@ def delete(names: tuple[str, ...], url: str, form: str) -> int:
 )
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def trim(name: str, partition: int, before: int, url: str, form: str) -> None:
     """Delete the beginning of a partition: every record below an offset. There is no way back."""
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
-        start = client.run(admin_partitions.delete_records(cluster_id, name, partition, before))
+        start = client.run(admin.delete_records(cluster_id, name, partition, before))
     if form == "json":
         print_json({"topic": name, "partition": partition, "log_start_offset": start})
     else:

@@ -1,8 +1,10 @@
-"""Calls about the cluster, its brokers, its topics and their partitions.
+"""Calls that administer a cluster: its brokers, topics, partitions, configs and features.
 
 Used by the command line, the Spark source, chaos tests and programs of users. Each function
 returns a `Call`, which `transport.Client` or `async_client.AsyncClient` runs; nothing here does
-I/O. Paths are those of the v3 API, and of v2 where v3 gives less (configs with a topic's layout).
+I/O. In order: cluster and topics; brokers, drains and ``metadata.version``; configs, whose
+resource a `ConfigPlace` names; reassignments, elections and deletion of records. Paths are those of
+Confluent's v3 API or extend it, and of v2 where v3 gives less (a topic's layout).
 """
 
 from __future__ import annotations
@@ -285,3 +287,415 @@ def _leader(link: Mapping[str, str] | None) -> int | None:
 
 def _in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckPartition:
+    """A partition that a drain could not move yet, and the reason."""
+
+    topic: str
+    partition: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    """Leaderships and replicas that a drain still has to move off its broker."""
+
+    is_done: bool
+    leaders_left: int
+    replicas_left: int
+    stuck: tuple[StuckPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDetails:
+    """A registered broker; ``progress`` is None unless the broker is being drained."""
+
+    info: BrokerInfo
+    progress: DrainProgress | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The finalized ``metadata.version``, and the highest level that each broker supports."""
+
+    metadata_version: int
+    supported_min: int
+    supported_max: int
+    brokers: Mapping[int, int]
+    metadata_version_before: int | None = None
+    """Level before an upgrade; None in the answer to any other call."""
+
+
+def broker(cluster_id: str, broker_id: int) -> Call[BrokerDetails]:
+    """Return the call that reads a registered broker, live or not; `ApiError` 404 if unknown."""
+    request = Request(method="GET", path=v3_path(cluster_id, "brokers", broker_id))
+    return Call(request, lambda answer: _details(answer.json()))
+
+
+def drain(cluster_id: str, broker_id: int, scope: str) -> Call[BrokerDetails]:
+    """Return the call that starts or ends the drain of a broker.
+
+    ``scope`` is ``leaders`` or ``replicas``, the partitions to move away, or ``none``, which ends
+    the drain. The moves continue after the answer; `broker` reports their progress.
+    """
+    request = Request(
+        method="POST",
+        path=v3_path(cluster_id, "brokers", f"{broker_id}:drain"),
+        body=orjson.dumps({"scope": scope}),
+        timeout_s=CREATE_TIMEOUT_S,
+    )
+    return Call(request, lambda answer: _details(answer.json()))
+
+
+def unregister(cluster_id: str, broker_id: int) -> Call[None]:
+    """Return the call that removes a broker for good.
+
+    Raises `ApiError` 40002 if the broker is live or holds replicas.
+    """
+    request = Request(
+        method="DELETE",
+        path=v3_path(cluster_id, "brokers", broker_id),
+        timeout_s=CREATE_TIMEOUT_S,
+    )
+    return Call(request, lambda _: None)
+
+
+def features(cluster_id: str) -> Call[Features]:
+    """Return the call that reads ``metadata.version`` and the levels that the brokers support."""
+    request = Request(method="GET", path=v3_path(cluster_id, "features"))
+    return Call(request, lambda answer: _features(answer.json()))
+
+
+def upgrade(
+    cluster_id: str, level: int | None = None, *, validate_only: bool = False
+) -> Call[Features]:
+    """Return the call that raises ``metadata.version`` to ``level``; the level is never lowered.
+
+    None raises it to the highest level that every node supports. ``validate_only`` changes nothing.
+    """
+    request = Request(
+        method="PATCH",
+        path=v3_path(cluster_id, "features"),
+        body=orjson.dumps({"metadata_version": level, "validate_only": validate_only}),
+        timeout_s=CREATE_TIMEOUT_S,
+    )
+    return Call(request, lambda answer: _features(answer.json()))
+
+
+def _details(row: Mapping[str, Any]) -> BrokerDetails:
+    progress = row.get("drain_progress")
+    return BrokerDetails(
+        info=broker_of(row), progress=None if progress is None else _progress(progress)
+    )
+
+
+def _progress(row: Mapping[str, Any]) -> DrainProgress:
+    return DrainProgress(
+        is_done=row["is_done"],
+        leaders_left=row["leaders_left"],
+        replicas_left=row["replicas_left"],
+        stuck=tuple(
+            StuckPartition(
+                topic=one["topic_name"], partition=one["partition_id"], reason=one["reason"]
+            )
+            for one in row["stuck"]
+        ),
+    )
+
+
+def _features(row: Mapping[str, Any]) -> Features:
+    return Features(
+        metadata_version=row["metadata_version"],
+        supported_min=row["supported_min"],
+        supported_max=row["supported_max"],
+        brokers={one["broker_id"]: one["supported_max"] for one in row["brokers"]},
+        metadata_version_before=row.get("metadata_version_before"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigPlace:
+    """Resource that owns configs: a topic, a broker, or the cluster.
+
+    Made by `of_topic` and `of_broker`, or taken from `OF_BROKERS` and `OF_CLUSTER`.
+    """
+
+    path: tuple[str | int, ...]
+
+
+def of_topic(name: str) -> ConfigPlace:
+    """Return the place of a topic's configs."""
+    return ConfigPlace(("topics", name, "configs"))
+
+
+def of_broker(broker_id: int) -> ConfigPlace:
+    """Return the place of a broker's configs."""
+    return ConfigPlace(("brokers", broker_id, "configs"))
+
+
+OF_BROKERS = ConfigPlace(("brokers", "-", "configs"))
+"""Configs of every live broker; this place can only be read."""
+OF_CLUSTER = ConfigPlace(("broker-configs",))
+"""Configs that hold for all brokers, and defaults for topics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigInfo:
+    """A config of a resource: the value in force, its source, and the other values set for it."""
+
+    name: str
+    value: str
+    source: str
+    is_default: bool
+    is_read_only: bool
+    synonyms: tuple[tuple[str, str], ...]
+    """(value, source) of every place where the config is set; the value in force comes first."""
+    meaning: str
+    expected: str
+    update: str
+    """``live`` or ``restart``: a new value is in force at once, or after a restart."""
+    broker_id: int | None
+    topic: str | None
+
+
+def configs(cluster_id: str, place: ConfigPlace) -> Call[list[ConfigInfo]]:
+    """Return the call that lists all configs in force at a place."""
+    request = Request(method="GET", path=v3_path(cluster_id, *place.path))
+    return Call(request, lambda answer: [_config(row) for row in answer.resources()])
+
+
+def config(cluster_id: str, place: ConfigPlace, name: str) -> Call[ConfigInfo]:
+    """Return the call that reads a config; `ApiError` 404 if no config has this name."""
+    request = Request(method="GET", path=v3_path(cluster_id, *place.path, name))
+    return Call(request, lambda answer: _config(answer.json()))
+
+
+def alter_configs(
+    cluster_id: str,
+    place: ConfigPlace,
+    changes: Mapping[str, str | None],
+    *,
+    validate_only: bool = False,
+) -> Call[None]:
+    """Return the call that sets each config to its value, or resets it where the value is None.
+
+    The changes are made together: if any is refused, none is made. ``validate_only`` makes none.
+    """
+    rows: list[dict[str, Any]] = [
+        {"name": name, "operation": "DELETE"}
+        if value is None
+        else {"name": name, "operation": "SET", "value": value}
+        for name, value in changes.items()
+    ]
+    request = Request(
+        method="POST",
+        path=v3_path(cluster_id, *place.path) + ":alter",
+        body=orjson.dumps({"data": rows, "validate_only": validate_only}),
+        timeout_s=CREATE_TIMEOUT_S,
+    )
+    return Call(request, _ignore_answer)
+
+
+def _ignore_answer(_: Answer) -> None:
+    return None
+
+
+def _config(row: Mapping[str, Any]) -> ConfigInfo:
+    return ConfigInfo(
+        name=row["name"],
+        value=row["value"],
+        source=row["source"],
+        is_default=row["is_default"],
+        is_read_only=row["is_read_only"],
+        synonyms=tuple((one["value"], one["source"]) for one in row["synonyms"]),
+        meaning=row["meaning"],
+        expected=row["expected"],
+        update=row["update"],
+        broker_id=row.get("broker_id"),
+        topic=row.get("topic_name"),
+    )
+
+
+ALL = "-"
+"""Stands in a path for every topic or every partition."""
+Place = tuple[str, int]
+"""(topic, partition)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddingReplica:
+    """Progress of a replica that a reassignment adds.
+
+    The offsets are None until the partition's leader has received a fetch from the replica.
+    """
+
+    broker_id: int
+    log_end_offset: int | None
+    lag: int | None
+    is_in_sync: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReassignmentInfo:
+    """A partition whose replicas are being moved.
+
+    ``adding`` and ``removing`` are empty once the reassignment is complete.
+    """
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    leader_end_offset: int | None
+    progress: tuple[AddingReplica, ...]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Return True until every replica has been added or removed."""
+        return bool(self.adding or self.removing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionInfo:
+    """Result of a partition's election: the elected leader, or an error code and its text."""
+
+    topic: str
+    partition: int
+    leader: int | None
+    error_code: int | None
+    error: str | None
+
+
+def reassignments(cluster_id: str, topic: str | None = None) -> Call[list[ReassignmentInfo]]:
+    """Return the call that lists the reassignments under way, of a topic or of the cluster."""
+    request = Request(method="GET", path=_reassignments_path(cluster_id, topic or ALL))
+    return Call(request, _parse_reassignments)
+
+
+def reassign(
+    cluster_id: str,
+    replicas: Mapping[Place, Sequence[int] | None],
+    *,
+    validate_only: bool = False,
+) -> Call[list[ReassignmentInfo]]:
+    """Return the call that starts to move replicas; a value of None cancels a reassignment.
+
+    ``replicas`` maps partitions to broker ids, the preferred leader first. The reassignments are
+    started together: if any is refused, none is. They continue after the answer; `reassignments`
+    reports their progress. ``validate_only`` starts none.
+    """
+    rows = [
+        {
+            "topic_name": topic,
+            "partition_id": number,
+            "replicas": None if ids is None else list(ids),
+        }
+        for (topic, number), ids in replicas.items()
+    ]
+    request = Request(
+        method="POST",
+        path=_reassignments_path(cluster_id, ALL),
+        body=orjson.dumps({"data": rows, "validate_only": validate_only}),
+        timeout_s=CREATE_TIMEOUT_S,
+    )
+    return Call(request, _parse_reassignments)
+
+
+def cancel_reassignments(
+    cluster_id: str, topic: str | None = None, partition: int | None = None
+) -> Call[None]:
+    """Return the call that cancels a partition's reassignment, all of a topic's, or all.
+
+    Raises `ApiError` 404 if a single partition is named that is not being reassigned.
+    """
+    path = v3_path(
+        cluster_id,
+        *("topics", topic or ALL, "partitions"),
+        *(ALL if partition is None else partition, "reassignment"),
+    )
+    request = Request(method="DELETE", path=path, timeout_s=CREATE_TIMEOUT_S)
+    return Call(request, lambda _: None)
+
+
+def elect_leader(
+    cluster_id: str, topic: str, partition: int, election: str = "preferred"
+) -> Call[PartitionInfo]:
+    """Return the call that elects a partition's ``preferred`` or an ``unclean`` leader.
+
+    Raises `ApiError` 50302 if no replica can be elected.
+    """
+    path = v3_path(cluster_id, "topics", topic, "partitions", partition, "leader:elect")
+    return Call(_elect(path, election), lambda answer: partition_of(answer.json()))
+
+
+def elect_leaders(
+    cluster_id: str, topic: str | None = None, election: str = "preferred"
+) -> Call[list[ElectionInfo]]:
+    """Return the call that elects leaders for all partitions of a topic or of the cluster.
+
+    The result has a row for each partition whose election was attempted.
+    """
+
+    def parse(answer: Answer) -> list[ElectionInfo]:
+        return [
+            ElectionInfo(
+                topic=row["topic_name"],
+                partition=row["partition_id"],
+                leader=row["leader_id"],
+                error_code=row["error_code"],
+                error=row["error"],
+            )
+            for row in answer.resources()
+        ]
+
+    path = v3_path(cluster_id, "topics", topic or ALL, "partitions", ALL, "leader:elect")
+    return Call(_elect(path, election), parse)
+
+
+def delete_records(cluster_id: str, topic: str, partition: int, before_offset: int) -> Call[int]:
+    """Return the call that deletes the records below ``before_offset`` (-1: all committed ones).
+
+    The call's result is the partition's new log start offset.
+    """
+    path = v3_path(cluster_id, "topics", topic, "partitions", f"{partition}:delete-records")
+    body = orjson.dumps({"before_offset": before_offset})
+    request = Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)
+    return Call(request, lambda answer: int(answer.json()["log_start_offset"]))
+
+
+def _elect(path: str, election: str) -> Request:
+    body = orjson.dumps({"election": election})
+    return Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)
+
+
+def _reassignments_path(cluster_id: str, topic: str) -> str:
+    return v3_path(cluster_id, "topics", topic, "partitions", ALL, "reassignment")
+
+
+def _parse_reassignments(answer: Answer) -> list[ReassignmentInfo]:
+    if answer.status == 204:  # validate_only: nothing was started
+        return []
+    return [_reassignment_of(row) for row in answer.resources()]
+
+
+def _reassignment_of(row: Mapping[str, Any]) -> ReassignmentInfo:
+    return ReassignmentInfo(
+        topic=row["topic_name"],
+        partition=row["partition_id"],
+        replicas=tuple(row["replica_ids"]),
+        adding=tuple(row["adding_replicas"]),
+        removing=tuple(row["removing_replicas"]),
+        leader_end_offset=row["leader_end_offset"],
+        progress=tuple(
+            AddingReplica(
+                broker_id=one["broker_id"],
+                log_end_offset=one["log_end_offset"],
+                lag=one["lag"],
+                is_in_sync=one["is_in_sync"],
+            )
+            for one in row["progress"]
+        ),
+    )

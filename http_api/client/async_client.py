@@ -13,8 +13,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from http_api.client.calls import Answer, Call, ClientError, Request
-from http_api.client.content_coding import decoded
+from http_api.client.calls import Answer, Call, ClientError, Request, decode_answer
 from http_api.client.producer import NewRecord, ProduceExchange, RecordOutcome
 from http_api.client.routes import Exchange, Routes
 from http_api.client.transport import CONNECT_TIMEOUT_S, DEFAULT_RETRY_S, LostError, NotSentError
@@ -69,11 +68,11 @@ class AsyncClient:
             try:
                 answer = await self._send(exchange.url, call.request)
             except NotSentError as error:
-                wait_s = exchange.not_sent(str(error), now_s())
+                wait_s = exchange.report_not_sent(str(error), now_s())
             except LostError as error:
                 wait_s = exchange.lost(str(error), now_s())
             else:
-                again_s = exchange.answered(answer, now_s())
+                again_s = exchange.receive_answer(answer, now_s())
                 if again_s is None:
                     return call.parse(answer)
                 wait_s = again_s
@@ -105,7 +104,7 @@ class AsyncClient:
                 except ClientError as error:
                     wait_s = exchange.failed(error, now_s())
                 else:
-                    wait_s = exchange.took(outcomes, now_s())
+                    wait_s = exchange.receive_outcomes(outcomes, now_s())
                 if wait_s is None:
                     return exchange.outcomes
                 await asyncio.sleep(wait_s)
@@ -123,7 +122,7 @@ class AsyncClient:
                 headers=request.headers,
                 timeout=timeout,
                 allow_redirects=False,
-                middlewares=() if request.may_repeat else (_only_once,),
+                middlewares=() if request.may_repeat else (_without_repeats,),
             ) as response:
                 body = await response.read()
                 headers = {name.lower(): value for name, value in response.headers.items()}
@@ -138,10 +137,10 @@ class AsyncClient:
             raise LostError(msg) from error
         except (aiohttp.ClientError, OSError) as error:
             raise LostError(str(error) or repr(error)) from error
-        return decoded(answer, request)
+        return decode_answer(answer, request)
 
 
-async def _only_once(
+async def _without_repeats(
     request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Turn a broken connection into `LostError`, so that aiohttp repeats no GET or DELETE."""

@@ -1,21 +1,22 @@
 """Calls of the public API as data: a request, and the function that reads its answer.
 
 The modules about topics, groups, configs and so on build `Call`s; `transport.Client` (blocking)
-and `async_client.AsyncClient` (asyncio) run them. Also here: the client's error classes, which all
-tell whether a write may have happened (`ClientError.outcome`). Nothing here does I/O.
+and `async_client.AsyncClient` (asyncio) run them and decompress each answer with `decode_answer`.
+Also here: the client's error classes, which all tell whether a write may have happened
+(`ClientError.outcome`). Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 import orjson
 
 from http_api.contract.idempotence import claim_headers
-from http_api.contract.media_types import JSON, ZSTD
+from http_api.contract.media_types import DECODED_LENGTH_HEADER, JSON, ZSTD
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import Claim
 
@@ -80,7 +81,7 @@ class Request:
     timeout_s: float = DEFAULT_TIMEOUT_S
     leader_key: tuple[str, int] | None = None
     """(topic, partition) whose leader gets the request, if the client knows that leader."""
-    also_parsed: tuple[int, ...] = ()
+    parsed_error_statuses: tuple[int, ...] = ()
     """Statuses of 400 or more whose answers are passed to `Call.parse` instead of raised."""
     repeatable: bool | None = None
     """True if sending the request twice has the effect of sending it once. None: only if a GET."""
@@ -135,7 +136,7 @@ class Answer:
 class Call(Generic[T]):
     """A request, and the function that reads its answer.
 
-    `parse` gets a 2xx answer, or one whose status `Request.also_parsed` lists.
+    `parse` gets a 2xx answer, or one whose status `Request.parsed_error_statuses` lists.
     """
 
     request: Request
@@ -160,3 +161,48 @@ def error_of(answer: Answer) -> ApiError:
         return ApiError(answer.status, answer.status, text or f"HTTP {answer.status}", {})
     code = envelope.get("error_code", answer.status)
     return ApiError(answer.status, int(code), str(envelope.get("message", "")), envelope)
+
+
+ZSTD_WINDOW_BYTES_MAX = 1 << 23
+"""Largest zstd window in bytes that a sender may require of a receiver (RFC 9659)."""
+
+
+def decode_answer(answer: Answer, request: Request) -> Answer:
+    """Return the answer without content coding; raises `ProtocolError` if that is not possible.
+
+    An answer is refused if its coding was not requested, if its stated length is missing or above
+    `Request.decoded_max`, or if decoding yields another number of bytes than stated. So an answer
+    that was cut short, or that lost all frames but the first in a proxy, is never taken as
+    complete.
+    """
+    coding = answer.headers.get("content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        return answer
+    if coding != ZSTD or not request.decoded_max:
+        msg = f"HTTP {answer.status} in coding {coding!r}, which was not asked for"
+        raise ProtocolError(msg)
+    if not answer.body:
+        return answer
+    said = answer.headers.get(DECODED_LENGTH_HEADER.lower(), "")
+    if not (said.isascii() and said.isdigit()) or int(said) > request.decoded_max:
+        msg = f"a zstd answer of {said[:20]!r} bytes, expected {request.decoded_max} at most"
+        raise ProtocolError(msg)
+    return replace(answer, body=_decompress_frames(answer.body, int(said)))
+
+
+def _decompress_frames(body: bytes, length: int) -> bytes:
+    import zstandard  # imported on first use, because loading it takes a while
+
+    reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX).stream_reader(
+        body, read_across_frames=True
+    )
+    try:
+        found = bytes(reader.read(length + 1))
+    except zstandard.ZstdError as error:
+        msg = f"a zstd answer that can't be decoded: {error}"
+        raise ProtocolError(msg) from error
+    if len(found) != length:
+        more = "more" if len(found) > length else f"only {len(found)}"
+        msg = f"a zstd answer of {length} bytes holds {more}"
+        raise ProtocolError(msg)
+    return found

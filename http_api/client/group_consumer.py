@@ -28,7 +28,7 @@ MAX_NAMES_TRIED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Selection:
     """Selection to read: topics through the group, or partitions assigned by hand."""
 
     topics: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class GroupConsumer:
         self._instance: str | None = None
         self._must_join = True
         """True if an answer with records may have been lost: the next poll joins anew first."""
-        self._wanted: _Wanted | None = None
+        self._selection: _Selection | None = None
         self._positions: dict[Place, int] = {}
         self._committed: dict[Place, int] = {}
 
@@ -75,27 +75,27 @@ class GroupConsumer:
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Read these topics with the group, which shares their partitions among its members."""
-        self._wanted = _Wanted(topics=tuple(topics))
+        self._selection = _Selection(topics=tuple(topics))
         self._join()
 
     def assign(self, partitions: Iterable[Place]) -> None:
         """Read exactly these partitions, even if other members read them; `seek` sets the start."""
         self._positions.clear()
-        self._wanted = _Wanted(partitions=tuple(partitions))
+        self._selection = _Selection(partitions=tuple(partitions))
         self._join()
 
     def assignment(self) -> list[Place]:
         """Return the partitions that this instance owns now."""
-        return self._client.run(groups.assignment(self._group, self._present()))
+        return self._client.run(groups.assignment(self._group, self._require_instance()))
 
     def seek(self, offsets: Mapping[Place, int]) -> None:
         """Continue reading at these offsets; the group keeps them until the next commit."""
-        self._client.run(groups.seek(self._group, self._present(), offsets))
+        self._client.run(groups.seek(self._group, self._require_instance(), offsets))
         self._positions.update(offsets)
 
     def committed(self, partitions: Iterable[Place]) -> dict[Place, int]:
         """Return the committed offset of each of these partitions that has one."""
-        return self._client.run(groups.committed(self._group, self._present(), partitions))
+        return self._client.run(groups.committed(self._group, self._require_instance(), partitions))
 
     def poll(
         self, wait_ms: int = DEFAULT_WAIT_MS, max_bytes: int = DEFAULT_MAX_BYTES
@@ -105,7 +105,7 @@ class GroupConsumer:
             self._join()
         call = groups.poll(
             self._group,
-            self._present(),
+            self._require_instance(),
             wait_ms=wait_ms,
             max_bytes=max_bytes,
             binary=self._settings.binary,
@@ -113,7 +113,7 @@ class GroupConsumer:
         try:
             records = self._client.run(call)
         except ClientError as error:
-            if not _is_gone(error) and error.outcome is not Outcome.UNKNOWN:
+            if not _is_expired(error) and error.outcome is not Outcome.UNKNOWN:
                 raise
             self._must_join = True
             self._join()
@@ -133,16 +133,16 @@ class GroupConsumer:
         if not wanted:
             return frozenset()
         if self._instance is None:
-            return self._lost(wanted)
+            return self._drop_positions(wanted)
         try:
             self._client.run(groups.commit(self._group, self._instance, wanted))
         except ApiError as error:
-            if _is_gone(error):
+            if _is_expired(error):
                 self._must_join = True
-                return self._lost(wanted)
+                return self._drop_positions(wanted)
             if error.code != RestCode.ILLEGAL_STATE:
                 raise
-            return self._lost(self._commit_one_by_one(wanted))
+            return self._drop_positions(self._commit_one_by_one(wanted))
         self._committed.update(wanted)
         return frozenset()
 
@@ -163,7 +163,7 @@ class GroupConsumer:
     ) -> None:
         self.close()
 
-    def _present(self) -> str:
+    def _require_instance(self) -> str:
         if self._instance is None:
             msg = "subscribe or assign first"
             raise RuntimeError(msg)
@@ -176,8 +176,8 @@ class GroupConsumer:
             if self._committed.get(place) != offset
         }
 
-    def _lost(self, places: Mapping[Place, int]) -> frozenset[Place]:
-        if self._wanted is not None and self._wanted.topics:
+    def _drop_positions(self, places: Mapping[Place, int]) -> frozenset[Place]:
+        if self._selection is not None and self._selection.topics:
             for place in places:
                 self._positions.pop(place, None)
         return frozenset(places)
@@ -187,9 +187,11 @@ class GroupConsumer:
         refused = {}
         for place, offset in wanted.items():
             try:
-                self._client.run(groups.commit(self._group, self._present(), {place: offset}))
+                self._client.run(
+                    groups.commit(self._group, self._require_instance(), {place: offset})
+                )
             except ApiError as error:
-                if error.code != RestCode.ILLEGAL_STATE and not _is_gone(error):
+                if error.code != RestCode.ILLEGAL_STATE and not _is_expired(error):
                     raise
                 refused[place] = offset
             else:
@@ -202,13 +204,13 @@ class GroupConsumer:
         The old instance is deleted last, because the group keeps its starting offsets while it has
         a member.
         """
-        wanted = self._wanted
+        wanted = self._selection
         if wanted is None:
             msg = "subscribe or assign first"
             raise RuntimeError(msg)
         new = self._create()
         try:
-            self._enter(new, wanted)
+            self._subscribe_or_assign(new, wanted)
         except ClientError:
             self._delete(new)
             raise
@@ -217,7 +219,7 @@ class GroupConsumer:
         if old is not None:
             self._delete(old)
 
-    def _enter(self, name: str, wanted: _Wanted) -> None:
+    def _subscribe_or_assign(self, name: str, wanted: _Selection) -> None:
         if wanted.topics:
             self._positions.clear()
             self._client.run(groups.subscribe(self._group, name, wanted.topics))
@@ -248,6 +250,6 @@ class GroupConsumer:
             self._client.run(groups.delete_instance(self._group, name), retry_s=1.0)
 
 
-def _is_gone(error: ClientError) -> bool:
+def _is_expired(error: ClientError) -> bool:
     """Return True if the error means that the instance no longer exists: its session expired."""
     return isinstance(error, ApiError) and error.code == RestCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -54,9 +54,9 @@ ATTEMPTS = 3
 """An attempt may take one part in so many of the time left, so that a retry can follow it."""
 PAUSE_S = 0.05
 """Seconds between a failed request and the next attempt."""
-WAITING_MAX = 10_000
+PENDING_SENDS_MAX = 10_000
 """Sends of a partition's records that may wait in one producer."""
-_REFUSALS = {
+_REFUSAL_CODES = {
     int(RestCode.OUT_OF_ORDER_SEQUENCE): ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     int(RestCode.INVALID_PRODUCER_EPOCH): ErrorCode.INVALID_PRODUCER_EPOCH,
     int(RestCode.OLD_SEQUENCE): ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
@@ -104,10 +104,10 @@ class Sequencer:
         self._partitions = partitions
         self._partitioner = partitioner
         self._rotation = count()
-        self._channels: dict[int, SequencedSender] = {}
-        self._waiting = 0
+        self._senders: dict[int, SequencedSender] = {}
+        self._pending_sends = 0
 
-    def place(self, records: Sequence[NewRecord]) -> dict[int, list[int]]:
+    def group_by_partition(self, records: Sequence[NewRecord]) -> dict[int, list[int]]:
         """Return the indexes of the records of each partition, in order.
 
         A record goes to its own ``partition``, else to the one that the partitioner returns, else
@@ -144,61 +144,61 @@ class Sequencer:
             done: Called once, with one outcome per record.
 
         Raises:
-            RuntimeError: `WAITING_MAX` sends are waiting already.
+            RuntimeError: `PENDING_SENDS_MAX` sends are waiting already.
         """
-        if self._waiting >= WAITING_MAX:
-            msg = f"{self._waiting} sends are waiting: await some of them first"
+        if self._pending_sends >= PENDING_SENDS_MAX:
+            msg = f"{self._pending_sends} sends are waiting: await some of them first"
             raise RuntimeError(msg)
-        channel = self._channels.get(partition)
-        if channel is None:
-            channel = SequencedSender(self._producer_id, can_batch=False)
-            self._channels[partition] = channel
-        self._waiting += 1
+        sender = self._senders.get(partition)
+        if sender is None:
+            sender = SequencedSender(self._producer_id, can_batch=False)
+            self._senders[partition] = sender
+        self._pending_sends += 1
 
-        def told(base: int, error: KafkaError | None) -> None:
-            self._waiting -= 1
+        def report(base: int, error: KafkaError | None) -> None:
+            self._pending_sends -= 1
             if error is None:
                 done([RecordOutcome(partition, base + at) for at in range(len(records))])
             else:
                 done([_outcome(error)] * len(records))
 
         text = b",".join(replace(record, partition=None).to_json() for record in records)
-        channel.add(
-            PendingProduce(text, len(records), (partition,), round(deadline_s * 1000), told)
+        sender.add(
+            PendingProduce(text, len(records), (partition,), round(deadline_s * 1000), report)
         )
-        return channel
+        return sender
 
-    def call(self, crossing: InFlightBatch, now_s: float) -> Call[list[RecordOutcome]]:
+    def call(self, batch: InFlightBatch, now_s: float) -> Call[list[RecordOutcome]]:
         """Return the call for an attempt at a request that `SequencedSender.due` returned."""
-        left_ms = crossing.deadline_ms - round(now_s * 1000)
+        left_ms = batch.deadline_ms - round(now_s * 1000)
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
         timeout_ms = max(1, min(left_ms, share_ms))
-        (partition,) = crossing.first.kind
+        (partition,) = batch.first.kind
         made = produce(self._topic, (), partition=partition, timeout_ms=timeout_ms)
-        body = b'{"records":[' + crossing.text + b"]}"
-        return Call(replace(made.request, body=body, claim=crossing.claim), made.parse)
+        body = b'{"records":[' + batch.text + b"]}"
+        return Call(replace(made.request, body=body, claim=batch.claim), made.parse)
 
     @staticmethod
-    def took(
-        channel: SequencedSender, crossing: InFlightBatch, outcomes: Sequence[RecordOutcome]
+    def receive_outcomes(
+        sender: SequencedSender, batch: InFlightBatch, outcomes: Sequence[RecordOutcome]
     ) -> None:
         """Pass an answer to the sender; all rows of one batch have the same outcome."""
         row = outcomes[0]
         if row.is_written and row.offset is not None:
-            channel.succeeded(crossing, row.offset)
+            sender.succeeded(batch, row.offset)
             return
         code = ErrorCode.LEADER_NOT_AVAILABLE if row.retriable else ErrorCode.INVALID_REQUEST
-        channel.failed(crossing, KafkaError(code, row.error, outcome=row.outcome))
+        sender.failed(batch, KafkaError(code, row.error, outcome=row.outcome))
 
     @staticmethod
-    def failed(channel: SequencedSender, crossing: InFlightBatch, error: ClientError) -> None:
+    def failed(sender: SequencedSender, batch: InFlightBatch, error: ClientError) -> None:
         """Pass the failure of a whole request to the sender."""
         code, outcome = ErrorCode.LEADER_NOT_AVAILABLE, error.outcome
         if isinstance(error, ApiError) and error.status < 500:
-            code = _REFUSALS.get(error.code, ErrorCode.INVALID_REQUEST)
+            code = _REFUSAL_CODES.get(error.code, ErrorCode.INVALID_REQUEST)
         elif isinstance(error, UnreachableError):
             outcome = Outcome.NOT_WRITTEN
-        channel.failed(crossing, KafkaError(code, str(error), outcome=outcome))
+        sender.failed(batch, KafkaError(code, str(error), outcome=outcome))
 
 
 def _outcome(error: KafkaError) -> RecordOutcome:
@@ -248,7 +248,7 @@ class Producer:
                 self._partitioner,
             )
         outcomes: list[RecordOutcome | None] = [None] * len(records)
-        for partition, indexes in self._sequencer.place(records).items():
+        for partition, indexes in self._sequencer.group_by_partition(records).items():
             for index, outcome in zip(
                 indexes, self._write(partition, [records[i] for i in indexes], retry_s), strict=True
             ):
@@ -260,29 +260,29 @@ class Producer:
     ) -> list[RecordOutcome]:
         sequencer = self._sequencer
         assert sequencer is not None
-        told: list[list[RecordOutcome]] = []
+        report: list[list[RecordOutcome]] = []
         deadline_s = time.monotonic() + retry_s
-        channel = sequencer.add(partition, records, deadline_s, told.append)
-        while not told:
-            if channel.needs_producer_id:
+        sender = sequencer.add(partition, records, deadline_s, report.append)
+        while not report:
+            if sender.needs_producer_id:
                 # A failure can be retried later: there are 100 epochs left, and sends are waiting.
                 with contextlib.suppress(ClientError):
                     call = new_producer_id(self._cluster_id)
-                    channel.spare_producer_id = self._client.run(call, retry_s=0.0)
-            crossing = channel.due()
-            if crossing is not None:
-                attempt = sequencer.call(crossing, time.monotonic())
+                    sender.spare_producer_id = self._client.run(call, retry_s=0.0)
+            batch = sender.due()
+            if batch is not None:
+                attempt = sequencer.call(batch, time.monotonic())
                 try:
                     outcomes = self._client.run(attempt, retry_s=0.0)
                 except ClientError as error:
-                    sequencer.failed(channel, crossing, error)
+                    sequencer.failed(sender, batch, error)
                 else:
-                    sequencer.took(channel, crossing, outcomes)
-            if not told:
-                channel.expire(round(time.monotonic() * 1000))
-                if not told and (channel.has_failed or crossing is None):
+                    sequencer.receive_outcomes(sender, batch, outcomes)
+            if not report:
+                sender.expire(round(time.monotonic() * 1000))
+                if not report and (sender.has_failed or batch is None):
                     time.sleep(PAUSE_S)
-        return told[0]
+        return report[0]
 
 
 class AsyncProducer:
@@ -297,7 +297,7 @@ class AsyncProducer:
         self._cluster_id = ""
         self._sequencer: Sequencer | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._asking: set[SequencedSender] = set()
+        self._senders_awaiting_id: set[SequencedSender] = set()
 
     async def __aenter__(self) -> Self:
         self._cluster_id = (await self._client.run(cluster())).cluster_id
@@ -332,7 +332,7 @@ class AsyncProducer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + retry_s
         parts = []
-        for partition, indexes in sequencer.place(records).items():
+        for partition, indexes in sequencer.group_by_partition(records).items():
             future: asyncio.Future[list[RecordOutcome]] = loop.create_future()
 
             def done(
@@ -342,9 +342,9 @@ class AsyncProducer:
                 if not future.done():
                     future.set_result(outcomes)
 
-            channel = sequencer.add(partition, [records[i] for i in indexes], deadline_s, done)
-            loop.call_at(deadline_s + 0.001, self._expire, channel)
-            self._pump(channel)
+            sender = sequencer.add(partition, [records[i] for i in indexes], deadline_s, done)
+            loop.call_at(deadline_s + 0.001, self._expire, sender)
+            self._pump(sender)
             parts.append((indexes, future))
         outcomes: list[RecordOutcome | None] = [None] * len(records)
         for indexes, future in parts:
@@ -352,39 +352,43 @@ class AsyncProducer:
                 outcomes[index] = outcome
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def _expire(self, channel: SequencedSender) -> None:
-        channel.expire(round(asyncio.get_running_loop().time() * 1000))
-        self._pump(channel)
+    def _expire(self, sender: SequencedSender) -> None:
+        sender.expire(round(asyncio.get_running_loop().time() * 1000))
+        self._pump(sender)
 
-    def _pump(self, channel: SequencedSender) -> None:
-        while self._tasks is not None and (crossing := channel.due()) is not None:
-            self._tasks.create_task(self._attempt(channel, crossing))
-        if self._tasks is not None and channel.needs_producer_id and channel not in self._asking:
-            self._asking.add(channel)
-            self._tasks.create_task(self._spare_id(channel))
+    def _pump(self, sender: SequencedSender) -> None:
+        while self._tasks is not None and (batch := sender.due()) is not None:
+            self._tasks.create_task(self._attempt(sender, batch))
+        if (
+            self._tasks is not None
+            and sender.needs_producer_id
+            and sender not in self._senders_awaiting_id
+        ):
+            self._senders_awaiting_id.add(sender)
+            self._tasks.create_task(self._fetch_spare_id(sender))
 
-    async def _spare_id(self, channel: SequencedSender) -> None:
+    async def _fetch_spare_id(self, sender: SequencedSender) -> None:
         """Fetch the producer id that follows once the sender's epochs are used up.
 
         After a failure the next call of `_pump` tries again.
         """
         try:
-            channel.spare_producer_id = await self._client.run(new_producer_id(self._cluster_id))
+            sender.spare_producer_id = await self._client.run(new_producer_id(self._cluster_id))
         except ClientError:
             await asyncio.sleep(PAUSE_S)
-        self._asking.discard(channel)
-        self._expire(channel)
+        self._senders_awaiting_id.discard(sender)
+        self._expire(sender)
 
-    async def _attempt(self, channel: SequencedSender, crossing: InFlightBatch) -> None:
+    async def _attempt(self, sender: SequencedSender, batch: InFlightBatch) -> None:
         sequencer = self._sequencer
         assert sequencer is not None
-        call = sequencer.call(crossing, asyncio.get_running_loop().time())
+        call = sequencer.call(batch, asyncio.get_running_loop().time())
         try:
             outcomes = await self._client.run(call, retry_s=0.0)
         except ClientError as error:
-            sequencer.failed(channel, crossing, error)
-            if channel.has_failed:
+            sequencer.failed(sender, batch, error)
+            if sender.has_failed:
                 await asyncio.sleep(PAUSE_S)
         else:
-            sequencer.took(channel, crossing, outcomes)
-        self._pump(channel)
+            sequencer.receive_outcomes(sender, batch, outcomes)
+        self._pump(sender)

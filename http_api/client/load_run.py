@@ -1,8 +1,9 @@
 """Load generation with closed-loop connections: each has one request under way, to a leader.
 
-`quorumlog bench` gives a `LoadRun` the `Work` of each connection. Requests are rendered beforehand
-and answers are parsed only as far as needed, so that the measurement shows the cluster rather than
-this client. A connection that fails is opened anew to the partition's present leader.
+`quorumlog bench` gives a `LoadRun` the work of each connection: `WriteBatches` or `ReadPartition`.
+Requests are rendered beforehand and answers are parsed only as far as needed, so that the
+measurement shows the cluster rather than this client. A connection that fails is opened anew to the
+partition's present leader.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
+import string
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
+
+from http_api.client.calls import path_of
 
 LATENCY_STEP = math.log(1.01)
 """Width of a latency bucket on a logarithmic scale: 1 %, so memory does not grow with time."""
@@ -91,7 +96,7 @@ class HttpAnswer:
         self.body = b""
 
 
-class Done(NamedTuple):
+class RequestResult(NamedTuple):
     """Result of one request."""
 
     records: int
@@ -100,7 +105,7 @@ class Done(NamedTuple):
     reason: str = ""
 
 
-class Work(Protocol):
+class ConnectionWork(Protocol):
     """Source of a connection's requests; each connection has its own object."""
 
     @property
@@ -110,7 +115,7 @@ class Work(Protocol):
         """Return the next request as raw bytes, or None if there is no more to do."""
         ...
 
-    def answered(self, answer: HttpAnswer) -> Done:
+    def receive_answer(self, answer: HttpAnswer) -> RequestResult:
         """Take an answer with status 200 and return what it confirms."""
         ...
 
@@ -119,7 +124,7 @@ class Work(Protocol):
         ...
 
 
-class Pace:
+class RateLimit:
     """Limit of records per second over all connections."""
 
     def __init__(self, records_per_s: float, now_s: float) -> None:
@@ -140,7 +145,7 @@ class LoadRun:
 
     def __init__(
         self,
-        works: Sequence[Work],
+        works: Sequence[ConnectionWork],
         leader_of: Callable[[int], Awaitable[str]],
         *,
         duration_s: float,
@@ -172,7 +177,7 @@ class LoadRun:
         """
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        pace = Pace(self._per_s, start_s)
+        pace = RateLimit(self._per_s, start_s)
         until_s = start_s + self._duration_s if self._duration_s else math.inf
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._connection(w, pace, until_s)) for w in self._works]
@@ -183,7 +188,7 @@ class LoadRun:
                     progress(loop.time() - start_s, recent)
         self.elapsed_s = loop.time() - start_s
 
-    async def _connection(self, work: Work, pace: Pace, until_s: float) -> None:
+    async def _connection(self, work: ConnectionWork, pace: RateLimit, until_s: float) -> None:
         loop = asyncio.get_running_loop()
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
@@ -214,7 +219,7 @@ class LoadRun:
 
     async def _exchange(
         self,
-        work: Work,
+        work: ConnectionWork,
         request: bytes,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -225,14 +230,14 @@ class LoadRun:
             writer.write(request)
             answer = HttpAnswer((await reader.readuntil(b"\r\n\r\n"))[:-4])
             answer.body = await reader.readexactly(int(answer.headers.get(b"content-length", b"0")))
-        took_s = loop.time() - sent_s
+        latency_s = loop.time() - sent_s
         if answer.status != 200:
             msg = f"HTTP {answer.status}: {answer.body.decode(errors='replace')}"
             raise ValueError(msg)
-        done = work.answered(answer)
+        done = work.receive_answer(answer)
         for counts in (self.counts, self._since_report):
             counts.requests += 1
-            counts.latencies.add(took_s)
+            counts.latencies.add(latency_s)
             counts.records += done.records
             counts.bytes += done.bytes
             if done.errors:
@@ -246,3 +251,131 @@ async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
             return await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 20)
     msg = f"{url} does not answer"
     raise ConnectionError(msg)
+
+
+RENDERED_REQUESTS = 16
+"""Number of different requests sent in turn, so that no cache can answer them."""
+_KEYS = 10_000
+_ALPHABET = string.ascii_letters + string.digits
+_ROW = b'"error_code":'
+_WRITTEN = b'"error_code":null'
+
+
+@dataclass(slots=True)
+class RecordBudget:
+    """Records still to be requested, over all connections; None sets no limit."""
+
+    left: int | None
+
+    def take(self, most: int) -> int:
+        """Take up to ``most`` records for the next request and return how many it gets."""
+        if self.left is None:
+            return most
+        taken = min(most, self.left)
+        self.left -= taken
+        return taken
+
+
+class WriteBatches:
+    """Work that writes batches of records with random text values to one partition."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        batch: int,
+        size: int,
+        acks: str,
+        budget: RecordBudget,
+        chance: random.Random,
+    ) -> None:
+        """Render requests of ``batch`` values of ``size`` bytes each, quotes included."""
+        self._partition = partition
+        self._batch = batch
+        self._size = size
+        self._budget = budget
+        self._chance = chance
+        query = None if acks == "all" else {"acks": acks}
+        self._path = path_of("topics", topic, "partitions", partition, query=query)
+        self._requests = [self._render(batch) for _ in range(RENDERED_REQUESTS)]
+        self._sent = 0
+        self._requested = batch
+
+    @property
+    def partition(self) -> int:
+        return self._partition
+
+    def records_in_request(self) -> int:
+        """Return the size of a full batch."""
+        return self._batch
+
+    def request(self) -> bytes | None:
+        """Return the next batch as a request, or None once the budget is used up."""
+        self._requested = self._budget.take(self._batch)
+        if not self._requested:
+            return None
+        if self._requested < self._batch:
+            return self._render(self._requested)
+        self._sent += 1
+        return self._requests[self._sent % RENDERED_REQUESTS]
+
+    def receive_answer(self, answer: HttpAnswer) -> RequestResult:
+        """Count the records that the answer confirms and those that it refuses."""
+        good = answer.body.count(_WRITTEN)
+        bad = answer.body.count(_ROW) - good
+        reason = ""
+        if bad:
+            at = answer.body.find(b'"error":"')
+            reason = answer.body[at + 9 : at + 200].partition(b'"')[0].decode()
+        return RequestResult(good, good * self._size, bad, reason)
+
+    def _render(self, records: int) -> bytes:
+        chance, rows = self._chance, []
+        for _ in range(records):
+            text = "".join(chance.choices(_ALPHABET, k=max(0, self._size - 2)))
+            rows.append(f'{{"key":"{chance.randrange(_KEYS)}","value":"{text}"}}')
+        body = f'{{"records":[{",".join(rows)}]}}'
+        return (
+            f"POST {self._path} HTTP/1.1\r\nHost: quorumlog\r\n"
+            "Content-Type: application/vnd.kafka.json.v2+json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+
+
+class ReadPartition:
+    """Work that reads a partition from start to end; with ``again``, over and over."""
+
+    def __init__(self, topic: str, partition: int, max_bytes: int, *, again: bool) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._max_bytes = max_bytes
+        self._again = again
+        self._next: int | None = None
+        """Offset of the next fetch; None starts at the first record."""
+        self._at_end = False
+
+    @property
+    def partition(self) -> int:
+        return self._partition
+
+    def records_in_request(self) -> int:
+        """Return 0: the requests write nothing."""
+        return 0
+
+    def request(self) -> bytes | None:
+        """Return the fetch at the present position, or None at the end."""
+        if self._at_end:
+            if not self._again:
+                return None
+            self._next, self._at_end = None, False
+        start = {"timestamp": 0} if self._next is None else {"offset": self._next}
+        query = {**start, "max_bytes": self._max_bytes, "timeout": 0}
+        path = path_of("topics", self._topic, "partitions", self._partition, "records", query=query)
+        accept = "Accept: application/x-ndjson"
+        return f"GET {path} HTTP/1.1\r\nHost: quorumlog\r\n{accept}\r\n\r\n".encode()
+
+    def receive_answer(self, answer: HttpAnswer) -> RequestResult:
+        """Move the position behind the records of the answer and count them."""
+        self._next = int(answer.headers[b"quorumlog-next-offset"])
+        self._at_end = self._next >= int(answer.headers[b"quorumlog-high-watermark"])
+        return RequestResult(answer.body.count(b"\n"), len(answer.body))

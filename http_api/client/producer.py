@@ -72,7 +72,7 @@ class RecordOutcome:
         return self.error_code is None
 
     @property
-    def may_go_again(self) -> bool:
+    def may_be_retried(self) -> bool:
         """Return True if the record was certainly not written and a retry may succeed (rule F1)."""
         return not self.is_written and self.retriable and self.outcome is Outcome.NOT_WRITTEN
 
@@ -101,7 +101,7 @@ def produce(
         accept=V2,
         timeout_s=timeout_ms / 1000 + _NETWORK_MARGIN_S,
         leader_key=None if partition is None else (topic, partition),
-        also_parsed=(503,),
+        parsed_error_statuses=(503,),
     )
     return Call(request, parse_outcomes)
 
@@ -136,7 +136,7 @@ def json_text(value: object) -> bytes:
 class ProduceExchange:
     """Records being written: which to send again, and the outcomes so far. Decides without I/O.
 
-    Its caller runs `call`, passes the result to `took` or `failed`,
+    Its caller runs `call`, passes the result to `receive_outcomes` or `failed`,
     waits for the returned number of seconds, and repeats until None is returned. A record is sent
     again only if it was certainly not written (rule F1). One request is under way at a time, which
     keeps each partition's records in order.
@@ -163,10 +163,10 @@ class ProduceExchange:
         records = [self._records[position] for position in self._pending]
         return produce(self._topic, records, partition=self._partition, acks=acks, binary=binary)
 
-    def took(self, outcomes: Sequence[RecordOutcome], now_s: float) -> float | None:
+    def receive_outcomes(self, outcomes: Sequence[RecordOutcome], now_s: float) -> float | None:
         """Take an outcome per record sent; return the seconds until the next attempt, or None."""
         self._outcomes.update(zip(self._pending, outcomes, strict=True))
-        self._pending = [p for p in self._pending if self._outcomes[p].may_go_again]
+        self._pending = [p for p in self._pending if self._outcomes[p].may_be_retried]
         return self._next(now_s) if self._pending else None
 
     def failed(self, error: ClientError, now_s: float) -> float | None:
@@ -179,7 +179,7 @@ class ProduceExchange:
         outcome = RecordOutcome(
             None, None, RETRIABLE_CODE, str(error), error.outcome, error.retriable
         )
-        return self.took([outcome] * len(self._pending), now_s)
+        return self.receive_outcomes([outcome] * len(self._pending), now_s)
 
     def _next(self, now_s: float) -> float | None:
         if now_s + self._backoff_s > self._deadline_s:
@@ -208,13 +208,13 @@ def send(
         try:
             outcomes = client.run(exchange.call(acks=acks), retry_s=0.0)
         except UnreachableError as error:
-            if not client.routes.ever_answered:
+            if not client.routes.has_answered:
                 raise
             wait_s = exchange.failed(error, time.monotonic())
         except ClientError as error:
             wait_s = exchange.failed(error, time.monotonic())
         else:
-            wait_s = exchange.took(outcomes, time.monotonic())
+            wait_s = exchange.receive_outcomes(outcomes, time.monotonic())
         if wait_s is None:
             return exchange.outcomes
         time.sleep(wait_s)

@@ -38,7 +38,7 @@ class Routes:
             msg = "expected the URL of at least one broker"
             raise ValueError(msg)
         self._leaders: dict[tuple[str, int], str] = {}
-        self.ever_answered = False
+        self.has_answered = False
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -63,9 +63,9 @@ class Routes:
         others = [url for url in self._urls if url != leader]
         return others if leader is None else [leader, *others]
 
-    def answered(self, request: Request, url: str, answer: Answer) -> None:
+    def receive_answer(self, request: Request, url: str, answer: Answer) -> None:
         """Learn from an answer: move its broker to the front, or remember the leader it names."""
-        self.ever_answered = True
+        self.has_answered = True
         if url in self._urls and self._urls[0] != url and request.leader_key is None:
             self._urls.remove(url)
             self._urls.insert(0, url)
@@ -85,8 +85,8 @@ class Routes:
 class Exchange:
     """Attempts at one call: chooses each broker, and decides whether and when to retry.
 
-    The client sends the request to `url` and reports exactly one of `answered`,
-    `not_sent` and `lost`. They return the seconds to wait before the next attempt, or
+    The client sends the request to `url` and reports exactly one of `receive_answer`,
+    `report_not_sent` and `lost`. They return the seconds to wait before the next attempt, or
     None if the answer is final, or raise a `ClientError`.
     """
 
@@ -95,18 +95,18 @@ class Exchange:
         self._request = request
         self._deadline_s = now_s + retry_s
         self._backoff_s = FIRST_BACKOFF_S
-        self._left = routes.candidates(request)
+        self._candidates = routes.candidates(request)
         self._refusals: dict[str, str] = {}
 
     @property
     def url(self) -> str:
         """Broker to send the next attempt to."""
-        return self._left[0]
+        return self._candidates[0]
 
-    def answered(self, answer: Answer, now_s: float) -> float | None:
+    def receive_answer(self, answer: Answer, now_s: float) -> float | None:
         """Take an HTTP answer; return None if final, else the seconds until the next attempt."""
-        self._routes.answered(self._request, self.url, answer)
-        if answer.status < 400 or answer.status in self._request.also_parsed:
+        self._routes.receive_answer(self._request, self.url, answer)
+        if answer.status < 400 or answer.status in self._request.parsed_error_statuses:
             return None
         error = error_of(answer)
         error.path = self._request.path
@@ -116,10 +116,10 @@ class Exchange:
         self._routes.failed(self._request, self.url)
         return self._next_round(error, now_s)
 
-    def not_sent(self, reason: str, now_s: float) -> float:
+    def report_not_sent(self, reason: str, now_s: float) -> float:
         """Take a failed connection, by which nothing arrived; return the seconds to wait."""
         self._refusals[self.url] = reason
-        return self._next_broker(self._unreachable(), now_s, allowed=self._routes.ever_answered)
+        return self._next_broker(self._unreachable(), now_s, allowed=self._routes.has_answered)
 
     def lost(self, reason: str, now_s: float) -> float:
         """Take a missing or partial answer; only a request that may be repeated is sent again."""
@@ -132,8 +132,8 @@ class Exchange:
 
     def _next_broker(self, error: ClientError, now_s: float, *, allowed: bool) -> float:
         self._routes.failed(self._request, self.url)
-        del self._left[0]
-        if self._left:
+        del self._candidates[0]
+        if self._candidates:
             return 0.0
         if not allowed:
             raise self._unreachable()
@@ -144,7 +144,7 @@ class Exchange:
             raise error
         wait_s = self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
-        self._left = self._routes.candidates(self._request)
+        self._candidates = self._routes.candidates(self._request)
         return wait_s
 
     def _unreachable(self) -> UnreachableError:

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from http_api.client.calls import Answer, Call, Request
-from http_api.client.content_coding import decoded
+from http_api.client.calls import Answer, Call, Request, decode_answer
 from http_api.client.routes import Exchange, Routes
 
 T = TypeVar("T")
@@ -60,11 +59,11 @@ class Client:
             try:
                 answer = self._send(exchange.url, call.request)
             except NotSentError as error:
-                wait_s = exchange.not_sent(str(error), time.monotonic())
+                wait_s = exchange.report_not_sent(str(error), time.monotonic())
             except LostError as error:
                 wait_s = exchange.lost(str(error), time.monotonic())
             else:
-                again_s = exchange.answered(answer, time.monotonic())
+                again_s = exchange.receive_answer(answer, time.monotonic())
                 if again_s is None:
                     return call.parse(answer)
                 wait_s = again_s
@@ -87,7 +86,7 @@ class Client:
         self.close()
 
     def _send(self, url: str, request: Request) -> Answer:
-        connection = self._connected(url)
+        connection = self._connection_to(url)
         if connection.sock is not None:
             connection.sock.settimeout(request.timeout_s)
         try:
@@ -99,9 +98,9 @@ class Client:
             reason = "timed out" if isinstance(error, TimeoutError) else str(error) or repr(error)
             raise LostError(reason) from error
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return decoded(Answer(status=response.status, headers=headers, body=body), request)
+        return decode_answer(Answer(status=response.status, headers=headers, body=body), request)
 
-    def _connected(self, url: str) -> http.client.HTTPConnection:
+    def _connection_to(self, url: str) -> http.client.HTTPConnection:
         kept = self._connections.get(url)
         if kept is not None:
             if kept.sock is not None and not is_readable(kept):

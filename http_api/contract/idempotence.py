@@ -44,10 +44,12 @@ def claim_of(headers: Mapping[str, str]) -> Claim | None:
     for name, value in given.items():
         if value is None:
             others = ", ".join(other for other in _LIMITS if given[other] is not None)
-            raise _bad(f"Header '{name}' is missing beside {others}: expected all three or none")
+            raise _bad_header(
+                f"Header '{name}' is missing beside {others}: expected all three or none"
+            )
         if not _INTEGER.fullmatch(value) or int(value) > _LIMITS[name]:
             expected = f"an integer from 0 to {_LIMITS[name]}"
-            raise _bad(f"Header '{name}' is '{shown(value)}': expected {expected}")
+            raise _bad_header(f"Header '{name}' is '{shown(value)}': expected {expected}")
         numbers.append(int(value))
     return Claim(*numbers)
 
@@ -63,5 +65,5 @@ def producer_id(links: Links, number: int) -> JsonObject:
     }
 
 
-def _bad(text: str) -> RestError:
+def _bad_header(text: str) -> RestError:
     return RestError(400, RestCode.KAFKA_BAD_REQUEST, text)

@@ -110,7 +110,7 @@ def produce_format(content_type: str | None) -> EmbeddedFormat | None:
     return known if known is not None else PRODUCE_FORMATS.get(essence(content_type))
 
 
-def takes_zstd(accept_encoding: str | None) -> bool:
+def accepts_zstd(accept_encoding: str | None) -> bool:
     """Return True if an Accept-Encoding names zstd and gives identity no higher quality.
 
     A wildcard is not enough: a client that decodes zstd names it (RFC 9110, 12.5.3).

@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Names of topics, groups and instances. 249 is Kafka's limit: ``<name>-<partition>`` is a file."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
-_PICTURES = {**{code: 0x2400 + code for code in range(0x20)}, 0x7F: 0x2421}
+_CONTROL_PICTURES = {**{code: 0x2400 + code for code in range(0x20)}, 0x7F: 0x2421}
 
 OFFSET_ROW = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
 _ROW_TO_ROW = b',"error_code":null,"error":null},{"partition":%d,"offset":'
@@ -69,7 +69,7 @@ def has_control_characters(name: str) -> bool:
 
 def as_pictures(text: str) -> str:
     """Return a text with control characters replaced by control pictures (from U+2400)."""
-    return text.translate(_PICTURES)
+    return text.translate(_CONTROL_PICTURES)
 
 
 def produce_reply(rows: Iterable[bytes]) -> bytes:

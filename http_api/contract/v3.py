@@ -1,8 +1,10 @@
-"""JSON shapes of the v3 API (Confluent's admin API) for clusters, brokers, topics and partitions.
+"""JSON shapes of the v3 API (Confluent's admin API), without groups and quorum.
 
 The routes of `http_api.server.routes.v3` fill the facts below from the metadata image, and the
 functions turn them into resources. Each resource names itself by its URL and its crn (Confluent
-resource name), both made by `Links`.
+resource name), both made by `Links`. In order: clusters, brokers, topics, partitions; moves of
+replicas, elections, features, drains; configs, of which ``meaning``, ``expected`` and ``update``
+(live | restart) extend Confluent's fields.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract.v2 import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
 
 JsonObject = dict[str, Any]
 
@@ -227,4 +230,217 @@ def log_start(links: Links, topic_name: str, partition_id: int, offset: int) -> 
         "topic_name": topic_name,
         "partition_id": partition_id,
         "log_start_offset": offset,
+    }
+
+
+NO_AUTHORIZER = "No Authorizer is configured."
+"""Kafka's text for any request about ACLs while security is off; error 40002 as Confluent's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddingReplicaFacts:
+    """Progress of a replica that a reassignment adds.
+
+    The offsets are None until the partition's leader has received a fetch from the replica.
+    """
+
+    broker_id: int
+    log_end_offset: int | None
+    lag: int | None
+    is_in_sync: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReassignmentFacts:
+    """A partition whose replicas are being moved (KIP-455)."""
+
+    topic: str
+    partition_id: int
+    replicas: Sequence[int]
+    adding: Sequence[int]
+    removing: Sequence[int]
+    leader_end_offset: int | None
+    progress: Sequence[AddingReplicaFacts]
+
+
+def reassignment(links: Links, facts: ReassignmentFacts) -> JsonObject:
+    """Return a reassignment; ``replica_ids``, ``leader_end_offset`` and ``progress`` are ours."""
+    place = ("topics", facts.topic, "partitions", facts.partition_id)
+    crn = f"topic={facts.topic}/partition={facts.partition_id}/reassignment"
+    return {
+        "kind": "KafkaReassignment",
+        "metadata": links.metadata(crn, *place, "reassignment"),
+        "cluster_id": links.cluster_id,
+        "topic_name": facts.topic,
+        "partition_id": facts.partition_id,
+        "adding_replicas": list(facts.adding),
+        "removing_replicas": list(facts.removing),
+        "replicas": links.related(*place, "replicas"),
+        "replica_ids": list(facts.replicas),
+        "leader_end_offset": facts.leader_end_offset,
+        "progress": [
+            {
+                "broker_id": one.broker_id,
+                "log_end_offset": one.log_end_offset,
+                "lag": one.lag,
+                "is_in_sync": one.is_in_sync,
+            }
+            for one in facts.progress
+        ],
+    }
+
+
+def election(
+    links: Links, topic: str, partition: int, leader: int | None, failure: tuple[int, str] | None
+) -> JsonObject:
+    """Return the result of a partition's election; ``failure`` is (REST code, message)."""
+    place = ("topics", topic, "partitions", partition)
+    return {
+        "kind": "KafkaLeaderElection",
+        "metadata": links.metadata(f"topic={topic}/partition={partition}", *place),
+        "cluster_id": links.cluster_id,
+        "topic_name": topic,
+        "partition_id": partition,
+        "leader": None if leader is None else links.related(*place, "replicas", leader),
+        "leader_id": leader,
+        "error_code": None if failure is None else failure[0],
+        "error": None if failure is None else failure[1],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureFacts:
+    """The finalized ``metadata.version`` and the levels that brokers support (KIP-584)."""
+
+    level: int
+    low: int
+    high: int
+    """Highest level that the answering broker supports; `low` is its lowest."""
+    brokers: Mapping[int, int]
+    """Broker id → highest level that this registered broker supports."""
+
+
+def features(links: Links, facts: FeatureFacts) -> JsonObject:
+    """Return the finalized level, and the levels that each broker supports."""
+    return {
+        "kind": "KafkaFeatures",
+        "metadata": links.metadata("feature=metadata.version", "features"),
+        "cluster_id": links.cluster_id,
+        "metadata_version": facts.level,
+        "supported_min": facts.low,
+        "supported_max": facts.high,
+        "brokers": [
+            {"broker_id": broker_id, "supported_min": facts.low, "supported_max": level}
+            for broker_id, level in sorted(facts.brokers.items())
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckPartitionFacts:
+    """A partition that a drain could not move yet, and the reason."""
+
+    topic: str
+    partition_id: int
+    reason: str
+
+
+def drain_progress(
+    leaders_left: int, replicas_left: int, stuck: Sequence[StuckPartitionFacts], *, is_done: bool
+) -> JsonObject:
+    """Return the leaderships and replicas that a drain still has to move."""
+    return {
+        "is_done": is_done,
+        "leaders_left": leaders_left,
+        "replicas_left": replicas_left,
+        "stuck": [
+            {"topic_name": one.topic, "partition_id": one.partition_id, "reason": one.reason}
+            for one in stuck
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFacts:
+    """A config of a resource, named as in the API."""
+
+    name: str
+    value: str
+    source: str
+    is_default: bool
+    is_read_only: bool
+    synonyms: Sequence[tuple[str, str]]
+    """(value, source) of every place where the config is set; the value in force comes first."""
+    meaning: str
+    expected: str
+    update: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigOwner:
+    """Resource that owns configs, and the names that its configs' resources get."""
+
+    kind: str
+    path: tuple[str | int, ...]
+    """Path below the cluster, without the config's name."""
+    crn: str
+    """Resource name up to the config's name."""
+    fields: tuple[tuple[str, str | int], ...]
+    """Fields of a config that name its owner."""
+    shown: str
+    """Name of the owner in a message, in Kafka's form: ``TOPIC flights``."""
+
+
+def topic_owner(name: str) -> ConfigOwner:
+    """Return a topic as the owner of configs."""
+    return ConfigOwner(
+        "KafkaTopicConfig",
+        ("topics", name, "configs"),
+        f"topic={name}/config=",
+        (("topic_name", name),),
+        f"TOPIC {name}",
+    )
+
+
+def broker_owner(broker_id: int) -> ConfigOwner:
+    """Return a broker as the owner of configs."""
+    return ConfigOwner(
+        "KafkaBrokerConfig",
+        ("brokers", broker_id, "configs"),
+        f"broker={broker_id}/config=",
+        (("broker_id", broker_id),),
+        f"BROKER {broker_id}",
+    )
+
+
+CLUSTER_OWNER = ConfigOwner(
+    "KafkaClusterConfig",
+    ("broker-configs",),
+    "broker-config=",
+    (("config_type", "BROKER"),),
+    "BROKER ",
+)
+"""Owner of the configs of all brokers and controllers, and of the defaults of topics."""
+
+
+def config(links: Links, owner: ConfigOwner, facts: ConfigFacts) -> JsonObject:
+    """Return a config of a topic, a broker or the cluster."""
+    return {
+        "kind": owner.kind,
+        "metadata": links.metadata(owner.crn + facts.name, *owner.path, facts.name),
+        "cluster_id": links.cluster_id,
+        **dict(owner.fields),
+        "name": facts.name,
+        "value": facts.value,
+        "is_default": facts.is_default,
+        "is_read_only": facts.is_read_only,
+        "is_sensitive": False,
+        "source": facts.source,
+        "synonyms": [
+            {"name": facts.name, "value": value, "source": source}
+            for value, source in facts.synonyms
+        ],
+        "meaning": facts.meaning,
+        "expected": facts.expected,
+        "update": facts.update,
     }

@@ -41,7 +41,7 @@ def quorum(
         "voters": [
             {
                 **_voter(told_by, voter, urls.get(voter.voter_id)),
-                **_own(answers.get(voter.voter_id)),
+                **_own_state(answers.get(voter.voter_id)),
             }
             for voter in told_by.voters
         ],
@@ -63,7 +63,7 @@ def _voter(told_by: ControllerState, voter: VoterState, url: str | None) -> Json
     }
 
 
-def _own(answer: ControllerState | None) -> JsonObject:
+def _own_state(answer: ControllerState | None) -> JsonObject:
     """Return a voter's own state; its fence is set while it rejoins after losing its disk."""
     return {"is_reachable": answer is not None, "fence": None if answer is None else answer.fence}
 

@@ -30,8 +30,8 @@ from http_api.contract.media_types import (
     V2_JSON,
     V2_REPLIES,
     ZSTD,
+    accepts_zstd,
     choose_reply,
-    takes_zstd,
 )
 from http_api.server.answers import SERVER
 from http_api.server.routes.v2.fetch_records import (
@@ -407,7 +407,7 @@ class FastLane:
             return False
         takes = self._zstd.get(encoding)
         if takes is None:
-            takes = takes_zstd(encoding.decode("utf-8", "surrogateescape"))
+            takes = accepts_zstd(encoding.decode("utf-8", "surrogateescape"))
             _remember(self._zstd, encoding, takes)
         return takes
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from broker.server.requests import FetchRequest, ProduceRequest
-from http_api.client.load_run import Done, HttpAnswer, Latencies, LoadRun, Pace
+from http_api.client.load_run import HttpAnswer, Latencies, LoadRun, RateLimit, RequestResult
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId
 from tests.support.http_door import open_door
@@ -106,10 +106,10 @@ def test_percentiles_are_within_a_percent() -> None:
 
 
 def test_a_pace_spreads_requests_and_catches_up_for_a_second_at_most() -> None:
-    pace = Pace(100.0, 0.0)
+    pace = RateLimit(100.0, 0.0)
     assert [pace.take(10, 0.0) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
     assert pace.take(10, 60.0) == pytest.approx(59.0)
-    assert Pace(0.0, 0.0).take(10, 5.0) == 5.0
+    assert RateLimit(0.0, 0.0).take(10, 5.0) == 5.0
 
 
 class Pings:
@@ -127,8 +127,8 @@ class Pings:
     def records_in_request(self) -> int:
         return 1
 
-    def answered(self, answer: HttpAnswer) -> Done:
-        return Done(1, len(answer.body))
+    def receive_answer(self, answer: HttpAnswer) -> RequestResult:
+        return RequestResult(1, len(answer.body))
 
 
 async def test_a_connection_that_breaks_is_made_anew_to_whoever_leads_then() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from broker.server.metadata_requests import MetadataLogPage
 from http_api.cli import main
-from http_api.cli.fact_lines import WORDS, line_of
+from http_api.cli.metadata import FORMATTERS, line_of
 from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
 from raft_metadata.image.facts import FactConverter
 from raft_metadata.image.metadata_image import MetadataImage
@@ -325,7 +325,7 @@ def test_every_kind_of_fact_has_words() -> None:
 
 
 def test_no_type_of_record_is_without_words() -> None:
-    assert set(RECORD_TYPES) <= set(WORDS)
+    assert set(RECORD_TYPES) <= set(FORMATTERS)
 
 
 def test_a_fact_of_an_unknown_type_is_shown_whole() -> None:

@@ -6,8 +6,7 @@ import pytest
 import zstandard
 
 from http_api.client import consumer
-from http_api.client.calls import Answer, ProtocolError, Request
-from http_api.client.content_coding import decoded
+from http_api.client.calls import Answer, ProtocolError, Request, decode_answer
 
 LINES = b'{"offset":1,"key":null,"value":1}\n' * 100
 FRAME = zstandard.compress(LINES)
@@ -21,15 +20,15 @@ def answer(body: bytes, length: object, coding: str = "zstd") -> Answer:
 
 def test_frames_one_behind_the_other_are_one_body() -> None:
     for many in (1, 2, 7):
-        found = decoded(answer(FRAME * many, len(LINES) * many), ASKS)
+        found = decode_answer(answer(FRAME * many, len(LINES) * many), ASKS)
         assert found.body == LINES * many
         assert found.status == 200
-    assert decoded(answer(b"", ""), ASKS).body == b"", "the answer to a HEAD has none"
+    assert decode_answer(answer(b"", ""), ASKS).body == b"", "the answer to a HEAD has none"
 
 
 def test_a_plain_answer_is_left_alone() -> None:
     for plain in (Answer(status=200, body=LINES), answer(LINES, "", "Identity")):
-        assert decoded(plain, ASKS) is plain
+        assert decode_answer(plain, ASKS) is plain
 
 
 REFUSED = {
@@ -50,12 +49,12 @@ REFUSED = {
 def test_what_is_not_whole_or_not_bounded_is_refused(case: str) -> None:
     wrong, said = REFUSED[case]
     with pytest.raises(ProtocolError, match=said):
-        decoded(wrong, ASKS)
+        decode_answer(wrong, ASKS)
 
 
 def test_who_did_not_ask_is_sent_none() -> None:
     with pytest.raises(ProtocolError, match="not asked for"):
-        decoded(answer(FRAME, len(LINES)), Request(method="GET", path="/"))
+        decode_answer(answer(FRAME, len(LINES)), Request(method="GET", path="/"))
 
 
 def test_only_stored_lines_are_asked_for_in_zstd() -> None:

@@ -42,9 +42,9 @@ def test_who_does_not_answer_is_asked_last() -> None:
     routes = Routes([A, B])
     exchange = Exchange(routes, READ, now_s=0, retry_s=0)
     assert exchange.url == A
-    assert exchange.not_sent("refused", 0) == 0
+    assert exchange.report_not_sent("refused", 0) == 0
     assert exchange.url == B
-    assert exchange.answered(Answer(status=200), 0) is None
+    assert exchange.receive_answer(Answer(status=200), 0) is None
     assert routes.urls == (B, A)
 
 
@@ -53,26 +53,26 @@ def test_who_serves_a_rack_is_remembered_beside_who_leads() -> None:
     near = fetch("t", 0, 5, rack="r1").request
     assert "rack=r1" in near.path
     headers = {"quorumlog-leader-url": B, "quorumlog-served-by-url": C}
-    Exchange(routes, near, 0, 0).answered(Answer(status=200, headers=headers), 0)
+    Exchange(routes, near, 0, 0).receive_answer(Answer(status=200, headers=headers), 0)
     assert routes.candidates(near)[0] == C
     assert routes.candidates(FETCH) == [A], "who reads elsewhere, or writes, is not sent there"
 
 
 def test_nobody_ever_answered_is_said_at_once() -> None:
     exchange = Exchange(Routes([A, B]), READ, now_s=0, retry_s=60)
-    exchange.not_sent("refused", 0)
+    exchange.report_not_sent("refused", 0)
     with pytest.raises(UnreachableError, match=r"http://a:1 \(refused\), http://b:1 \(reset\)"):
-        exchange.not_sent("reset", 0)
+        exchange.report_not_sent("reset", 0)
 
 
 def test_a_cluster_that_answered_before_is_waited_for_until_the_deadline() -> None:
     routes = Routes([A])
-    Exchange(routes, READ, 0, 0).answered(Answer(status=200), 0)
+    Exchange(routes, READ, 0, 0).receive_answer(Answer(status=200), 0)
     exchange = Exchange(routes, WRITE, now_s=0, retry_s=3)
     waits: list[float] = []
     with contextlib.suppress(UnreachableError):
         while len(waits) < 100:
-            waits.append(exchange.not_sent("refused", sum(waits)))
+            waits.append(exchange.report_not_sent("refused", sum(waits)))
     assert waits[:3] == [0.05, 0.1, 0.2]
     assert max(waits) <= LAST_BACKOFF_S
     assert sum(waits) <= 3
@@ -81,11 +81,11 @@ def test_a_cluster_that_answered_before_is_waited_for_until_the_deadline() -> No
 def test_the_leader_an_answer_names_is_asked_first_for_its_partition_only() -> None:
     routes = Routes([A, B])
     named = Answer(status=200, headers={"quorumlog-leader-url": f"{C}/"})
-    Exchange(routes, FETCH, 0, 0).answered(named, 0)
+    Exchange(routes, FETCH, 0, 0).receive_answer(named, 0)
     assert routes.candidates(FETCH) == [C, A, B]
     assert routes.candidates(READ) == [A, B]
     exchange = Exchange(routes, FETCH, 0, 0)
-    exchange.not_sent("refused", 0)
+    exchange.report_not_sent("refused", 0)
     assert exchange.url == A
     assert routes.candidates(FETCH) == [A, B], "a leader that does not answer is forgotten"
 
@@ -98,30 +98,30 @@ def test_rule_f1_a_write_that_may_have_been_done_is_not_sent_again() -> None:
 
     exchange = Exchange(Routes([A, B]), WRITE, now_s=0, retry_s=60)
     with pytest.raises(ApiError) as unknown:
-        exchange.answered(failure(503, "unknown"), 0)
+        exchange.receive_answer(failure(503, "unknown"), 0)
     assert unknown.value.outcome is Outcome.UNKNOWN
 
 
 def test_rule_f1_a_write_that_surely_was_not_done_goes_again_until_the_deadline() -> None:
     exchange = Exchange(Routes([A]), WRITE, now_s=0, retry_s=1)
-    assert exchange.answered(failure(503), 0) == 0.05
-    assert exchange.answered(failure(503), 0.05) == 0.1
+    assert exchange.receive_answer(failure(503), 0) == 0.05
+    assert exchange.receive_answer(failure(503), 0.05) == 0.1
     with pytest.raises(ApiError):
-        exchange.answered(failure(503), 0.99)
+        exchange.receive_answer(failure(503), 0.99)
 
 
 def test_a_pure_read_goes_again_whatever_became_of_it() -> None:
     exchange = Exchange(Routes([A, B]), READ, now_s=0, retry_s=1)
     assert exchange.lost("reset", 0) == 0
     assert exchange.url == B
-    assert exchange.answered(failure(503, "unknown"), 0) == 0.05
+    assert exchange.receive_answer(failure(503, "unknown"), 0) == 0.05
 
 
 def test_a_refusal_is_final() -> None:
     body = orjson.dumps({"error_code": 40401, "message": "Topic t not found"})
     exchange = Exchange(Routes([A, B]), WRITE, now_s=0, retry_s=60)
     with pytest.raises(ApiError, match="Topic t not found") as refused:
-        exchange.answered(Answer(status=404, body=body), 0)
+        exchange.receive_answer(Answer(status=404, body=body), 0)
     assert (refused.value.code, refused.value.outcome) == (40401, Outcome.NOT_WRITTEN)
 
 
@@ -129,7 +129,7 @@ def test_an_answer_that_is_none_of_ours_is_said_to_be_so() -> None:
     with pytest.raises(ProtocolError, match="expected the offsets"):
         parse_outcomes(Answer(status=200, body=b"[]"))
     with pytest.raises(ApiError, match="nginx") as error:
-        Exchange(Routes([A]), WRITE, 0, 0).answered(Answer(status=502, body=b"<h1>nginx"), 0)
+        Exchange(Routes([A]), WRITE, 0, 0).receive_answer(Answer(status=502, body=b"<h1>nginx"), 0)
     assert error.value.outcome is Outcome.UNKNOWN
 
 
@@ -152,16 +152,16 @@ def sending(count: int, deadline_s: float = 10) -> ProduceExchange:
 
 def test_rule_f1_only_records_that_surely_were_not_written_go_again() -> None:
     exchange = sending(4)
-    assert exchange.took([WRITTEN, AGAIN, UNKNOWN, TOO_LARGE], 0) == 0.05
+    assert exchange.receive_outcomes([WRITTEN, AGAIN, UNKNOWN, TOO_LARGE], 0) == 0.05
     assert exchange.call().request.body == b'{"records":[{"value":1}]}'
-    assert exchange.took([RecordOutcome(0, 6)], 0.1) is None
+    assert exchange.receive_outcomes([RecordOutcome(0, 6)], 0.1) is None
     assert exchange.outcomes == [WRITTEN, RecordOutcome(0, 6), UNKNOWN, TOO_LARGE]
 
 
 def test_records_are_given_up_at_the_deadline() -> None:
     exchange = sending(1, deadline_s=1)
-    assert exchange.took([AGAIN], 0.9) is not None
-    assert exchange.took([AGAIN], 0.95) is None
+    assert exchange.receive_outcomes([AGAIN], 0.9) is not None
+    assert exchange.receive_outcomes([AGAIN], 0.95) is None
     assert exchange.outcomes == [AGAIN]
 
 
@@ -174,7 +174,7 @@ def test_rule_f1_a_lost_request_is_unknown_for_every_record_of_it() -> None:
 def test_an_unreachable_cluster_is_tried_again() -> None:
     exchange = sending(1)
     assert exchange.failed(UnreachableError("nobody"), 0) == 0.05
-    assert exchange.took([WRITTEN], 0.1) is None
+    assert exchange.receive_outcomes([WRITTEN], 0.1) is None
 
 
 def test_what_concerns_the_request_is_raised() -> None:
@@ -196,8 +196,8 @@ def test_a_503_with_rows_is_read_record_by_record() -> None:
     ]
     answer = Answer(status=503, body=orjson.dumps({"offsets": rows}))
     request = sending(1).call().request
-    assert Exchange(Routes([A]), request, 0, 0).answered(answer, 0) is None
-    assert parse_outcomes(answer)[0].may_go_again
+    assert Exchange(Routes([A]), request, 0, 0).receive_answer(answer, 0) is None
+    assert parse_outcomes(answer)[0].may_be_retried
     with pytest.raises(ApiError):
         parse_outcomes(failure(503))
 

@@ -35,7 +35,7 @@ from broker.record.compression import (
     unpacked_size,
 )
 from broker.record.lines import BATCH_LINES_MAX
-from http_api.contract.media_types import takes_zstd
+from http_api.contract.media_types import accepts_zstd
 from raft_metadata.common.errors import CorruptionError
 from tests.support.compaction_model import (
     Stepped,
@@ -403,7 +403,7 @@ ACCEPTS = {
 
 @pytest.mark.parametrize("accept", ACCEPTS)
 def test_zstd_goes_to_who_names_it(accept: str | None) -> None:
-    assert takes_zstd(accept) is ACCEPTS[accept]
+    assert accepts_zstd(accept) is ACCEPTS[accept]
 
 
 def test_headers_are_what_lines_of_goes_by() -> None:

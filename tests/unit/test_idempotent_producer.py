@@ -83,7 +83,7 @@ class Broker:
     def settle(self, call: Call[T]) -> T:
         request = call.request
         answer = self.answer(request.method, request.path, request.headers, request.body)
-        if answer.status >= 400 and answer.status not in request.also_parsed:
+        if answer.status >= 400 and answer.status not in request.parsed_error_statuses:
             raise error_of(answer)
         return call.parse(answer)
 
@@ -183,8 +183,8 @@ def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
     producer.send([NewRecord(b"1", partition=0)])
     sequencer = producer._sequencer
     assert sequencer is not None
-    sequencer._channels[0]._epoch = EPOCH_MAX - 5
-    sequencer._channels[0]._sequence = 0
+    sequencer._senders[0]._epoch = EPOCH_MAX - 5
+    sequencer._senders[0]._sequence = 0
     usual = broker.answer
 
     def no_ids(method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
@@ -216,8 +216,8 @@ async def test_a_send_that_waits_for_another_producer_id_is_written_once_there_i
         sequencer = producer._sequencer
         assert sequencer is not None
         await producer.send([NewRecord(b"1", partition=0)])
-        sequencer._channels[0]._epoch = EPOCH_MAX
-        sequencer._channels[0]._sequence = 0
+        sequencer._senders[0]._epoch = EPOCH_MAX
+        sequencer._senders[0]._sequence = 0
         broker.answer = answer  # type: ignore[method-assign]
         [refused] = await producer.send([NewRecord(b"2", partition=0)])
         assert refused.outcome is Outcome.NOT_WRITTEN

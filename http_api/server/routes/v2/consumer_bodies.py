@@ -23,13 +23,13 @@ from broker.coordinator.group_messages import (
     OffsetReset,
     SeekTarget,
 )
-from http_api.contract.consumers import (
+from http_api.contract.errors import RestCode, RestError, shown, shown_value
+from http_api.contract.group_shapes import (
     IGNORED_NAMED_MAX,
-    ONE_WAY_ONLY,
+    ONE_SUBSCRIPTION_ONLY,
     check_name_in_body,
     is_setting_name,
 )
-from http_api.contract.errors import RestCode, RestError, shown, shown_value
 from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
 from http_api.server.request_parsing import read_body, unsupported_media_type
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
@@ -219,7 +219,7 @@ def subscription(fields: dict[str, Any]) -> tuple[tuple[TopicName, ...] | None, 
     if pattern is not None and not (isinstance(pattern, str) and pattern):
         raise unprocessable("'topic_pattern': expected a regular expression")
     if topics is not None and pattern is not None:
-        raise RestError(409, RestCode.ILLEGAL_STATE, ONE_WAY_ONLY)
+        raise RestError(409, RestCode.ILLEGAL_STATE, ONE_SUBSCRIPTION_ONLY)
     if topics is None:
         if pattern is None:
             raise unprocessable('expected {"topics": […]} or {"topic_pattern": "…"}')

@@ -27,7 +27,7 @@ from broker.coordinator.group_messages import (
     Subscribe,
     Unsubscribe,
 )
-from http_api.contract import consumers
+from http_api.contract import group_shapes
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import (
     CONSUMER_REPLIES,
@@ -57,9 +57,9 @@ A = TypeVar("A")
 _ALL_FORMATS = frozenset(embedded.value for embedded in EmbeddedFormat)
 _RECORD_TYPES = {embedded_type(name): embedded_type(name) for name in sorted(_ALL_FORMATS)}
 _TEXTS = {
-    ErrorCode.UNKNOWN_MEMBER_ID: consumers.INSTANCE_NOT_FOUND,
-    ErrorCode.INSTANCE_ALREADY_EXISTS: consumers.INSTANCE_EXISTS,
-    ErrorCode.FORMAT_MISMATCH: consumers.FORMAT_MISMATCH,
+    ErrorCode.UNKNOWN_MEMBER_ID: group_shapes.INSTANCE_NOT_FOUND,
+    ErrorCode.INSTANCE_ALREADY_EXISTS: group_shapes.INSTANCE_EXISTS,
+    ErrorCode.FORMAT_MISMATCH: group_shapes.FORMAT_MISMATCH,
 }
 
 
@@ -102,8 +102,10 @@ class ConsumerRoutes:
             )
         )
         uri = f"{self._base_url}/consumers/{group_id}/instances/{made.instance}"
-        headers = {consumers.IGNORED_HEADER: ", ".join(wanted.ignored)} if wanted.ignored else None
-        return json_reply(consumers.created(made.instance, uri), V2, headers=headers)
+        headers = (
+            {group_shapes.IGNORED_HEADER: ", ".join(wanted.ignored)} if wanted.ignored else None
+        )
+        return json_reply(group_shapes.created_instance(made.instance, uri), V2, headers=headers)
 
     async def delete(self, request: web.Request, group: str, instance: str) -> web.Response:
         """Remove the instance, which leaves the group at once."""
@@ -133,7 +135,7 @@ class ConsumerRoutes:
         """Answer the subscribed topics; after a pattern, the topics it matched."""
         found = await self._describe(request, group, instance)
         if found.settings.strimzi:
-            return json_reply(consumers.strimzi_subscription(found.topics, found.assignment), V2)
+            return json_reply(group_shapes.strimzi_subscription(found.topics, found.assignment), V2)
         return json_reply({"topics": list(found.topics)}, V2)
 
     async def unsubscribe(self, request: web.Request, group: str, instance: str) -> web.Response:
@@ -155,7 +157,7 @@ class ConsumerRoutes:
     async def assignments(self, request: web.Request, group: str, instance: str) -> web.Response:
         """Answer the partitions that the instance owns now."""
         found = await self._describe(request, group, instance)
-        return json_reply(consumers.partitions(found.assignment), V2)
+        return json_reply(group_shapes.partitions(found.assignment), V2)
 
     # reading
 
@@ -228,7 +230,7 @@ class ConsumerRoutes:
             CommittedOffsets(group=group_id, instance=member, partitions=partitions)
         )
         rows = ((row.topic, row.partition, row.offset, row.metadata) for row in found)
-        return json_reply(consumers.offsets(rows), V2)
+        return json_reply(group_shapes.offsets(rows), V2)
 
     async def seek(self, request: web.Request, group: str, instance: str) -> web.Response:
         """Set the next offsets to read, by offset or as the first records at or after a time."""
@@ -272,7 +274,7 @@ class ConsumerRoutes:
         except KafkaError as error:
             if error.code is not ErrorCode.ILLEGAL_STATE:
                 raise
-            text = consumers.ONE_WAY_ONLY
+            text = group_shapes.ONE_SUBSCRIPTION_ONLY
             raise RestError(409, RestCode.ILLEGAL_STATE, text) from None
 
     async def _send_to_coordinator(self, request: GroupRequest[A]) -> A:

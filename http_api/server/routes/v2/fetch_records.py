@@ -36,8 +36,8 @@ from http_api.contract.media_types import (
     V2_BINARY,
     V2_JSON,
     ZSTD,
+    accepts_zstd,
     choose_reply,
-    takes_zstd,
 )
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
@@ -241,7 +241,7 @@ def _takes_frames(request: web.Request, content_type: str, include: str | None) 
     """Return True if stored frames can be the answer: unchanged lines, and zstd is accepted."""
     if content_type != NDJSON or include == "timestamp":
         return False
-    return takes_zstd(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, ())))
+    return accepts_zstd(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, ())))
 
 
 def _rack(request: web.Request) -> str | None:

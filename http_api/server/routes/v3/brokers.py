@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.contract.v3_admin import JsonObject, StuckPartition, drain_progress
+from http_api.contract.v3 import JsonObject, StuckPartitionFacts, drain_progress
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, live_brokers
 from http_api.server.request_parsing import (
@@ -52,7 +52,7 @@ STUCK_SHOWN_MAX = 100
 async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
     """Return what the broker still leads and holds, and why the first partitions have not moved."""
     leaders = replicas = 0
-    stuck: list[StuckPartition] = []
+    stuck: list[StuckPartitionFacts] = []
     async for topic, number, partition in each_partition(image):
         if broker.broker_id not in partition.replicas:
             continue
@@ -61,7 +61,7 @@ async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonO
         replicas += 1
         if len(stuck) < STUCK_SHOWN_MAX and (leads or broker.drain is DrainScope.REPLICAS):
             reason = _drain_reason(image, partition, broker)
-            stuck.append(StuckPartition(topic=topic.name, partition_id=number, reason=reason))
+            stuck.append(StuckPartitionFacts(topic=topic.name, partition_id=number, reason=reason))
     left = replicas if broker.drain is DrainScope.REPLICAS else leaders
     return drain_progress(leaders, replicas, stuck, is_done=left == 0)
 

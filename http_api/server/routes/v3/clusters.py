@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from http_api.contract import v3, v3_admin
+from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.idempotence import producer_id
 from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
@@ -109,18 +109,18 @@ class ClusterRoutes:
 
     def _features(self, links: v3.Links, level: int) -> v3.JsonObject:
         brokers = self._apis.image.brokers.values()
-        facts = v3_admin.FeatureFacts(
+        facts = v3.FeatureFacts(
             level=level,
             low=FIRST_LEVEL,
             high=SUPPORTED_FEATURE_LEVEL,
             brokers={broker.broker_id: broker.feature_level_max for broker in brokers},
         )
-        return v3_admin.features(links, facts)
+        return v3.features(links, facts)
 
     async def no_access_rules(self, request: web.Request, cluster: str) -> web.Response:
         """Refuse access rules as Kafka without an authorizer does."""
         self._path.enter(request, cluster)
-        raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3_admin.NO_AUTHORIZER)
+        raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3.NO_AUTHORIZER)
 
 
 class ProducerIdRoutes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from http_api.contract import v3_configs as shapes
+from http_api.contract import v3 as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
 from http_api.server.answers import json_reply, reply

@@ -15,7 +15,7 @@ from broker.coordinator.group_messages import (
     GroupOffsets,
     MemberDescription,
 )
-from http_api.contract import consumer_groups as shapes
+from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
 from http_api.contract.v2 import check_name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from http_api.contract import v3, v3_admin
+from http_api.contract import v3
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON
 from http_api.server.answers import json_reply, reply
@@ -233,7 +233,7 @@ def _election_row(links: v3.Links, result: ElectionResult) -> v3.JsonObject:
         code = ErrorCode.from_number(result.error)
         failure = int(REST_STATUS[code].code), result.message or code.message
     leader = None if result.leader == NO_LEADER else result.leader
-    return v3_admin.election(links, result.topic, result.partition, leader, failure)
+    return v3.election(links, result.topic, result.partition, leader, failure)
 
 
 ROWS_MAX = 1_000
@@ -370,28 +370,28 @@ class ReassignmentRoutes:
         wanted = [key for place, key in places if place[2].is_reassigning]
         progress = await self._apis.replication_progress(wanted)
         return [
-            v3_admin.reassignment(links, _reassignment_facts(place, progress.get(key)))
+            v3.reassignment(links, _reassignment_facts(place, progress.get(key)))
             for place, key in places
         ]
 
 
 def _reassignment_facts(
     place: LocatedPartition, progress: PartitionProgress | None
-) -> v3_admin.ReassignmentFacts:
+) -> v3.ReassignmentFacts:
     topic, number, partition = place
     end = None if progress is None else progress.log_end_offset
     coming = []
     for replica in partition.adding:
         reached = None if progress is None else progress.follower_ends.get(replica)
         coming.append(
-            v3_admin.AddingReplica(
+            v3.AddingReplicaFacts(
                 broker_id=replica,
                 log_end_offset=reached,
                 lag=None if reached is None or end is None else max(0, end - reached),
                 is_in_sync=replica in partition.isr,
             )
         )
-    return v3_admin.ReassignmentFacts(
+    return v3.ReassignmentFacts(
         topic=topic.name,
         partition_id=number,
         replicas=partition.replicas,

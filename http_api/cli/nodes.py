@@ -1,31 +1,97 @@
-"""``quorumlog broker``: run one broker, or list, describe, drain, undrain and unregister brokers.
+"""``quorumlog broker`` and ``quorumlog controller``: run a node, or look after such nodes.
 
-With --config the process becomes a broker; the subcommands make calls of
-`http_api.client.admin_brokers` to a running cluster.
+With --config the process becomes a broker or a controller. `broker list | describe | drain |
+undrain | unregister` call a running cluster; `controller rejoin` formats the folder of a controller
+that lost its disk.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from http_api.cli.node import node_group
 from http_api.cli.options import (
     client_of,
-    each,
     format_option,
-    poll,
+    print_client_errors,
     print_json,
     print_table,
-    says_errors,
+    run_for_each,
+    set_option,
     timeout_option,
     url_option,
     wait_option,
+    wait_until,
 )
-from http_api.client import admin, admin_brokers
+from http_api.client import admin
+
+
+def _config_option(*, required: bool) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    return click.option(
+        "--config",
+        "path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        required=required,
+        help="The node's config.toml.",
+    )
+
+
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow listeners that other machines can reach, without TLS and authentication.",
+)
+
+
+def node_group(command: Callable[..., int]) -> click.Group:
+    """Return a command that runs a node, and is the group of the subcommands about such nodes."""
+    command = click.pass_context(command)
+    for option in (format_option, insecure_option, set_option, _config_option(required=False)):
+        command = option(command)
+    return click.group(invoke_without_command=True)(command)
+
+
+@node_group
+def controller(
+    context: click.Context,
+    path: Path | None,
+    overrides: tuple[str, ...],
+    insecure: bool,  # noqa: FBT001 a flag of the command line
+    form: str,
+) -> int:
+    """Run one controller in the foreground. --format json: the log as JSON lines."""
+    if context.invoked_subcommand is not None:
+        return 0
+    if path is None:
+        msg = "Missing option '--config'."
+        raise click.UsageError(msg, context)
+    from http_api.node.controller_node import run_controller
+
+    return run_controller(path, overrides, insecure=insecure, json_log=form == "json")
+
+
+@controller.command()
+@_config_option(required=True)
+@format_option
+def rejoin(path: Path, form: str) -> int:
+    """Format the folder of a controller that lost its disk, so that it may join again.
+
+    All other controllers must be running: each is told the new directory, and the controller asks
+    each for its term before it takes part. Under `quorumlog up` it then starts by itself.
+    """
+    from http_api.node.rejoin import rejoin_controller
+
+    meta = rejoin_controller(path, os.environ)
+    if form == "json":
+        print_json({"node_id": meta.node_id, "directory_id": meta.directory_id})
+    else:
+        click.echo(f"controller {meta.node_id} may join again, directory {meta.directory_id}")
+    return 0
 
 
 @node_group
@@ -54,7 +120,7 @@ def broker(
 @click.option("-a", "--all", "everyone", is_flag=True, help="Those that are not alive, too.")
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def list_brokers(everyone: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
     """List the brokers with their state and their share of the partitions."""
     with client_of(url) as client:
@@ -77,16 +143,16 @@ def list_brokers(everyone: bool, url: str, form: str) -> None:  # noqa: FBT001 a
 @click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def describe(broker_ids: tuple[int, ...], url: str, form: str) -> int:
     """Show a broker, and how far its drain is."""
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
         def read(name: str) -> dict[str, object]:
-            return _row(client.run(admin_brokers.broker(cluster_id, int(name))))
+            return _row(client.run(admin.broker(cluster_id, int(name))))
 
-        return each(map(str, broker_ids), read, form, _described)
+        return run_for_each(map(str, broker_ids), read, form, _description_lines)
 
 
 @broker.command()
@@ -102,7 +168,7 @@ def describe(broker_ids: tuple[int, ...], url: str, form: str) -> int:
 @timeout_option
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def drain(
     broker_id: int,
     scope: str,
@@ -117,18 +183,18 @@ def drain(
     """
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
-        latest = client.run(admin_brokers.drain(cluster_id, broker_id, scope))
+        latest = client.run(admin.drain(cluster_id, broker_id, scope))
 
         def is_done() -> bool:
             nonlocal latest
-            latest = client.run(admin_brokers.broker(cluster_id, broker_id))
+            latest = client.run(admin.broker(cluster_id, broker_id))
             return latest.progress is None or latest.progress.is_done
 
-        done = not wait or poll(is_done, timeout_s)
+        done = not wait or wait_until(is_done, timeout_s)
     if form == "json":
         print_json(_row(latest))
     else:
-        click.echo(_described(_row(latest)))
+        click.echo(_description_lines(_row(latest)))
     if not done:
         click.echo(f"quorumlog: not drained within {timeout_s:g} s; it goes on", err=True)
     return 0 if done else 1
@@ -138,7 +204,7 @@ def drain(
 @click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def undrain(broker_ids: tuple[int, ...], url: str, form: str) -> int:
     """End a drain: the broker may lead and hold partitions again.
 
@@ -148,36 +214,36 @@ def undrain(broker_ids: tuple[int, ...], url: str, form: str) -> int:
         cluster_id = client.run(admin.cluster()).cluster_id
 
         def end(name: str) -> dict[str, object]:
-            return _row(client.run(admin_brokers.drain(cluster_id, int(name), "none")))
+            return _row(client.run(admin.drain(cluster_id, int(name), "none")))
 
-        return each(map(str, broker_ids), end, form, _described)
+        return run_for_each(map(str, broker_ids), end, form, _description_lines)
 
 
 @broker.command()
 @click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
 @url_option
 @format_option
-@says_errors
+@print_client_errors
 def unregister(broker_ids: tuple[int, ...], url: str, form: str) -> int:
     """Take brokers out for good. One that lives or holds replicas is refused: drain and stop it."""
     with client_of(url) as client:
         cluster_id = client.run(admin.cluster()).cluster_id
 
         def remove(name: str) -> dict[str, object]:
-            client.run(admin_brokers.unregister(cluster_id, int(name)))
+            client.run(admin.unregister(cluster_id, int(name)))
             return {"broker_id": int(name)}
 
-        return each(
+        return run_for_each(
             map(str, broker_ids), remove, form, lambda row: f"unregistered {row['broker_id']}"
         )
 
 
-def _row(found: admin_brokers.BrokerDetails) -> dict[str, object]:
+def _row(found: admin.BrokerDetails) -> dict[str, object]:
     progress = None if found.progress is None else asdict(found.progress)
     return asdict(found.info) | {"drain_progress": progress}
 
 
-def _described(row: dict[str, Any]) -> str:
+def _description_lines(row: dict[str, Any]) -> str:
     """Return a line about the broker, its drain, and a line per partition it could not move yet."""
     share = f"leads={row['leader_count']} replicas={row['replica_count']}"
     state = f"state={row['state']} drain={row['drain']}"
