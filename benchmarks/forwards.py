@@ -25,7 +25,7 @@ from broker.server.forwarded_produce import ForwardedProduces
 from broker.server.forwarding import PeerRequests
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL
-from http_api.node.process_setup import run_loop
+from http_api.node.node_start import run_loop
 from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerServer
 from raft_metadata.common.clock import SystemClock

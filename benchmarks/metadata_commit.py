@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from benchmarks.processes import ROOT, cpu_seconds
 from benchmarks.report import Row, at_least, at_most, machine, missed, percentile, table
-from http_api.node.process_setup import freeze_collector, run_loop, shorten_thread_switches
+from http_api.node.node_start import freeze_collector, run_loop, shorten_thread_switches
 from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import (
     BrokerId,

@@ -29,7 +29,7 @@ from benchmarks.product import product, server_pids
 from benchmarks.report import Row, at_most
 from broker.config import BrokerConfig
 from broker.server.metadata_loader import MetadataLoader
-from http_api.node.process_setup import run_loop
+from http_api.node.node_start import run_loop
 from http_api.peer import controller_paths as paths
 from http_api.peer.controller_channel import HttpControllerChannel
 from raft_metadata.common.clock import SystemClock

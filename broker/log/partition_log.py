@@ -20,7 +20,7 @@ from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo, InDoubtError, UnreadableError
 from broker.log.log_producers import LogProducers
-from broker.log.page_cache import ColdRange, cold_range
+from broker.log.log_reader import ColdRange, cold_range
 from broker.log.segments import LogSegments, WriteError
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,

@@ -1,8 +1,10 @@
 """Requests of operators: reassignments, elections, drains, configs, deletion of records.
 
-The active controller decides them; the broker that was asked waits until its image shows the result
-before it answers. Nothing is repeated here: each command's row in `raft_metadata.records.commands`
-says whether it may be sent again (rule F1).
+`RoutedBrokerApis` calls it. The active controller decides; the broker that received the request
+waits until its own image shows the result before it answers. Nothing is sent a second time from
+here: each command's row in `raft_metadata.records.commands` says whether the channel to the
+controllers may repeat it (rule F1). Facts that only one broker knows, and the progress of replicas,
+are requested from the brokers that have them.
 """
 
 from __future__ import annotations
@@ -44,12 +46,15 @@ if TYPE_CHECKING:
 
 
 DELETE_TIMEOUT_MS = 10_000
-"""How long the new log start may take to be durable on every replica that may lead next. One that
-died left the in-sync replicas long before, with the default ``replica_lag_time_max_ms``."""
+"""Time for the new log start to become durable on every replica that may lead next. A replica that
+died has left the in-sync replicas long before, with the default ``replica_lag_time_max_ms``."""
 
 
 class RecordDeletion:
-    """Stateless; owned by the `BrokerServer`."""
+    """Deletion of the records below an offset, here or by one request to the leader.
+
+    Owned by the `BrokerServer`. Stateless.
+    """
 
     def __init__(
         self, broker_id: BrokerId, router: LeaderRouter, trimming: LogTrimming, clock: Clock
@@ -60,14 +65,15 @@ class RecordDeletion:
         self._clock = clock
 
     async def delete(self, partition: TopicIdPartition, before_offset: int) -> int:
-        """The new log start, which the next leader knows, too. -1: up to the high watermark.
+        """Delete the records below `before_offset` and return the new log start offset.
 
-        An offset may be asked for again, whatever became of the first attempt. "Up to the high
-        watermark" may not: it would reach further by then (rule F1).
+        -1 stands for the high watermark. On return the next leader knows the log start as well. A
+        request with an offset is repeated whatever the outcome of the first attempt; one with -1 is
+        not repeated after an unknown outcome, because it would reach further by then (rule F1).
 
         Raises:
-            KafkaError: OFFSET_OUT_OF_RANGE, or whatever keeps the leader from it; its outcome is
-                unknown once any attempt's was.
+            KafkaError: OFFSET_OUT_OF_RANGE, or the error of the leader. Its outcome is unknown
+                if that of any attempt was.
         """
         doubt: KafkaError | None = None
 
@@ -111,15 +117,18 @@ class RecordDeletion:
 _log = logging.getLogger("broker.admin")
 
 COMMAND_TIMEOUT_MS = 5_000
-"""How long an active controller is looked for: an election takes about one second."""
+"""Time to find an active controller: an election takes about one second."""
 PEER_TIMEOUT_MS = 2_000
-"""Another broker tells what it knows in this time, or is not waited for."""
+"""Time for another broker to answer; after that its facts count as not available."""
 PROGRESS_PARTITIONS_MAX = 10_000
-"""Partitions whose progress one request tells: a page of 2 MB."""
+"""Partitions whose progress one request returns: a page of 2 MB."""
 
 
 class AdminRequests:
-    """On the broker's loop. Holds nothing between requests."""
+    """Operators' requests that the active controller decides or that one broker alone can answer.
+
+    On the broker's loop. Holds nothing between requests.
+    """
 
     def __init__(
         self,
@@ -140,7 +149,12 @@ class AdminRequests:
         self._topics = topics
 
     async def ask(self, command: AdminCommand[A]) -> A:
-        """See `BrokerApis.admin`."""
+        """Have the active controller decide a command; wait until this broker's image shows it.
+
+        New partitions must have ready leaders, and every live broker must know changed configs.
+        With ``validate_only`` nothing is awaited. Raises REQUEST_TIMED_OUT if the command was
+        decided but its result did not show within ``topic_ready_ms``.
+        """
         had = 0
         if isinstance(command, AddPartitions):
             self._check_growth(command)
@@ -156,7 +170,7 @@ class AdminRequests:
                 elif isinstance(answer, AlterAnswer | LeadersElected | MetadataUpgraded):
                     await self._loader.wait_for(answer.next_offset)
                 if isinstance(command, AlterConfigs) and isinstance(answer, AlterAnswer):
-                    # in force on every broker that lives, not only on the one that was asked
+                    # in force on every live broker, not only on the one that got the request
                     await self._topics.until_known(self._live(), answer.next_offset)
         except TimeoutError:
             text = "it was decided, but this broker has not seen it come true yet"
@@ -171,7 +185,7 @@ class AdminRequests:
         ]
 
     def _check_growth(self, command: AddPartitions) -> None:
-        check_not_internal(command.topic)  # groups are spread over as many as there were at first
+        check_not_internal(command.topic)  # groups are spread over the first number of partitions
         limit = self._config.limits.max_partitions_per_topic
         if command.partitions_count > limit:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
@@ -180,7 +194,10 @@ class AdminRequests:
     # facts that only one broker knows
 
     async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
-        """See `BrokerApis`."""
+        """Return the facts that only that broker knows of itself.
+
+        Raises KafkaError: BROKER_ID_NOT_REGISTERED, or BROKER_NOT_AVAILABLE if it does not answer.
+        """
         if broker_id == self._config.broker_id:
             return self._own_facts()
         registration = self._loader.image.brokers.get(broker_id)
@@ -203,7 +220,11 @@ class AdminRequests:
     async def progress(
         self, partitions: Sequence[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionProgress]:
-        """See `BrokerApis.replication_progress`."""
+        """Return the progress of the replicas of these partitions, as their leaders report it.
+
+        All leaders are called at once. Left out are partitions without a leader, and those whose
+        leader does not answer in time.
+        """
         image = self._loader.image
         by_leader: dict[BrokerId, list[TopicIdPartition]] = defaultdict(list)
         for place in partitions[:PROGRESS_PARTITIONS_MAX]:

@@ -1,8 +1,9 @@
-"""The one door to a broker: routes every request to whoever leads, here or one hop away.
+"""Entry point of all client requests: routes each to the partition's leader, here or one hop away.
 
-Decision D7 and rule F1: what is led elsewhere is forwarded once. An attempt that surely appended
-nothing is made again within the request's deadline, with what the image says then; an attempt of
-unknown outcome is never made again.
+`http_api.server` calls `RoutedBrokerApis`. A request for a partition that is led elsewhere is
+forwarded once (decision D7). An attempt that surely appended nothing is repeated until the
+request's deadline, at the leader that the image names by then; an attempt of unknown outcome is not
+repeated (rule F1). Each kind of request has its own module in this folder.
 """
 
 from __future__ import annotations
@@ -86,9 +87,10 @@ REROUTE_PAUSE_MS = 100
 
 
 class RoutedBrokerApis:
-    """Implements `broker.server.requests.BrokerApis`, on the broker's loop.
+    """Implementation of `broker.server.requests.BrokerApis`, on the broker's loop.
 
-    Stateless but for the rotation of keyless requests over partitions and the forwards under way.
+    Owned by the `BrokerServer`. Stateless but for the rotation of keyless requests over partitions,
+    and the forwards under way.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
@@ -104,8 +106,9 @@ class RoutedBrokerApis:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self.follower_reads: FollowerReads | None = None
+        """Reads for clients that name their rack; None: leaders serve all reads."""
         self.deletion: RecordDeletion | None = None
-        """Who serves readers that name their rack; None: leaders do."""
+        """Deletion of records; the `BrokerServer` sets it before the first request."""
         self._config = config
         self._local = local
         self._loader = loader
@@ -137,31 +140,25 @@ class RoutedBrokerApis:
 
     @property
     def broker_id(self) -> BrokerId:
-        """See `BrokerApis`."""
         return self._config.broker_id
 
     @property
     def cluster_id(self) -> ClusterId:
-        """See `BrokerApis`."""
         return self._config.cluster_id
 
     @property
     def image(self) -> MetadataImage:
-        """See `BrokerApis`."""
         return self._loader.image
 
     @property
     def controller_id(self) -> int | None:
-        """See `BrokerApis`."""
         return self._loader.leader_id
 
     @property
     def metadata(self) -> MetadataRequests:
-        """See `BrokerApis`."""
         return self._metadata
 
     def readiness(self) -> list[tuple[str, bool]]:
-        """See `BrokerApis`."""
         state = self._lifecycle.state
         named = state.value if state else "not registered"
         return [
@@ -171,42 +168,35 @@ class RoutedBrokerApis:
         ]
 
     def topic_defaults(self) -> dict[str, str]:
-        """See `BrokerApis`."""
         layers = broker_layers(self.image, self._config.broker_id, self._static_configs)
         return {name: layers.describe(row).value for name, row in TOPIC_CONFIGS.items()}
 
     # topics
 
     async def catch_up_with_topic(self, topic: TopicName, partition: int = 0) -> None:
-        """See `BrokerApis`."""
         await self._topics.catch_up_with(topic, partition)
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
-        """See `BrokerApis`."""
         return await self._topics.create(command)
 
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
-        """See `BrokerApis`."""
         return await self._topics.delete(command)
 
-    # what operators ask
+    # requests of operators
 
     async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
-        """See `BrokerApis`."""
         return await self._admin.ask(command)
 
     async def replication_progress(
         self, partitions: Sequence[TopicIdPartition]
     ) -> Mapping[TopicIdPartition, PartitionProgress]:
-        """See `BrokerApis`."""
         return await self._admin.progress(partitions)
 
     async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
-        """See `BrokerApis`."""
         return await self._admin.own_facts(broker_id)
 
     def facts_of_mine(self) -> OwnFacts:
-        """What this broker tells the others of itself."""
+        """Return the facts that only this broker knows of itself."""
         return OwnFacts(
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
@@ -219,21 +209,17 @@ class RoutedBrokerApis:
     # groups
 
     async def group(self, request: GroupRequest[A]) -> A:
-        """See `BrokerApis`."""
         return await self._groups.ask(request)
 
     async def list_groups(self) -> list[GroupDescription]:
-        """See `BrokerApis`."""
         return await self._groups.list_groups()
 
     # produce
 
     async def producer_id(self) -> int:
-        """See `BrokerApis`."""
         return await self._producer_ids.next()
 
     async def produce(self, request: ProduceRequest) -> list[RecordResult]:
-        """See `BrokerApis`."""
         timeout_ms = max(1, min(request.timeout_ms, self._config.limits.max_produce_timeout_ms))
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         topic = await self._topics.for_produce(request.topic, deadline_ms)
@@ -243,7 +229,7 @@ class RoutedBrokerApis:
         try:
             groups = self._group(request, topic, results)
         except KafkaError:
-            # No such partition: another broker may have answered already that the topic has grown.
+            # Perhaps a new partition, which this broker's image does not have yet.
             await self._topics.catch_up_with(topic.name, topic.partitions_count)
             topic = self.image.topics.get(topic.topic_id, topic)
             results = [None] * len(request.records)
@@ -264,14 +250,17 @@ class RoutedBrokerApis:
     def _group(
         self, request: ProduceRequest, topic: TopicImage, results: list[RecordResult | None]
     ) -> dict[PartitionId, Sequence[int]]:
-        """Indexes of the records of each partition, in request order; refusals go to results."""
+        """Return the indexes of the records of each partition, in request order.
+
+        Records that the topic's configs refuse get their errors in `results`.
+        """
         count = topic.routed_count
         now_ms = self._lifecycle.controller_clock.wall_ms()
         refused = refusals(request.records, self._configs, self.image, topic, now_ms)
         for index, error in refused.items():
             results[index] = RecordResult(None, None, error)
         if request.claim is not None:
-            refused = {}  # all go to the leader, which knows a repeat: see `Append.refused`
+            refused = {}  # all go to the leader, which recognises a repeat: see `Append.refused`
         if request.partition is not None:
             self._check_partition(topic, request.partition)
             wanted = [i for i in range(len(request.records)) if i not in refused]
@@ -346,7 +335,11 @@ class RoutedBrokerApis:
         attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
         deadline_ms: int,
     ) -> T:
-        """Try the leader of the present image until one takes it or the deadline has come."""
+        """Call `attempt` with the present leader and the time left until one attempt succeeds.
+
+        Only refusals that surely appended nothing are repeated. Raises LEADER_NOT_AVAILABLE at
+        `deadline_ms`, on the monotonic clock.
+        """
         last = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
         while True:
             registration = self.image.partition(*partition)
@@ -373,13 +366,16 @@ class RoutedBrokerApis:
         *,
         pure: bool,
     ) -> T:
-        """See `broker.server.groups.LeaderRouter`."""
+        """Call `attempt` with the leader of a partition until it succeeds or the deadline has come.
+
+        A `pure` attempt only reads, so it is repeated after an unknown outcome as well.
+        """
         if pure:
             return await self._routed_read(partition, attempt, deadline_ms)
         return await self._routed(partition, attempt, deadline_ms)
 
     async def _pause(self, deadline_ms: int) -> None:
-        """Until a new image, a short while, or the deadline."""
+        """Wait for a new image, for `REROUTE_PAUSE_MS`, or for the deadline, whichever comes first."""
         pause_ms = min(REROUTE_PAUSE_MS, max(1, deadline_ms - self._clock.monotonic_ms()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_ms / 1000):
@@ -393,7 +389,11 @@ class RoutedBrokerApis:
         body: bytes,
         timeout_ms: int,
     ) -> bytes:
-        """One hop. A leader that is deposed meanwhile is waited for a short grace only."""
+        """Send a request to the leader in `registration`, once, and return the body of its answer.
+
+        If a newer leader epoch appears meanwhile, the answer is awaited for `DEPOSED_GRACE_MS`
+        only.
+        """
         leader = self.image.brokers.get(registration.leader)
         if leader is None:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the leader is not registered")
@@ -412,7 +412,7 @@ class RoutedBrokerApis:
                 self._forwards.pop(partition, None)
 
     def on_leader_changed(self, partition: TopicIdPartition, _epoch: LeaderEpoch) -> None:
-        """The image names a newer leader epoch: stop waiting for the older one soon."""
+        """Wait for answers of the older leader for `DEPOSED_GRACE_MS` at most."""
         soon = asyncio.get_running_loop().time() + DEPOSED_GRACE_MS / 1000
         for scope in self._forwards.get(partition, ()):
             when = scope.when()
@@ -427,15 +427,12 @@ class RoutedBrokerApis:
     # reads
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
-        """See `BrokerApis`."""
         return await self._reads.fetch(request, self.follower_reads)
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
-        """See `BrokerApis`."""
         return await self._reads.offsets(topic, partition)
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
-        """See `BrokerApis`."""
         assert self.deletion is not None, "the broker set it before it listened"
         return await self.deletion.delete(await self._existing(topic, partition), before)
 
@@ -445,7 +442,7 @@ class RoutedBrokerApis:
         attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
         deadline_ms: int,
     ) -> T:
-        """As `_routed`; a pure read may be made again whatever became of the first attempt."""
+        """Call `attempt` as `_routed` does, and repeat it after an unknown outcome: it only reads."""
 
         async def pure(registration: PartitionRegistration, timeout_ms: int) -> T:
             try:

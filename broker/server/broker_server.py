@@ -1,8 +1,9 @@
-"""One broker, assembled: logs, replication, metadata, membership, and the door to them.
+"""A broker, assembled: logs, replication, metadata, membership, group coordinator and requests.
 
-Start: lock and open the logs, follow the metadata, register. Stop is the reverse. Everything runs
-on one asyncio loop, in the TaskGroup that ``run`` owns; the flusher is its only thread (heartbeats
-have one of the network's side).
+A node makes one `BrokerServer`, awaits ``start``, runs ``run`` until it is cancelled, and awaits
+``stop``. Start locks and opens the logs, follows the metadata log and registers; stop is the
+reverse. Everything runs on one asyncio loop, in the TaskGroup that ``run`` owns. The log flusher is
+its only thread of long life; the heartbeat thread belongs to `http_api.peer`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from broker.server.admin import RecordDeletion
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
 from broker.server.debug_state import BrokerDebugState
-from broker.server.disk_watch import DiskStallWatch, WatchedDisk, waits_for_sync
 from broker.server.fetch import FollowerReads
 from broker.server.forwarding import PeerRequests
-from broker.server.lifecycle import PROGRESS_MS, Lifecycle
+from broker.server.lifecycle import (
+    PROGRESS_MS,
+    DiskStallWatch,
+    Lifecycle,
+    WatchedDisk,
+    waits_for_sync,
+)
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.unclean import (
@@ -51,7 +57,7 @@ _log = logging.getLogger("broker.server")
 
 
 class BrokerServer:
-    """Owns the broker. ``start`` once, ``run`` until cancelled, ``stop`` once."""
+    """A broker with all its parts. ``start`` once, ``run`` until cancelled, then ``stop`` once."""
 
     def __init__(
         self,
@@ -87,7 +93,7 @@ class BrokerServer:
             self._make_disk_watch(disk, clock).is_silent,
             self.manager.repairs.report,
         )
-        stamps = self._lifecycle.controller_clock  # rule R10: append times
+        stamps = self._lifecycle.controller_clock  # for append times (rule R10)
         local = LocalPartitions(config, self.manager, stamps, self._lifecycle.is_proven)
         self._coordinator = self._make_coordinator(local, clock)
         self.apis = RoutedBrokerApis(
@@ -172,18 +178,22 @@ class BrokerServer:
         )
 
     def _follow(self, image: MetadataImage) -> Iterator[None]:
-        """Every new image, in order, in steps: roles are taken."""
+        """Give the replicas their roles by a new image, in steps. Called for each image, in order."""
         self._page_cached.note(image)
         yield from self.manager.follow(image)
 
     def _publish(self, before: MetadataImage, image: MetadataImage) -> None:
-        """Every new image, in order, once roles are taken: then whoever waits for a leader."""
+        """Report a new image to the coordinator and the forwards, after the replicas' roles.
+
+        Called for each image, in order, once all replicas have their roles by it. Forwards that
+        wait for a leader then go on.
+        """
         self._page_cached.followed()
         self._coordinator.on_metadata_update(image)
         if not self._boot_is_noted and self._lifecycle.is_settled:
             self._boot_is_noted = True
             note_boot(self._config.data_dir, self._boot_id)
-            self._cache_is_kept = True  # what was lost is recorded; since then nothing was
+            self._cache_is_kept = True  # earlier losses are recorded, and there are no later ones
             self._settled.set()
         self.apis.forwarded.image_changed()
         for partition in self.apis.forwarded_partitions:
@@ -194,7 +204,7 @@ class BrokerServer:
     async def start(self) -> None:
         """Open and sync every log (rule Q1).
 
-        StorageError or OSError when the directory can't be trusted, BlockingIOError when another
+        Raises StorageError or OSError if the directory can't be trusted, BlockingIOError if another
         process uses it.
         """
         check_log_directory(self._config.data_dir)
@@ -207,7 +217,7 @@ class BrokerServer:
         self.logs.start(asyncio.get_running_loop())
 
     async def run(self) -> None:
-        """Follow, register, replicate, until cancelled."""
+        """Follow the metadata log, register and replicate, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.logs.run(), name="log-manager")
             tasks.create_task(self.manager.run(), name="replica-manager")
@@ -221,7 +231,7 @@ class BrokerServer:
             tasks.create_task(self._page_cached.run(), name="page-cache-topics")
 
     async def controlled_shutdown(self) -> None:
-        """Give up leaderships and ISR places first, as long as ``controlled_shutdown_ms``."""
+        """Hand over leaderships and ISR places, for at most ``controlled_shutdown_ms``."""
         self._lifecycle.want_shutdown()
         try:
             async with asyncio.timeout(self._config.timeouts.controlled_shutdown_ms / 1000):
@@ -234,7 +244,10 @@ class BrokerServer:
             )
 
     async def stop(self) -> None:
-        """After ``run`` ended: answer what is parked, sync and close the logs."""
+        """Answer all delayed produces and waiting fetches, then sync and close the logs.
+
+        Called after ``run`` has ended.
+        """
         for replica in list(self.manager.replicas()):
             replica.partition.parked.give_up()
             replica.wake_fetches()

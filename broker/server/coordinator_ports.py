@@ -1,6 +1,7 @@
-"""What a coordinator reads and writes through: its own partition, and everybody's data.
+"""Ports of the group coordinator: the log of its own partition, and reads of any topic.
 
-Implements `broker.coordinator.shard.ShardLog` and `broker.coordinator.reader.DataDoor`.
+The `BrokerServer` makes them and gives them to the coordinator. `ReplicaShardLog` implements
+`broker.coordinator.shard.ShardLog`; `OwnDoor` implements `broker.coordinator.reader.DataDoor`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition, TopicName, TopicPartition
 
 READ_BYTES = 131_072
-"""Read at once while loading: 6 ms of the loop (115,000 facts a second)."""
+"""Bytes of one read while a shard loads: 6 ms of the loop (115,000 facts a second)."""
 WRITE_TIMEOUT_MS = 5_000
-"""After this an append counts as unknown, and the shard loads again."""
+"""Time after which an append counts as unknown and the shard loads again."""
 
 
 class ReplicaShardLog:
-    """`broker.coordinator.shard.ShardLog` on a hosted replica; bound to one leader epoch."""
+    """The log of one coordinator shard: a replica that is led here in one given leader epoch.
+
+    Implements `ShardLog`. Every method raises NOT_LEADER_OR_FOLLOWER once that epoch has ended.
+    """
 
     def __init__(
         self, local: LocalPartitions, partition: TopicIdPartition, epoch: LeaderEpoch
@@ -48,12 +52,10 @@ class ReplicaShardLog:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """See `ShardLog`."""
         replica, _ = self._leading()
         return replica.log.log_start_offset, replica.log.log_end_offset
 
     def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
-        """See `ShardLog`."""
         replica, _ = self._leading()
         entries = []
         offset = from_offset
@@ -65,23 +67,23 @@ class ReplicaShardLog:
         return entries, offset if offset > from_offset else up_to_offset
 
     async def until_committed(self, offset: int) -> None:
-        """See `ShardLog`."""
         _, role = self._leading()
         await self._local.until_high_watermark(
             self._partition, self._epoch, max(offset, role.epoch_start)
         )
 
     def check_leads(self) -> None:
-        """See `ShardLog`."""
         self._leading()
 
     def check_may_append(self) -> None:
-        """See `ShardLog`."""
         replica, _ = self._leading()
         replica.partition.check_may_append(all_replicas=True)
 
     async def append(self, entries: Sequence[GroupRecord]) -> None:
-        """See `ShardLog`. Nothing is awaited between the check of the epoch and the append."""
+        """Append records of the group log with acks=all and wait until they are committed.
+
+        Nothing is awaited between the check of the leader epoch and the append.
+        """
         try:
             self._leading()
         except KafkaError as error:
@@ -103,7 +105,10 @@ class ReplicaShardLog:
 
 
 class OwnDoor:
-    """`DataDoor` on the broker's own door: what is led elsewhere is forwarded."""
+    """Reads of any partition through this broker's `BrokerApis`; those led elsewhere are forwarded.
+
+    Implements `DataDoor`.
+    """
 
     def __init__(self, apis: BrokerApis) -> None:
         self._apis = apis
@@ -111,7 +116,6 @@ class OwnDoor:
     async def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
     ) -> Fetched:
-        """See `DataDoor`."""
         found = await self._apis.fetch(
             FetchRequest(
                 topic=partition.topic,
@@ -124,12 +128,10 @@ class OwnDoor:
         return Fetched(found.slices, found.next_offset)
 
     async def ends(self, partition: TopicPartition) -> Ends:
-        """See `DataDoor`."""
         found = await self._apis.offsets(partition.topic, partition.partition)
         return Ends(found.beginning_offset, found.end_offset)
 
     async def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """See `DataDoor`."""
         found = await self._apis.fetch(
             FetchRequest(
                 topic=partition.topic,
@@ -143,5 +145,4 @@ class OwnDoor:
         return found.slices[0].first_offset if found.slices else found.next_offset
 
     async def catch_up_with_topic(self, topic: TopicName) -> None:
-        """See `DataDoor`."""
         await self._apis.catch_up_with_topic(topic)

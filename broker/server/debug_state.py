@@ -1,4 +1,9 @@
-"""The state of this very broker, replica by replica: for operators and for checkers."""
+"""The state of this broker, replica by replica, for operators and for the checkers of tests.
+
+The HTTP server's state routes call `BrokerDebugState`. It reads the replica manager, the logs and
+the lifecycle, changes nothing, and returns plain JSON values. Hash chains over log files let a
+checker compare two replicas; they are computed in a thread.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +39,13 @@ if TYPE_CHECKING:
 
 
 ROWS_PER_TURN = 100
-"""Replicas told before the loop gets its turn: about 2 ms."""
+"""Replicas described before the loop gets its turn: about 2 ms."""
 NAMED_MAX = 1_000
-"""Offline and unclean partitions named in one answer; their counts are whole."""
+"""Offline, unclean or damaged partitions named in one answer; the counts cover all of them."""
 CHAINS_KEPT = 64
-"""Logs whose sums stay in memory, the ones asked for last: 0.1 KB for 1,024 offsets of each."""
+"""Logs whose sums stay in memory, least recently used first out: 0.1 KB for 1,024 offsets each."""
 CHAIN_ATTEMPTS = 20
-"""Files may be cut, cleaned or let go while they are walked: then it is done again, so often."""
+"""Walks before an error: each is repeated if files were truncated, cleaned or removed meanwhile."""
 CHAIN_PAUSE_S = 0.05
 
 Facts = dict[str, Any]
@@ -48,7 +53,10 @@ Place = tuple[TopicName, PartitionId]
 
 
 class BrokerDebugState:
-    """Owned by the `BrokerServer`, on its loop; walks over files run beside it, one at a time."""
+    """Read-only view of the broker's state. Owned by the `BrokerServer`, on its loop.
+
+    Walks over log files run in a thread, one at a time.
+    """
 
     def __init__(
         self,
@@ -69,7 +77,7 @@ class BrokerDebugState:
         self._walking = asyncio.Lock()
 
     def broker(self) -> Facts:
-        """The broker itself."""
+        """Return the facts of the broker itself."""
         state, events, logs = self._lifecycle.state, self._manager.events, self._logs
         hosted, led = self._manager.counts
         return {
@@ -116,9 +124,10 @@ class BrokerDebugState:
     async def replicas(
         self, wanted: tuple[TopicName, PartitionId | None] | None, after: Place | None, limit: int
     ) -> tuple[list[Facts], Place | None]:
-        """Replicas in the order of topic and partition, and the last one if there may be more.
+        """Return up to `limit` replicas behind `after`, in the order of topic and partition.
 
-        KafkaError: the topic or partition is unknown, or has no replica here.
+        The second value is the place of the last one if more may follow, else None. Raises
+        KafkaError if the wanted topic or partition is unknown or has no replica here.
         """
         rows: list[Facts] = []
         last: Place | None = None
@@ -168,9 +177,10 @@ class BrokerDebugState:
     async def chain(
         self, topic: TopicName, partition: PartitionId, start: int | None, end: int | None
     ) -> Facts:
-        """The hash chain over [start, end) of a replica; by default all below its high watermark.
+        """Return the hash chain over the offsets [start, end) of a replica.
 
-        KafkaError: no replica here; the log does not hold these offsets; the disk can't be read.
+        By default it covers all offsets below the high watermark. Raises KafkaError if there is no
+        replica here, the log does not hold these offsets, or the disk can't be read.
         """
         image = self._manager.image.topic(topic)
         where = TopicIdPartition(image.topic_id, partition) if image is not None else None
@@ -195,14 +205,14 @@ class BrokerDebugState:
     async def _walk(
         self, where: TopicIdPartition, replica: Replica, start: int | None, end: int | None
     ) -> ChainValue | None:
-        """None: the log changed on the way; look again."""
+        """Compute the hash chain once; return None if the log changed meanwhile."""
         log = replica.log
         end = replica.partition.high_watermark if end is None else end
         if not log.log_start_offset <= end <= log.log_end_offset:
             text = f"the log holds offsets from {log.log_start_offset} to {log.log_end_offset}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"no chain up to {end}: {text}")
         if log.stored is not None and log.stored.pending is not None:
-            return None  # a file does not lie under its name yet
+            return None  # a swapped file does not have its final name yet
         before = _files_of(log)
         generation, places = before
         chain = self._chain_of(where, generation)
@@ -227,17 +237,17 @@ class BrokerDebugState:
         return chain
 
     async def events(self, after: int, limit: int) -> list[bytes]:
-        """Events behind a sequence number, each a JSON object."""
+        """Return up to `limit` events behind sequence number `after`, each a JSON object."""
         return await self._manager.events.read(after, limit)
 
     @property
     def incarnation_id(self) -> str:
-        """Of this life of the broker."""
+        """The id of this run of the broker."""
         return self._manager.events.incarnation_id
 
 
 def _files_of(log: PartitionLog) -> tuple[int, tuple[SegmentPlace, ...]]:
-    """(truncation generation, segments): what a walk goes by."""
+    """Return (truncation generation, segments) of a log: the files that a walk reads."""
     return log.generation, tuple(
         SegmentPlace(segment.log_path, segment.base_offset, segment.size)
         for segment in log.segments
@@ -247,7 +257,7 @@ def _files_of(log: PartitionLog) -> tuple[int, tuple[SegmentPlace, ...]]:
 def _changed(
     before: tuple[int, tuple[SegmentPlace, ...]], now: tuple[int, tuple[SegmentPlace, ...]]
 ) -> bool:
-    """Whether files were cut, let go or replaced; one that has only grown does not count."""
+    """Return whether files were truncated, removed or replaced; growth does not count."""
     grown = {(place.path, place.base_offset): place.size for place in now[1]}
     return before[0] != now[0] or any(
         grown.get((place.path, place.base_offset), -1) < place.size for place in before[1]
@@ -255,7 +265,7 @@ def _changed(
 
 
 def replica_facts(replica: Replica, now_ms: int) -> Facts:
-    """One replica as it stands."""
+    """Return the present state of one replica; `now_ms` is monotonic time."""
     partition, log, role = replica.partition, replica.log, replica.partition.role
     facts: Facts = {
         "topic": replica.topic,

@@ -1,8 +1,9 @@
 """Requests that can be served here and now: the broker's side of the HTTP server's fast lane.
 
-A produce for a partition led here is gathered with the others of this turn of the event loop that
-have the same properties (`Alike`), appended as one batch, and answered with its own offsets. A
-fetch is served if records are there now. Everything else takes the general way.
+The HTTP server calls `DirectRequests` first and `BrokerApis` for all that is left to it. A produce
+for a partition led here is gathered with the others of this turn of the event loop that have the
+same `AppendBatchKey`, appended with them as one batch, and answered with its own offsets. One for
+another leader goes to `ForwardedProduces`. A fetch is served if its records are here now.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.server")
 
 GATHERED_BYTES_MAX: Final = 64 << 10
-"""Of bodies. More is written at once: a batch is read, checked and cleaned as a whole, and larger
-ones save nothing."""
+"""Bytes of bodies gathered for one append; more is written at once. A batch is read, checked and
+cleaned as a whole, and larger ones save nothing."""
 
 
 class _Gathered:
-    """Records in order, and who waits for which of them."""
+    """Records in order, and the requests to which they belong."""
 
     __slots__ = ("body_bytes", "records", "waiting")
 
@@ -53,7 +54,10 @@ class _Gathered:
 
 
 class GatheredAppends:
-    """On the broker's loop. Holds what arrived in this turn, of each client at most a request."""
+    """Appends that arrived in this turn of the loop, at most one request of each client.
+
+    Owned by `DirectRequests`, on the broker's loop. Empty at the end of each turn.
+    """
 
     def __init__(self, local: LocalPartitions) -> None:
         self._local = local
@@ -66,9 +70,10 @@ class GatheredAppends:
         body_bytes: int,
         answered: Callable[[PartitionId, int, KafkaError | None], None],
     ) -> None:
-        """Append these, all bare, in this turn; ``answered(partition, base, error)`` once.
+        """Append these bare records in this turn; call ``answered(partition, base, error)`` once.
 
-        It must not raise. NOT_WRITTEN: nothing was done with these records, they may come again.
+        ``answered`` must not raise. After an error of outcome NOT_WRITTEN nothing was done with the
+        records, and the request may be repeated.
         """
         gathered = self._gathered.get(alike)
         if gathered is None:
@@ -92,7 +97,7 @@ class GatheredAppends:
             self._local.append_together(alike, gathered.records, gathered.waiting)
         except KafkaError as error:
             self._refuse(alike, gathered, error)
-        except Exception as error:  # noqa: BLE001 a bug: nobody may wait for ever
+        except Exception as error:  # noqa: BLE001 a bug: each request is answered
             _log.exception("append failed partition=%s", alike.place)
             text = f"{type(error).__name__}: see the log of the broker"
             unknown = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text, outcome=Outcome.UNKNOWN)
@@ -104,16 +109,16 @@ class GatheredAppends:
 
 
 CUT_OUT_BYTES_MIN: Final = 1_024
-"""Records of shorter bodies are written anew as fast as they are cut out."""
+"""Bytes from which the records' text is cut out of the body; below, encoding anew is as fast."""
 RECORD_BYTES_MIN: Final = len(b'{"key":null,"value":null},')
-"""What a record takes once it is written anew. Where they are shorter than that on average, a body
-of 300 KB is 100,000 of them, and a batch several times as large as a batch is to be."""
+"""Bytes that a record takes once it is encoded anew. If records are shorter than that on average, a
+body of 300 KB holds 100,000 of them, and their batch is several times as large as it should be."""
 
 Answered = Callable[[PartitionId, int, KafkaError | None], None]
 
 
 class _Route(NamedTuple):
-    """A partition that is led, and what its records must keep to."""
+    """A partition with a known leader, and the limits that its topic sets for records."""
 
     place: TopicIdPartition
     is_led_here: bool
@@ -123,9 +128,10 @@ class _Route(NamedTuple):
 
 
 class DirectRequests:
-    """Implements `broker.server.requests.DirectApis`, on the broker's loop.
+    """Implementation of `broker.server.requests.DirectApis`, on the broker's loop.
 
-    Keeps where records go, as long as the image does, and the rotation of keyless ones.
+    Owned by `RoutedBrokerApis`. Keeps routes as long as the image stays the same, and the rotation
+    of keyless requests over partitions.
     """
 
     def __init__(
@@ -147,12 +153,11 @@ class DirectRequests:
         self._answers = TurnBudget()
         self._routed_by: MetadataImage | None = None
         self._routes: dict[tuple[TopicName, PartitionId], _Route] = {}
-        """As the image says by which they were found; of each partition one at most."""
+        """Routes by the image in `_routed_by`; at most one for each partition."""
 
     def produce(self, request: DirectProduce, answered: Answered) -> bool:
-        """See `DirectApis`."""
         route = self._route(request)
-        # The sum of all keys, values and headers is less than the body: then none is too large.
+        # All keys, values and headers together are smaller than the body: no record is too large.
         if route is None or request.body_bytes > route.max_message_bytes:
             return False
         if route.is_compacted and any(is_keyless(record) for record in request.records):
@@ -180,12 +185,12 @@ class DirectRequests:
             self._local.append_together(alike, request.records, [(0, answered)])
         except KafkaError as error:
             if error.outcome is Outcome.NOT_WRITTEN:
-                return False  # refused again, or not, on the usual way
+                return False  # `BrokerApis.produce` tries again, and reports a lasting refusal
             answered(place.partition, -1, error)
         return True
 
     def _route(self, request: DirectProduce) -> _Route | None:
-        """Where the records go, if that is one partition, and who leads it is known."""
+        """Return the route of all records; None if they have several partitions or no known leader."""
         image = self._loader.image
         if image is not self._routed_by:
             self._routed_by, self._routes = image, {}
@@ -212,7 +217,7 @@ class DirectRequests:
         return self._routes.get(place)
 
     def _partition_of_all(self, topic: TopicImage, request: DirectProduce) -> PartitionId | None:
-        """Where all of the records go; None if that takes a look at each of them."""
+        """Return the partition of all records; None if each record would have to be examined."""
         if request.partition is not None:
             return request.partition
         count = topic.routed_count
@@ -237,7 +242,6 @@ class DirectRequests:
         packed: bool = False,
         bare: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
-        """See `DirectApis`."""
         image = self._loader.image.topic(topic)
         if image is None or not image.is_complete or not partition < image.partitions_count:
             return None
@@ -249,15 +253,15 @@ class DirectRequests:
 
 
 def _elements(request: DirectProduce) -> bytes | None:
-    """The records as they stand in the body's array; None where that can't be told at a glance.
+    """Return the records as the text of the body's array; None if it can't be cut out safely.
 
-    Nothing else is in a body of bare records, and where it holds one bracket that closes, it holds
-    one array: no other array of the same name, none in a value.
+    A body of bare records holds nothing else. If it has a single closing bracket it holds a single
+    array: no second one of the same name, and none in a value.
     """
     body = request.body
     least = max(CUT_OUT_BYTES_MIN, RECORD_BYTES_MIN * len(request.records))
     if len(body) < least or request.stored_as is not RecordFormat.JSON:
-        return None  # keys and values may have been put into another form
+        return None  # keys and values may have been converted
     if not are_bare(request.records):
         return None
     end = body.find(b"]")
@@ -269,6 +273,11 @@ def _elements(request: DirectProduce) -> bytes | None:
 def _tell_forwarded(
     answered: Answered, partition: PartitionId, base: int, error: KafkaError | None
 ) -> None:
-    """What a channel says is the end of it: it has tried everybody, for as long as was asked."""
+    """Report the outcome of a forwarded produce to `answered`.
+
+    An error of the forward is final, because all leaders were tried until the deadline. The
+    exception is a refusal for the number of producers: then `BrokerApis.produce` may send it
+    without an id.
+    """
     final = error is not None and not may_go_plain(error)
     answered(partition, FINAL if final else base, error)

@@ -1,7 +1,8 @@
-"""Reads on their way to the partition's leader, or to a replica in the reader's rack (KIP-392).
+"""Reads of one partition: at its leader, or at a follower in the reader's rack (KIP-392).
 
-`BrokerApis` calls it for every fetch and look-up: a read is served here, or forwarded once within a
-named time. Reads from followers are opt-in by ``replica.selector`` = rack.
+`RoutedBrokerApis` calls `ReadRouting` for every fetch and look-up of offsets; the read is served
+here, or forwarded once with a time limit. `FollowerReads` chooses a follower for readers that name
+their rack, and serves such reads for other brokers; it is enabled by ``replica.selector`` = rack.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ if TYPE_CHECKING:
     Existing = Callable[[TopicName, PartitionId], Awaitable[TopicIdPartition]]
 
 LEADER_MOVE_MS: Final = 300
-"""A planned move of a leader takes tens of milliseconds: a read is tried so long at least, also one
-that will not wait for records."""
+"""Least time for a read to find a leader, even if it does not wait for records: a planned move of a
+leader takes tens of milliseconds."""
 LEADER_WAIT_MS: Final = 2_000
-"""For a leader, by who asks where a partition begins and ends and can't say how long: where one has
-died, the next one is there after a session of 1,200 ms and an election."""
+"""Time to find a leader for a look-up of a partition's ends, which names no time of its own. After a
+leader's death the next one follows within a session of 1,200 ms and an election."""
 ANSWER_GRACE_MS: Final = 1_000
-"""A leader's answer is waited for so much longer than it was asked to wait: it has to be read and
-to come here. One that hangs holds nobody up for longer than this."""
+"""Time beyond the requested wait in which a leader's answer has to be read and to arrive. A leader
+that hangs delays a read by no more than this."""
 TIME_LOOKUP_MS: Final = 5_000
-"""The same for a look-up by time, which may have to read much of the log."""
+"""`ANSWER_GRACE_MS` of a look-up by time, which may have to read much of the log."""
 
 
 class ReadRouting:
-    """On the broker's loop; keeps nothing itself."""
+    """Reads on the broker that received them. Owned by `RoutedBrokerApis`, on its loop; stateless."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ReadRouting:
         routing: LeaderRouter,
         clock: Clock,
     ) -> None:
-        """``existing``: where a partition is, or UNKNOWN_TOPIC_OR_PARTITION."""
+        """Take ``existing``, which finds a partition or raises UNKNOWN_TOPIC_OR_PARTITION."""
         self._broker_id = config.broker_id
         self._limits = config.limits
         self._local = local
@@ -75,7 +76,7 @@ class ReadRouting:
     async def fetch(
         self, request: FetchRequest, follower_reads: FollowerReads | None
     ) -> FetchResult:
-        """See `BrokerApis`. ``follower_reads``: who serves readers that name their rack."""
+        """Read from the leader, or by `follower_reads` if given and the request names a rack."""
         limits = self._limits
         partition = await self._existing(request.topic, request.partition)
         max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))
@@ -109,7 +110,7 @@ class ReadRouting:
         return await self._routing.routed(partition, attempt, deadline_ms, pure=True)
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
-        """See `BrokerApis`."""
+        """Return both ends of a partition, as its leader reports them."""
         place = await self._existing(topic, partition)
         deadline_ms = self._clock.monotonic_ms() + LEADER_WAIT_MS
 
@@ -130,7 +131,10 @@ class ReadRouting:
         body: bytes,
         within_ms: int,
     ) -> bytes:
-        """The leader's answer, within that time to the millisecond: a read may be given up."""
+        """Return the leader's answer, which is awaited for exactly `within_ms`.
+
+        A read that is given up leaves nothing behind: the error has outcome NOT_WRITTEN.
+        """
         try:
             async with asyncio.timeout(within_ms / 1000):
                 return await self._routing.forward(partition, registration, kind, body, within_ms)
@@ -142,11 +146,14 @@ class ReadRouting:
 
 
 ANSWER_MARGIN_MS = 1_000
-"""A replica that is this late with an answer is not waited for: the leader is asked."""
+"""Time beyond the requested wait for a follower's answer; after that the leader serves the read."""
 
 
 class FollowerReads:
-    """Owned by the broker, on its loop. Stateless but for the count of reads that wait here."""
+    """Reads from in-sync followers: the choice of one for a reader, and the service on such a follower.
+
+    Owned by the `BrokerServer`, on its loop. Stateless but for the number of reads that wait here.
+    """
 
     def __init__(
         self,
@@ -156,7 +163,7 @@ class FollowerReads:
         clock: Clock,
         is_proven: Callable[[], bool],
     ) -> None:
-        """``is_proven``: an active controller knew this broker less than a session ago."""
+        """Take ``is_proven``: an active controller knew this broker less than a session ago."""
         self._me = config.broker_id
         self._static = config.static()
         self._limits = config.limits
@@ -166,12 +173,12 @@ class FollowerReads:
         self._is_proven = is_proven
         self._reads = Reads(config.limits.max_parked_fetches, clock)
 
-    # the broker that was asked
+    # on the broker that received the request
 
     async def fetch(
         self, request: FetchRequest, partition: TopicIdPartition, max_wait_ms: int
     ) -> FetchResult | None:
-        """What a replica in the reader's rack serves; None: the leader is to be asked."""
+        """Read from a replica in the reader's rack; return None if the leader has to serve."""
         image = self._manager.image
         registration = image.partition(*partition)
         if registration is None or request.rack is None or request.offset is None:
@@ -194,7 +201,7 @@ class FollowerReads:
                 return await self.serve(read)
             return await self._ask(image, follower_reads, read)
         except (KafkaError, TimeoutError):
-            return None  # whatever was the matter there, the leader knows
+            return None  # whatever failed there, the leader can serve the read
 
     async def _ask(self, image: MetadataImage, follower_reads: BrokerId, read: Read) -> FetchResult:
         peer = image.brokers[follower_reads].peer
@@ -205,12 +212,12 @@ class FollowerReads:
             )
         return forwarding.decode_fetch(answer)
 
-    # the broker that serves
+    # on the follower that serves
 
     async def serve(self, read: Read) -> FetchResult:
-        """Read from a replica that is followed here; wait for the first record as long as asked.
+        """Read from a replica that follows here; wait for its first record as long as requested.
 
-        OFFSET_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER: the leader is to be asked.
+        Raises OFFSET_NOT_AVAILABLE or NOT_LEADER_OR_FOLLOWER if the leader has to serve.
         """
         offset = -1 if read.offset is None else read.offset
         deadline_ms = self._clock.monotonic_ms() + read.max_wait_ms
@@ -225,7 +232,10 @@ class FollowerReads:
         return replace(found, served_by=self._me)
 
     def _in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:
-        """The replica here, while it may serve; between this check and the read is no await."""
+        """Return the replica here and its role, if it may serve now.
+
+        Nothing is awaited between this check and the read. Raises NOT_LEADER_OR_FOLLOWER.
+        """
         replica = self._manager.replica(place)
         image = self._manager.image
         registration, mine = image.partition(*place), image.brokers.get(self._me)
@@ -258,9 +268,9 @@ def choose(
     rack: str,
     me: BrokerId,
 ) -> BrokerId | None:
-    """A live in-sync follower in that rack, this broker first; None where the leader is to serve.
+    """Return a live in-sync follower in that rack, this broker first; None if the leader serves.
 
-    That is where the leader is in that rack itself, and where nobody is. Pure.
+    The leader serves if it is in that rack itself, or if no such follower exists. Pure.
     """
     follower_reads = [
         replica

@@ -1,9 +1,10 @@
-"""Produces for partitions led by other brokers: the shell around `SequencedSender` (rule F1).
+"""Produces for partitions led by other brokers: the I/O around the pure `SequencedSender`.
 
-One sender for each partition and strength of acknowledgement: what is acknowledged with less than
-acks=all can be lost by a new leader, and would leave a gap in the sequence of the rest. What one
-turn of the event loop has for one broker leaves as one write. Producer ids come in blocks from the
-controllers.
+`ProduceRouting` and `DirectRequests` hand produces over. Each partition has one sender for acks=all
+and one for the rest: records acknowledged with less than acks=all can be lost with their leader,
+and would leave a gap in the sequence of the others. A sender numbers its batches under a producer
+id, so that a leader recognises one that is sent again (rule F1). Requests of one turn of the event
+loop for one broker leave as one write. Producer ids come in blocks from the controllers.
 """
 
 from __future__ import annotations
@@ -44,32 +45,35 @@ if TYPE_CHECKING:
 ATTEMPT_MS_MIN = 250
 ATTEMPT_MS_MAX = 2_000
 ATTEMPTS = 3
-"""An attempt gets this part of what is left of the deadline, within those bounds: so a lost answer
-leaves time to ask again. Asking again is cheap for the leader: it knows what it has."""
+"""Attempts that the time left to the deadline is meant for: each gets that part of it, within the
+bounds above, so that a lost answer leaves time for another attempt. A repeat is cheap for the
+leader, which recognises it."""
 LATE_GRACE_MS = 100
-"""A leader was told the deadline, too: its own word for what it left behind is waited for."""
+"""Time beyond the deadline for the leader's answer: it has the same deadline, and then reports
+whether the records are written."""
 EXPIRY_STEP_MS = 10
-"""Whoever waits is told at most this late: with 20,000 waiting a look at all of them takes 2 ms."""
+"""Longest delay of an expiry: with 20,000 produces waiting, a look at all of them takes 2 ms."""
 DEPOSED_GRACE_MS = 500
-"""A leader that was deposed meanwhile is given this long to answer."""
+"""Time for a leader that was deposed meanwhile to answer."""
 POSTED_BYTES_MAX = 65_536
-"""A longer request takes what has gathered for its broker with it: then the connection says whether
-it can take more."""
+"""Size of a request from which it is sent at once, with those gathered for its broker: the
+connection then shows whether it can take more."""
 PAUSE_UNKNOWN_S = 0.02
 PAUSE_REFUSED_S = 0.1
-"""Before the first of a channel is sent again; a new image ends it at once."""
+"""Pauses before the first batch of a queue is sent again, after an unknown outcome and after a
+refusal; a new image ends them at once."""
 WAITING_MAX = 20_000
 WAITING_BYTES_MAX = 268_435_456
-"""Of all channels: as many requests and bytes as one connection between brokers holds."""
+"""Requests and bytes over all queues: as many as one connection between brokers holds."""
 ID_TIMEOUT_S = 0.5
-"""The first forward waits this long for a producer id, then goes without one."""
+"""Time that the first forward waits for a producer id; after that it is sent without one."""
 ID_RETRY_S = 5.0
 
 _log = logging.getLogger("broker.forwards")
 
 
 class Placed(NamedTuple):
-    """What became of some consecutive records of a request."""
+    """Outcome of some consecutive records of a request: their first offset, or an error."""
 
     records: int
     base_offset: int
@@ -77,7 +81,7 @@ class Placed(NamedTuple):
 
 
 class Forward(Protocol):
-    """One hop: `broker.server.broker_apis.RoutedBrokerApis.forward`."""
+    """Function that sends a request one hop and returns the answer: `RoutedBrokerApis.forward`."""
 
     async def __call__(
         self,
@@ -90,7 +94,7 @@ class Forward(Protocol):
 
 
 class Post(Protocol):
-    """One hop without a task: `broker.ports.PeerChannel.post`."""
+    """Function that sends requests one hop without a task: `broker.ports.PeerChannel.post`."""
 
     def __call__(
         self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
@@ -98,7 +102,10 @@ class Post(Protocol):
 
 
 class LeaderQueue:
-    """A channel, its timers, and its requests that no task waits for."""
+    """Produces of one partition on their way to its leader: a sender, its timers, its posted batches.
+
+    Owned by `ForwardedProduces`; kept until the topic is deleted.
+    """
 
     __slots__ = ("asks_id", "calls", "channel", "expiry", "expiry_ms", "partition", "pause")
 
@@ -106,15 +113,15 @@ class LeaderQueue:
         self.partition = partition
         self.channel = SequencedSender(producer_id)
         self.calls: dict[InFlightBatch, tuple[PeerCall, LeaderEpoch]] = {}
-        """Posted, and to the leader of which epoch."""
+        """Posted batches without an answer, each with the leader epoch that it was sent to."""
         self.pause: asyncio.TimerHandle | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.expiry_ms = 0
         self.asks_id = False
-        """Now, or so short a time ago in vain that it waits."""
+        """A producer id is requested, or the last request failed less than `ID_RETRY_S` ago."""
 
     def stop_timers(self) -> None:
-        """Nothing is sent any more, and nobody waits."""
+        """Cancel all timers, because nothing is sent any more."""
         for timer in (self.pause, self.expiry):
             if timer is not None:
                 timer.cancel()
@@ -132,9 +139,11 @@ class _Posting(NamedTuple):
 
 
 class ForwardedProduces:
-    """On the broker's loop. What it sends to one broker in a turn of the loop leaves as one write.
+    """Produces on their way to other brokers. Owned by `RoutedBrokerApis`, on the broker's loop.
 
-    An attempt is a task of `run` only where that can't take it: no connection, no leader, led here.
+    Requests for one broker in one turn of the loop leave as one write. An attempt is a task of
+    `run` only if that is not possible: no connection, no known leader, or a partition that is led
+    here by now.
     """
 
     def __init__(
@@ -157,19 +166,19 @@ class ForwardedProduces:
         self._tasks: asyncio.TaskGroup | None = None
         self._ways: dict[tuple[TopicIdPartition, bool], LeaderQueue] = {}
         self._added: dict[LeaderQueue, None] = {}
-        """These may have something to send at the end of this turn of the loop."""
+        """Queues that may have something to send at the end of this turn of the loop."""
         self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
-        """What this turn has for which broker, at which address."""
+        """Requests of this turn, by broker and its address."""
         self._paused: set[LeaderQueue] = set()
         self._posted: set[LeaderQueue] = set()
-        """With calls under way."""
+        """Queues with posted batches that have no answer yet."""
         self._waiting = 0
         self._waiting_bytes = 0
         self._producer_ids: dict[bool, int] = {}
         self._ask_again_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled; without it, `may_take` says no."""
+        """Own the tasks of attempts until cancelled. Without it `may_take` returns False."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -181,7 +190,10 @@ class ForwardedProduces:
                 way.stop_timers()
 
     async def may_take(self, acks: int) -> bool:
-        """Whether forwards are numbered now: every broker knows how, and an id is there."""
+        """Return whether forwards can be numbered now; wait up to `ID_TIMEOUT_S` for the first id.
+
+        All brokers must know numbered forwards, and a producer id must be available.
+        """
         if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
             return False
         strong = acks == ACKS_ALL
@@ -193,7 +205,7 @@ class ForwardedProduces:
                 async with asyncio.timeout(ID_TIMEOUT_S):
                     self._producer_ids.setdefault(strong, await self._ids.next())
             except (KafkaError, TimeoutError) as error:
-                # Once is nothing: of a broker that has just begun, or amid a change of controllers.
+                # A first failure is normal after a start and in a change of controllers.
                 level = logging.WARNING if self._ask_again_s else logging.INFO
                 self._ask_again_s = now + ID_RETRY_S
                 _log.log(level, "forwards are not numbered, no producer id error=%r", error)
@@ -202,9 +214,10 @@ class ForwardedProduces:
         return True
 
     async def append(self, request: Append, deadline_ms: int) -> list[Placed]:
-        """Have them appended, in order, behind what was given here before; waits for the outcome.
+        """Forward the records behind all earlier ones of their partition and await the outcome.
 
-        In pieces of at most one batch. Raises only where nothing was taken.
+        They are sent in pieces of at most one batch, each with its own outcome. Raises QUEUE_FULL,
+        and only if nothing was taken.
         """
         way = self._way(request.partition, request.acks)
         texts = _texts(request.records)
@@ -222,11 +235,12 @@ class ForwardedProduces:
         return [await future for future in futures]
 
     def take(self, request: Append, told: Done, text: bytes | None = None) -> bool:
-        """`append` without a task: ``told(base offset, error)`` is called once, later.
+        """Forward as `append` does, without a task; call ``told(base offset, error)`` once, later.
 
-        It must not raise, nor come back here. False: nothing was done, because forwards are not
-        numbered (yet), too many wait, or this is more than one batch. ``text``: the records as
-        elements of a JSON array, on one line, if they need not be written anew.
+        ``told`` must not raise, nor call this object. Returns False if nothing was done, because
+        forwards are not numbered (yet), too many wait, or the records are more than one batch.
+        ``text``: the records as elements of a JSON array, on one line, if they need not be encoded
+        anew.
         """
         if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
             return False
@@ -253,14 +267,14 @@ class ForwardedProduces:
         deadline_ms: int,
         told: Done,
     ) -> None:
-        """Sent at the end of this turn of the loop, with what else has come by then."""
+        """Queue a produce, to be sent with all others at the end of this turn of the loop."""
 
         def done(base_offset: int, error: KafkaError | None) -> None:
             self._waiting -= 1
             self._waiting_bytes -= len(text)
             try:
                 told(base_offset, error)
-            except Exception:  # noqa: BLE001 a bug: those behind it are told all the same
+            except Exception:  # noqa: BLE001 a bug: those behind it get their answers
                 _log.exception("forward not told partition=%s", way.partition)
 
         self._waiting += 1
@@ -303,7 +317,7 @@ class ForwardedProduces:
     # time and images
 
     def image_changed(self) -> None:
-        """There may be another leader: who waits for one tries now, older ones answer soon."""
+        """Resume queues that wait for a leader; shorten the wait for answers of deposed leaders."""
         for way in list(self._paused):
             self._resume(way)
         for way in self._posted:
@@ -339,7 +353,7 @@ class ForwardedProduces:
     # sending
 
     def _pump(self, way: LeaderQueue) -> None:
-        """Send whatever may be sent now."""
+        """Send all batches of a queue that may be sent now."""
         if way.pause is not None or self._tasks is None:
             return
         while way.pause is None and (crossing := way.channel.due()) is not None:
@@ -360,7 +374,7 @@ class ForwardedProduces:
         self._expire(way)
 
     def _gather(self, way: LeaderQueue, crossing: InFlightBatch, *, may_begin: bool) -> bool:
-        """Have it posted at the end of this turn; False where there is more to it than that."""
+        """Have a batch posted at the end of this turn; return False if it can't be posted."""
         image = self._image()
         registration = image.partition(*way.partition)
         if self._post is None or registration is None or registration.leader == self._broker_id:
@@ -399,12 +413,12 @@ class ForwardedProduces:
     def _answered(
         self, way: LeaderQueue, crossing: InFlightBatch, body: bytes, error: KafkaError | None
     ) -> None:
-        """To a posted request."""
+        """Take the answer to a posted batch."""
         way.calls.pop(crossing, None)
         if not way.calls:
             self._posted.discard(way)
         if self._tasks is None:
-            return  # given up: whoever waited was told
+            return  # stopped: `run` has given up all produces
         base_offset = -1
         try:
             if error is None:
@@ -426,7 +440,7 @@ class ForwardedProduces:
     def _ended(
         self, way: LeaderQueue, crossing: InFlightBatch, base_offset: int, error: KafkaError | None
     ) -> None:
-        """An attempt."""
+        """Report the outcome of an attempt to the sender of its queue."""
         if error is None:
             way.channel.succeeded(crossing, base_offset)
         else:
@@ -442,7 +456,7 @@ class ForwardedProduces:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
     def _pause(self, way: LeaderQueue, error: KafkaError) -> None:
-        """Before the first is sent again. One that is numbered anew need not wait."""
+        """Delay the next attempt of the first batch. A batch that gets a new number is not delayed."""
         if way.pause is None and way.channel.has_failed:
             unknown = error.outcome is Outcome.UNKNOWN
             pause_s = PAUSE_UNKNOWN_S if unknown else PAUSE_REFUSED_S
@@ -452,7 +466,10 @@ class ForwardedProduces:
     async def _attempt(
         self, partition: TopicIdPartition, crossing: InFlightBatch, *, may_begin: bool
     ) -> int:
-        """To whoever leads now. NOT_WRITTEN only where this attempt surely did nothing."""
+        """Send a batch to the present leader and return the base offset.
+
+        Raises KafkaError, with outcome NOT_WRITTEN only if this attempt surely did nothing.
+        """
         image = self._image()
         registration = image.partition(*partition)
         if registration is None and partition.topic_id not in image.topics:
@@ -471,7 +488,7 @@ class ForwardedProduces:
     def _request(
         self, partition: TopicIdPartition, crossing: InFlightBatch, *, may_begin: bool
     ) -> Append:
-        """What is asked of a leader, but for the records."""
+        """Return the append to request from a leader, without its records."""
         left_ms = crossing.deadline_ms - LATE_GRACE_MS - self._clock.monotonic_ms()
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
         key_format, value_format, acks = crossing.first.kind
@@ -488,12 +505,15 @@ class ForwardedProduces:
 
 
 def _body(crossing: InFlightBatch) -> tuple[bytes, bytes, bytes]:
-    """A produce body, in pieces."""
+    """Return the body of a produce request, in pieces."""
     return b'{"records":[', crossing.text, b"]}"
 
 
 def may_go_plain(error: KafkaError) -> bool:
-    """Whether a forward was refused for other producers' number; who names none goes without."""
+    """Return whether a leader refused a producer id for the number of producers.
+
+    The records were not written and may be sent without a producer id.
+    """
     return error.code is ErrorCode.POLICY_VIOLATION and error.outcome is Outcome.NOT_WRITTEN
 
 
@@ -505,7 +525,7 @@ def _place(
 
 
 def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
-    """The records as elements of JSON arrays, and how many: one array, or several of one batch."""
+    """Return the records as elements of JSON arrays, one for each batch, each with their number."""
     for record in records:
         record.partition, record.offset = None, -1
     text = encode_lines(records)[:-1].replace(b"\n", b",")
@@ -516,14 +536,15 @@ def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
 
 
 ALLOCATE_TIMEOUT_MS = 5_000
-"""How long an active controller is looked for: an election takes about one second."""
+"""Time to find an active controller: an election takes about one second."""
 
 
 class ProducerIds:
-    """Hands out each id of its blocks once. On the broker's loop.
+    """Producer ids out of blocks from the controllers, each handed out once. On the broker's loop.
 
-    Invariant T5: a block is one broker incarnation's, and kept in memory only. What is left of it
-    dies with the process; a lost answer wastes a block. So no id is ever handed out twice.
+    A block belongs to one broker incarnation and is kept in memory only. The rest of it is lost
+    with the process, and a lost answer wastes a block; so no id is ever handed out twice (invariant
+    T5).
     """
 
     def __init__(
@@ -536,7 +557,7 @@ class ProducerIds:
         self._refilling = asyncio.Lock()
 
     async def next(self) -> int:
-        """An id that nobody else has, or will have.
+        """Return a producer id that no other producer has, or will have.
 
         Raises:
             KafkaError: no active controller gave a block; nothing was handed out.

@@ -1,8 +1,8 @@
-"""Requests that cross from broker to broker: their kinds, their bytes, and who answers them.
+"""Requests between brokers: their kinds, their encoding, and the service that answers them.
 
-Body: u32 length of a JSON head, the head, then the payload (records as the client's JSON text, or
-stored slices as bytes). A forwarded request is answered locally or refused, never forwarded again
-(decision D7); the peer plane sends it at most once (rules F1, F2).
+A body is the u32 length of a JSON head, the head, then the payload (records as the client's JSON
+text, or stored slices as bytes). `PeerRequests` answers a forwarded request locally or refuses it,
+and never forwards it again (decision D7); the peer plane sends it at most once (rules F1, F2).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
 PROGRESS, OWN_FACTS = 7, 8
 FETCH_NEAR = 11
-"""As FETCH, of a replica that follows (KIP-392)."""
+"""FETCH from a replica that follows (KIP-392)."""
 DELETE_RECORDS = 13
 APPEND_CLAIMED = 10
 REPEAT_CLAIMED = 14
-"""As APPEND_CLAIMED, of records that are refused unless they are here already: then INVALID_RECORD.
-An older broker refuses the kind."""
+"""APPEND_CLAIMED of records that the topic's configs refuse: the answer is the earlier append's, or
+INVALID_RECORD if there was none. An older broker refuses the kind."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -84,14 +84,14 @@ def _place(partition: TopicIdPartition) -> dict[str, Any]:
 
 
 def _envelope(records: Sequence[ProduceRecord]) -> bytes:
-    """The records as a produce body: stored lines without offset are its array elements."""
+    """Return the records as a produce body: its array elements are stored lines without offset."""
     for record in records:
         record.partition, record.offset = None, -1
     return b'{"records":[' + encode_lines(records)[:-1].replace(b"\n", b",") + b"]}"
 
 
 def encode_append(request: Append) -> bytes:
-    """An APPEND body. The records keep the client's text (rule R12)."""
+    """Encode an APPEND body. The records keep the client's text (rule R12)."""
     head = {
         **_place(request.partition),
         "key_format": int(request.key_format),
@@ -103,9 +103,9 @@ def encode_append(request: Append) -> bytes:
 
 
 def encode_claimed(request: Append, *body: bytes) -> bytes:
-    """An APPEND_CLAIMED body: as APPEND, under a producer id; an older broker refuses the kind.
+    """Encode an APPEND_CLAIMED body: an APPEND under a producer id. An older broker refuses the kind.
 
-    ``body``: the pieces of the records as a produce body; those of the request are not looked at.
+    ``body``: the records as pieces of a produce body; the records in `request` are not used.
     """
     assert request.claim is not None
     head = {
@@ -121,12 +121,12 @@ def encode_claimed(request: Append, *body: bytes) -> bytes:
 
 
 def encode_records(records: Sequence[ProduceRecord]) -> bytes:
-    """Records as a produce body."""
+    """Encode records as a produce body."""
     return _envelope(records)
 
 
 def encode_fetch(request: Read) -> bytes:
-    """A FETCH body."""
+    """Encode a FETCH body."""
     return _join(
         {
             **_place(request.partition),
@@ -140,38 +140,38 @@ def encode_fetch(request: Read) -> bytes:
 
 
 def encode_offsets(partition: TopicIdPartition) -> bytes:
-    """An OFFSETS body."""
+    """Encode an OFFSETS body."""
     return _join(_place(partition))
 
 
 def encode_delete_records(partition: TopicIdPartition, before_offset: int) -> bytes:
-    """A DELETE_RECORDS body."""
+    """Encode a DELETE_RECORDS body."""
     return _join({**_place(partition), "before_offset": before_offset})
 
 
 def decode_log_start(body: bytes) -> int:
-    """The answer to DELETE_RECORDS."""
+    """Decode the answer to DELETE_RECORDS: the new log start offset."""
     head, _ = _split(body)
     return int(head["log_start_offset"])
 
 
 def encode_await_metadata(offset: MetadataOffset) -> bytes:
-    """An AWAIT_METADATA body: answered once the peer's image has reached this offset."""
+    """Encode an AWAIT_METADATA body; it is answered once the peer's image has reached this offset."""
     return _join({"offset": offset})
 
 
 def encode_list_groups(partition: PartitionId) -> bytes:
-    """A LIST_GROUPS body."""
+    """Encode a LIST_GROUPS body."""
     return _join({"partition": partition})
 
 
 def encode_progress(partitions: Sequence[TopicIdPartition]) -> bytes:
-    """A PROGRESS body: how far are the followers of these partitions?"""
+    """Encode a PROGRESS body, which requests the followers' log ends of these partitions."""
     return _join({"partitions": [_place(partition) for partition in partitions]})
 
 
 def decode_progress(body: bytes) -> dict[TopicIdPartition, PartitionProgress]:
-    """The answer to PROGRESS: a row for each partition the peer leads."""
+    """Decode the answer to PROGRESS: a row for each partition that the peer leads."""
     return {
         _partition(row): PartitionProgress(
             log_end_offset=row["log_end_offset"],
@@ -183,12 +183,12 @@ def decode_progress(body: bytes) -> dict[TopicIdPartition, PartitionProgress]:
 
 
 def encode_own_facts() -> bytes:
-    """An OWN_FACTS body: what do only you know of yourself?"""
+    """Encode an OWN_FACTS body, which requests the facts that only the peer knows of itself."""
     return _join({})
 
 
 def decode_own_facts(body: bytes) -> OwnFacts:
-    """The answer to OWN_FACTS."""
+    """Decode the answer to OWN_FACTS."""
     head = _split(body)[0]
     damage = head.get("damage")
     return OwnFacts(
@@ -204,12 +204,12 @@ def decode_own_facts(body: bytes) -> OwnFacts:
 
 
 def decode_base_offset(body: bytes) -> int:
-    """The answer to APPEND."""
+    """Decode the answer to APPEND: the offset of the first record."""
     return int(_split(body)[0]["base_offset"])
 
 
 def decode_fetch(body: bytes) -> FetchResult:
-    """The answer to FETCH."""
+    """Decode the answer to FETCH."""
     head, payload = _split(body)
     lines, frames = parted(_told_apart(decode_slices(payload), head.get("packed", ())))
     return FetchResult(
@@ -225,7 +225,7 @@ def decode_fetch(body: bytes) -> FetchResult:
 
 
 def decode_offsets(body: bytes) -> OffsetsResult:
-    """The answer to OFFSETS."""
+    """Decode the answer to OFFSETS."""
     head, _ = _split(body)
     return OffsetsResult(beginning_offset=head["beginning_offset"], end_offset=head["end_offset"])
 
@@ -242,7 +242,10 @@ def _read(head: dict[str, Any]) -> Read:
 
 
 def _told_apart(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Piece]:
-    """Which of these hold frames is said beside them: what was cut out of one is lines."""
+    """Make packed slices of those at the indexes in `packed`; the others are lines.
+
+    The bytes alone do not show it: lines cut out of a compressed frame are like any other lines.
+    """
     pieces: list[Piece] = list(slices)
     for index in packed:
         pieces[index] = PackedSlice.received(slices[index])
@@ -285,13 +288,16 @@ def _append_in(kind: int, head: dict[str, Any], payload: bytes) -> Append:
 
 
 class NearReads(Protocol):
-    """What a replica that follows here serves; ``follower_reads.FollowerReads``."""
+    """Reads from a replica that follows here; implemented by `broker.server.fetch.FollowerReads`."""
 
     async def serve(self, read: Read) -> FetchResult: ...
 
 
 class PeerRequests:
-    """Answers other brokers (``broker.ports.PeerServices``). Never forwards."""
+    """Implementation of `broker.ports.PeerServices`: answers other brokers, never forwards.
+
+    Owned by the `BrokerServer`, on its loop. Stateless.
+    """
 
     def __init__(
         self,
@@ -311,7 +317,11 @@ class PeerRequests:
         self._loader = loader
 
     async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
-        """See `PeerServices`."""
+        """Answer a request of one of the kinds above.
+
+        Raises KafkaError: INVALID_REQUEST for an unknown kind or a malformed body, METADATA_BEHIND
+        at the time-out of AWAIT_METADATA, or the error of the request itself.
+        """
         head, payload = _split(body)
         try:
             match kind:
@@ -359,7 +369,7 @@ class PeerRequests:
         return _join({"log_start_offset": start})
 
     def answer_directly(self, kind: int, body: bytes, answered: Answered) -> bool:
-        """See `PeerServices`: what other brokers forward under a number, nearly all there is."""
+        """Answer APPEND_CLAIMED, which is nearly all that other brokers send, without a task."""
         if kind != APPEND_CLAIMED:
             return False
 
@@ -409,5 +419,4 @@ class PeerRequests:
         return _join({"rows": rows})
 
     def accept_stream(self, follower: BrokerId) -> LeaderStream:
-        """See `PeerServices`."""
         return self._manager.accept_stream(follower)

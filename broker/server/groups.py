@@ -1,7 +1,9 @@
-"""Group requests at the door: names, the offsets topic, the way to the coordinator, lags.
+"""Requests of consumer groups: checks, the offsets topic, the way to the coordinator, lags.
 
-`BrokerApis` calls it for every request of a consumer group; it finds the broker that leads the
-group's partition of `__consumer_offsets` and forwards the request there once.
+`RoutedBrokerApis` calls `GroupRequests` for every request of a group. It checks names, creates
+`__consumer_offsets` on first use, finds the broker that leads the group's partition of that topic
+and forwards the request there once. The coordinator does not know the ends of other topics, so lags
+are added here.
 """
 
 from __future__ import annotations
@@ -54,19 +56,19 @@ T = TypeVar("T")
 Attempt = Callable[["PartitionRegistration", int], Awaitable[T]]
 
 GROUP_TIMEOUT_MS = 10_000
-"""How long a coordinator is looked for, and waited for."""
+"""Time to find a coordinator and to get its answer."""
 READ_TIMEOUT_MS = 5_000
-"""The same for a read, beyond its own wait: clients give up on those sooner."""
+"""Time for a read, and the least time for a poll: clients give up on reads sooner."""
 FIRST_USE_TIMEOUT_MS = 15_000
-"""The offsets topic waits this long for as many brokers as its replication factor asks for."""
+"""Time to wait for as many live brokers as the offsets topic's replication factor needs."""
 FIRST_USE_RETRY_MS = 200
 NAME_MADE_UP = "rest-consumer-"
 LAGS_AT_ONCE = 32
-"""Ends of partitions asked for at the same time."""
+"""Partitions whose end offsets are requested at the same time."""
 
 
 class LeaderRouter(Protocol):
-    """What `RoutedBrokerApis` lends: one hop to a partition's leader, within a deadline."""
+    """Port to `RoutedBrokerApis`: requests to a partition's leader, within a deadline."""
 
     async def routed(
         self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, pure: bool
@@ -85,7 +87,10 @@ class LeaderRouter(Protocol):
 
 
 class GroupRequests:
-    """On the broker's loop. Holds the creation of the offsets topic while it is under way."""
+    """Requests of groups on the broker that received them.
+
+    Owned by `RoutedBrokerApis`, on its loop. Stateless between requests.
+    """
 
     def __init__(
         self,
@@ -106,7 +111,11 @@ class GroupRequests:
         self._random_bytes = random_bytes
 
     async def ask(self, request: GroupRequest[A]) -> A:
-        """See `BrokerApis.group`."""
+        """Have the group's coordinator answer a request.
+
+        An instance without a name gets one; rows of offsets get the end offsets of their
+        partitions.
+        """
         _check_names(request)
         await self._check_partitions(request)
         wait_ms = GROUP_TIMEOUT_MS
@@ -130,7 +139,7 @@ class GroupRequests:
         return answer
 
     async def _check_partitions(self, request: GroupRequest[Any]) -> None:
-        """Refuse here what is not there: from the coordinator it would mean that it lags behind."""
+        """Refuse unknown partitions; the coordinator's refusal would only show that its image is behind."""
         named: Iterable[TopicPartition] = ()
         if isinstance(request, Assign):
             named = request.partitions
@@ -192,7 +201,7 @@ class GroupRequests:
     # the offsets topic
 
     async def _offsets_topic(self, request: GroupRequest[Any] | None) -> TopicImage | None:
-        """It, made on first use by what would be its first record; None where it is not needed."""
+        """Return `__consumer_offsets`, creating it for the first write; None if no group exists."""
         topic = self._loader.image.topic(OFFSETS_TOPIC)
         if topic is None:
             await self._topics.catch_up_with(OFFSETS_TOPIC)
@@ -205,7 +214,11 @@ class GroupRequests:
         return topic
 
     async def _create_offsets_topic(self) -> None:
-        """With the cluster's default replication factor (rule M8): wait for enough live brokers."""
+        """Create `__consumer_offsets`, waiting for as many live brokers as it needs.
+
+        It gets the cluster's default replication factor (rule M8). Raises COORDINATOR_NOT_AVAILABLE
+        after `FIRST_USE_TIMEOUT_MS`.
+        """
         command = CreateTopic(
             name=OFFSETS_TOPIC,
             topic_id=TopicId(id_from_bytes(self._random_bytes(16))),
@@ -230,7 +243,7 @@ class GroupRequests:
     # every group
 
     async def list_groups(self) -> list[GroupDescription]:
-        """See `BrokerApis.list_groups`."""
+        """Return the groups of all coordinators, sorted by name."""
         topic = await self._offsets_topic(None)
         if topic is None:
             return []
@@ -262,7 +275,7 @@ class GroupRequests:
     # lags
 
     async def _with_ends(self, rows: tuple[GroupOffsetRow, ...]) -> tuple[GroupOffsetRow, ...]:
-        """With what the leaders say in time; where none does, the lag is not known."""
+        """Add the end offsets that leaders report in time; without one the lag is unknown."""
         done: list[GroupOffsetRow] = []
         deadline_ms = self._clock.monotonic_ms() + READ_TIMEOUT_MS
         for at in range(0, len(rows), LAGS_AT_ONCE):
@@ -281,7 +294,7 @@ class GroupRequests:
 
 
 async def _gathered(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them at once; the first error is everybody's."""
+    """Await all calls at once; raise the first error."""
     return list(await asyncio.gather(*calls))
 
 
@@ -301,7 +314,7 @@ def _check_names(request: GroupRequest[Any]) -> None:
 
 
 def _answer_without_groups(request: GroupRequest[A]) -> A:
-    """No group was ever made in this cluster."""
+    """Answer a request in a cluster that never had a group."""
     if isinstance(request, GroupOffsets):
         return cast(A, ())
     if isinstance(request, DescribeGroup):

@@ -1,7 +1,8 @@
-"""The cluster's health: a verdict and its reasons, computed from an image and the quorum. Pure.
+"""The cluster's health: a verdict and its reasons, from an image, the quorum and reports of brokers.
 
-Partitions whose leader serves the rest of a damaged log are collected from the brokers that lead
-them: no image shows those.
+`MetadataRequests` calls `ask_for_damage`, `tally_partitions` and `judge`, in this order. An image
+does not show which leaders have damaged logs, so these are collected from the brokers that lead.
+All but the collection is pure.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ if TYPE_CHECKING:
 
 
 NAMED_MAX: Final = 100
-"""That a broker names to another one; the others are counted."""
+"""Damaged partitions that a broker names to another one; the others are counted."""
 REASON_CHARACTERS_MAX: Final = 300
 ASK_TIMEOUT_MS: Final = 1_000
-"""A broker that is slower has told nothing; a page must not wait for it."""
+"""Time for a broker's report of its damage; a page does not wait longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Partitions led by a broker over a log that is damaged: how many, and some with the reason."""
+    """Partitions that a broker leads over damaged logs: their number, and some with the reason."""
 
     count: int
     partitions: tuple[tuple[TopicIdPartition, str], ...]
 
 
 AskDamage = Callable[["BrokerId"], Awaitable[Damage | None]]
-"""What a broker tells of itself; None: its version does not."""
+"""Returns a broker's own report; None: its version makes none."""
 
 
 class DamagedLeader(NamedTuple):
-    """A partition that is led so, as its leader tells it."""
+    """A partition whose leader's log is damaged, as the leader reports it."""
 
     topic: str
     partition: int
@@ -52,7 +53,7 @@ class DamagedLeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TotalDamage:
-    """What all brokers told; those of older versions tell nothing, and count as well."""
+    """Sum of all brokers' reports of damage. Brokers of older versions report none."""
 
     count: int = 0
     named: tuple[DamagedLeader, ...] = ()
@@ -61,13 +62,13 @@ class TotalDamage:
 def damage_led_here(
     damaged: Mapping[TopicIdPartition, str], leads: Callable[[TopicIdPartition], bool]
 ) -> Damage:
-    """Of these replicas, which are damaged: those that lead."""
+    """Return those of these damaged replicas that lead."""
     led = [(where, why[:REASON_CHARACTERS_MAX]) for where, why in damaged.items() if leads(where)]
     return Damage(count=len(led), partitions=tuple(led[:NAMED_MAX]))
 
 
 async def ask_for_damage(image: MetadataImage, ask: AskDamage) -> TotalDamage:
-    """What the live brokers tell of themselves, all asked at once."""
+    """Return the sum of the damage that all live brokers report, requested at once."""
     living = {BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN}
     live = [broker.broker_id for broker in image.brokers.values() if broker.state in living]
     answers = await asyncio.gather(*(_ask(broker, ask) for broker in live))
@@ -79,7 +80,7 @@ async def _ask(broker: BrokerId, ask: AskDamage) -> Damage | None:
         async with asyncio.timeout(ASK_TIMEOUT_MS / 1000):
             return await ask(broker)
     except (KafkaError, TimeoutError):
-        return None  # the image says of it whatever else is to be said
+        return None  # the image shows whether that broker is fenced
 
 
 def _total(image: MetadataImage, answers: Iterable[tuple[BrokerId, Damage | None]]) -> TotalDamage:
@@ -92,7 +93,7 @@ def _total(image: MetadataImage, answers: Iterable[tuple[BrokerId, Damage | None
             topic = image.topics.get(where.topic_id)
             registration = image.partition(*where)
             if topic is None or registration is None or registration.leader != broker:
-                count -= 1  # it has been deleted, or another one leads by now
+                count -= 1  # deleted, or led by another broker by now
                 continue
             named.append(DamagedLeader(topic.name, where.partition, broker, reason))
     return TotalDamage(count, tuple(sorted(named)))
@@ -101,11 +102,11 @@ def _total(image: MetadataImage, answers: Iterable[tuple[BrokerId, Damage | None
 NO_FENCE = "none"
 NO_DAMAGE = TotalDamage()
 EXAMPLES_MAX = 5
-"""Partitions that a reason names."""
+"""Partitions named in a reason."""
 
 
 class HealthStatus(Enum):
-    """From well to worst."""
+    """Verdicts, from best to worst."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
@@ -114,11 +115,11 @@ class HealthStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReason:
-    """One thing that is not as it should be."""
+    """A single defect of the cluster."""
 
     code: str
     status: HealthStatus
-    """How bad this one is."""
+    """Severity of this defect."""
     message: str
     count: int
     examples: tuple[str, ...] = ()
@@ -126,7 +127,7 @@ class HealthReason:
 
 @dataclass(slots=True)
 class _Tally:
-    """How many, and the first few."""
+    """A number of partitions, and the first few of them."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -139,7 +140,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTallies:
-    """What the partitions of an image add up to."""
+    """Numbers of partitions of an image by their defects."""
 
     partitions: int
     offline: _Tally
@@ -164,7 +165,7 @@ class ClusterHealth:
 
 
 def tally_partitions(image: MetadataImage, default_min_isr: int) -> PartitionTallies:
-    """Look at every partition once: a tenth of a second for 100,000."""
+    """Count the partitions by their defects: a tenth of a second for 100,000."""
     tallies = PartitionTallies(
         partitions=sum(len(topic.partitions) for topic in image.topics.values()),
         **{name: _Tally() for name in _TALLIED},
@@ -186,7 +187,7 @@ _TALLIED = (
 
 
 def _min_isr(image: MetadataImage, topic: TopicImage, default: int) -> int:
-    """The topic's own value, the cluster's, or the default."""
+    """Return the topic's own value, the cluster's, or the default."""
     for configs in (image.topic_configs(topic.topic_id), image.cluster_configs()):
         if MIN_INSYNC_REPLICAS in configs:
             return int(configs[MIN_INSYNC_REPLICAS])
@@ -215,7 +216,7 @@ def _tally_topic(tallies: PartitionTallies, topic: TopicImage, min_isr: int) -> 
 
 
 def _wanted(partition: PartitionRegistration) -> int:
-    """Replicas there are to be: one that a reassignment brings in is not missing yet."""
+    """Return the number of replicas that should exist; one that is being added is not missing yet."""
     return len(partition.replicas) - len(partition.adding)
 
 
@@ -226,10 +227,11 @@ def judge(
     controllers: Mapping[int, ControllerState | None],
     damage: TotalDamage = NO_DAMAGE,
 ) -> ClusterHealth:
-    """``leader``: what the active controller says, None where none answers as such.
+    """Return the verdict on the cluster, with the worst reasons first.
 
-    ``controllers``: what each one answered this broker, None where it did not. ``damage``: what
-    leaders told of their logs.
+    ``leader``: the active controller's state, None if no controller answers as such.
+    ``controllers``: each controller's answer to this broker, None without one. ``damage``: the
+    leaders' reports on their logs.
     """
     reasons = sorted(
         (
@@ -356,7 +358,7 @@ _PARTITION_WORDS = {
 
 
 def _partition_reasons(tallies: PartitionTallies) -> Iterator[HealthReason]:
-    """Reassignments and leaders that are not the preferred ones are counted, not blamed."""
+    """Yield the defects of partitions. Reassignments and non-preferred leaders are counted, not listed."""
     for name, (code, status, message) in _PARTITION_WORDS.items():
         tally: _Tally = getattr(tallies, name)
         if tally.count:
@@ -370,7 +372,7 @@ def _partition_reasons(tallies: PartitionTallies) -> Iterator[HealthReason]:
 
 
 def _damage_reasons(damage: TotalDamage) -> Iterator[HealthReason]:
-    """Felt now: reads of what is damaged are answered with 503."""
+    """Yield the damage, if any: reads of what is damaged are answered with 503."""
     if not damage.count:
         return
     text = f"{damage.count} partitions are led by a damaged replica: not all of them can be read"

@@ -2,14 +2,23 @@
 
 It owns the session with the controllers. `ControllerClock` tells what time it is as far as the
 controllers' clocks and this broker's own agree (rule R10).
+
+`DiskStallWatch` tells whether this broker's disk has stopped answering, so that it should lead no
+longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import threading
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
 
+from typing_extensions import override
+
+from broker.log.disk import Disk
+from broker.replication.leader_state import LeaderState
 from raft_metadata.common.clock import suspended_ms
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch, NodeId
@@ -23,14 +32,109 @@ from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEA
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
+    from broker.replication.replica import Replica
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import IncarnationId
     from raft_metadata.records.partition_set import PartitionSet
+
+
+def waits_for_sync(replicas: Iterable[Replica]) -> bool:
+    """Return whether a partition led here has records that count only once synced (rule R1)."""
+    return any(
+        isinstance(replica.partition.role, LeaderState)
+        and replica.partition.settings.by_durable
+        and replica.log.durable_end < replica.log.log_end_offset
+        for replica in replicas
+    )
+
+
+T = TypeVar("T")
+
+
+class WatchedDisk(Disk):
+    """Real files, with a note of each sync under way. Used by the loop and the flusher's thread."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._under_way: dict[int, int] = {}
+
+    def oldest_sync(self) -> int | None:
+        """Return the number of the sync under way that began first; None if there is none."""
+        return min(list(self._under_way.values()), default=None)
+
+    @override
+    def sync_data(self, fd: int) -> None:
+        self._watched(super().sync_data, fd)
+
+    @override
+    def sync_file(self, fd: int) -> None:
+        self._watched(super().sync_file, fd)
+
+    @override
+    def sync_filesystem(self, fd: int) -> None:
+        self._watched(super().sync_filesystem, fd)
+
+    @override
+    def sync_names(self, fd: int) -> None:
+        self._watched(super().sync_names, fd)
+
+    def _watched(self, sync: Callable[[T], None], what: T) -> None:
+        thread = threading.get_ident()
+        self._under_way[thread] = next(self._numbers)
+        try:
+            sync(what)
+        finally:
+            del self._under_way[thread]
+
+
+class DiskStallWatch:
+    """Detector of a silent disk, polled by the `Lifecycle` many times a second, on the loop.
+
+    A process that stood still must not blame its disk (rule M7): of the time between two polls at
+    most ``look_max_ms`` counts.
+    """
+
+    def __init__(
+        self,
+        oldest_sync: Callable[[], int | None],
+        silence_max_ms: int,
+        look_max_ms: int,
+        clock: Clock,
+        matters: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Watch the oldest sync; ``matters`` returns whether something waits for the disk.
+
+        ``matters`` is not called again while a silence lasts: a broker that was replaced leads
+        nothing that waits, but its disk is still silent.
+        """
+        self._oldest_sync = oldest_sync
+        self._silence_max_ms = silence_max_ms
+        self._look_max_ms = look_max_ms
+        self._clock = clock
+        self._matters = matters
+        self._is_silent = False
+        self._sync: int | None = None
+        self._looked_ms = clock.monotonic_ms()
+        self._silent_ms = 0
+
+    def is_silent(self) -> bool:
+        """Return whether one sync has lasted for too long while something waits for it."""
+        now_ms = self._clock.monotonic_ms()
+        passed_ms = min(now_ms - self._looked_ms, self._look_max_ms)
+        self._looked_ms = now_ms
+        sync = self._oldest_sync()
+        if sync is None or sync != self._sync:
+            self._sync, self._silent_ms = sync, 0
+        else:
+            self._silent_ms += passed_ms
+        is_long = self._silent_ms > self._silence_max_ms
+        self._is_silent = is_long and (self._is_silent or self._matters())
+        return self._is_silent
 
 
 MEASUREMENT_AGE_MAX_MS = 60_000

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from broker.log.log_reader import TimeSearch
-from broker.log.page_cache import warm
+from broker.log.log_reader import TimeSearch, warm
 from broker.record.compression import PackedSlice
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.leader_state import LeaderState

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from chaos.cluster import LocalCluster
 from chaos.demo import story
 from chaos.demo.context import Options
-from chaos.demo.flights import DEFAULT_PLACE, DataError, find_data, read_flights
+from chaos.demo.flights_leg import DEFAULT_PLACE, DataError, find_data, read_flights
 from chaos.net.toxiproxy import NetworkError, find_server
 from chaos.run import INTERRUPTED, Screen, catch_signals, make_directory, play, remove
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from http_api.node.process_setup import end_with_supervisor
+from http_api.node.node_start import end_with_supervisor
 
 if __name__ == "__main__":
     # before any heavy import, because the supervisor may be dead already

@@ -35,7 +35,7 @@ from http_api.client.load_run import (
     WriteBatches,
 )
 from http_api.client.transport import Client
-from http_api.node.process_setup import run_loop
+from http_api.node.node_start import run_loop
 
 DURATION_S = 10.0
 FILL_RECORDS = 500_000

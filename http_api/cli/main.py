@@ -34,8 +34,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "log": ("http_api.cli.log:log", "Read and check a broker's files."),
     "config": ("http_api.cli.config:config", "List, describe, set and reset configs."),
     "partition": ("http_api.cli.partition:partition", "List and describe partitions."),
-    "reassign": ("http_api.cli.reassign:reassign", "Move replicas to other brokers."),
-    "elect": ("http_api.cli.elect:elect", "Elect leaders, preferred or unclean."),
+    "reassign": ("http_api.cli.partition:reassign", "Move replicas to other brokers."),
+    "elect": ("http_api.cli.partition:elect", "Elect leaders, preferred or unclean."),
     "broker": ("http_api.cli.nodes:broker", "Run one broker; list, describe, drain them."),
     "controller": ("http_api.cli.nodes:controller", "Run one controller, or have it rejoin."),
 }

@@ -14,7 +14,7 @@ from http_api.cli.options import format_option, set_option
 from http_api.node.cluster_file import DEFAULT_PORT
 from http_api.node.cluster_plan import DEFAULT_BROKERS, DEFAULT_CONTROLLERS, UpOptions
 from http_api.node.local_cluster import run_format, run_up
-from http_api.node.process_setup import raise_open_file_limit, set_up_logging
+from http_api.node.node_start import raise_open_file_limit, set_up_logging
 from raft_metadata.common.clock import SystemClock
 
 

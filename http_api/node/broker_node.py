@@ -19,12 +19,14 @@ from http_api.node.node_config import NodeConfig
 from http_api.node.node_start import (
     OpenedNode,
     binding,
+    freeze_collector,
+    keep_freed_memory,
     opened_node,
+    run_loop,
     run_or_end_process,
     stop_signal,
     until_stopped,
 )
-from http_api.node.process_setup import freeze_collector, keep_freed_memory, run_loop
 from http_api.peer.controller_channel import HttpControllerChannel
 from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerServer

@@ -21,12 +21,14 @@ from http_api.node.node_config import NodeConfig, load_node_config
 from http_api.node.node_start import (
     OpenedNode,
     binding,
+    freeze_collector,
     opened_node,
+    run_loop,
     run_or_end_process,
+    shorten_thread_switches,
     stop_signal,
     until_stopped,
 )
-from http_api.node.process_setup import freeze_collector, run_loop, shorten_thread_switches
 from http_api.node.rejoin import with_remedy
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock

@@ -20,7 +20,7 @@ from http_api.node.cluster_file import NodeEntry
 from http_api.node.exits import EXIT_STORAGE, NodeExit
 from http_api.node.formatting import RAFT_FOLDER, is_formatted_controller
 from http_api.node.node_config import Address
-from http_api.node.process_setup import SUPERVISOR_VARIABLE
+from http_api.node.node_start import SUPERVISOR_VARIABLE
 from http_api.node.rejoin import rejoin_commands
 from raft_metadata.common.clock import Clock
 

@@ -21,9 +21,12 @@ from raft_metadata.controller.feature_control import (
     VoterLevels,
     decide_upgrade_metadata,
 )
-from raft_metadata.controller.quota_control import decide_alter_client_quotas
 from raft_metadata.controller.reassignment_control import decide_alter_reassignments
-from raft_metadata.controller.security_control import decide_alter_acls, decide_alter_users
+from raft_metadata.controller.security_control import (
+    decide_alter_acls,
+    decide_alter_client_quotas,
+    decide_alter_users,
+)
 from raft_metadata.controller.topic_control import decide_add_partitions
 from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_image import MetadataImage

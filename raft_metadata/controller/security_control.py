@@ -1,12 +1,15 @@
-"""Validation of access rules and users' passwords, which are stored but not enforced yet.
+"""Access rules, users' credentials and client quotas: what may be stored. Not enforced yet.
 
-Words are Kafka's (``kafka-acls``, KIP-554), in lower case. Pure deciders.
+`admin_control` calls these pure deciders; each returns the records to append or raises a KafkaError
+that names the value (KIP-546, KIP-554).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,10 +17,13 @@ from dataclasses import replace
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.records.commands import AlterAcls, AlterAnswer, AlterUsers
+from raft_metadata.records.commands import AlterAcls, AlterAnswer, AlterClientQuotas, AlterUsers
 from raft_metadata.records.records import (
     AclRecord,
+    ClientQuotaRecord,
     MetadataRecord,
+    QuotaEntity,
+    QuotaEntityType,
     RemoveAclRecord,
     RemoveUserScramRecord,
     UserScramRecord,
@@ -192,3 +198,76 @@ def _decoded(what: str, text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _refused(f"the {what} is not base64") from None
+
+
+QUOTA_ENTITIES_MAX = 10_000
+"""Entities with quotas of their own; each is kept in memory on every node."""
+ENTITY_NAME_CHARS_MAX = 255
+
+_RATES = frozenset(
+    {"producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate"}
+)
+_WHOLE = frozenset({"producer_byte_rate", "consumer_byte_rate", "connection_creation_rate"})
+_KEYS = {
+    frozenset({QuotaEntityType.USER}): _RATES,
+    frozenset({QuotaEntityType.CLIENT_ID}): _RATES,
+    frozenset({QuotaEntityType.USER, QuotaEntityType.CLIENT_ID}): _RATES,
+    frozenset({QuotaEntityType.IP}): frozenset({"connection_creation_rate"}),
+}
+"""The valid quota keys of each kind of entity, as in Kafka."""
+
+
+def decide_alter_client_quotas(
+    image: MetadataImage, command: AlterClientQuotas
+) -> tuple[tuple[ClientQuotaRecord, ...], AlterAnswer]:
+    """Make all changes or none; an unchanged value adds no record.
+
+    Raises INVALID_REQUEST, POLICY_VIOLATION (too many entities).
+    """
+    entity = _checked_entity(command.entity)
+    keys = _KEYS[frozenset(part.type for part in entity)]
+    before = image.quotas.get(entity, {})
+    if not before and len(image.quotas) >= QUOTA_ENTITIES_MAX:
+        message = f"{len(image.quotas)} entities have quotas, at most {QUOTA_ENTITIES_MAX} can"
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+    records = []
+    for key, value in sorted(command.changes.items()):
+        if key not in keys:
+            raise _refused(f"unknown quota {key[:100]!r}: expected {', '.join(sorted(keys))}")
+        if value is not None:
+            _check_value(key, value)
+        if value != before.get(key):
+            records.append(ClientQuotaRecord(entity=entity, key=key, value=value))
+    next_offset = MetadataOffset(image.next_offset + len(records))
+    return tuple(records), AlterAnswer(next_offset=next_offset)
+
+
+def _checked_entity(entity: tuple[QuotaEntity, ...]) -> tuple[QuotaEntity, ...]:
+    """Return the entity sorted by type; raise INVALID_REQUEST for an invalid one."""
+    types = [part.type for part in entity]
+    if len(set(types)) != len(types) or frozenset(types) not in _KEYS:
+        named = ", ".join(sorted(each.value for each in types)) or "nothing"
+        raise _refused(f"a quota is for a user, a client-id, both, or an ip, not for {named}")
+    for part in entity:
+        if part.name is None:
+            continue
+        if not 1 <= len(part.name) <= ENTITY_NAME_CHARS_MAX:
+            raise _refused(f"a {part.type.value} has 1 to {ENTITY_NAME_CHARS_MAX} characters")
+        if part.type is QuotaEntityType.IP and not _is_address(part.name):
+            raise _refused(f"{part.name!r} is not an IP address")
+    return tuple(sorted(entity, key=lambda part: part.type.value))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_value(key: str, value: float) -> None:
+    whole = key in _WHOLE
+    if not (math.isfinite(value) and value > 0) or (whole and value != int(value)):
+        expected = "a whole number above 0" if whole else "a number above 0"
+        raise _refused(f"{key} = {value}: expected {expected}")

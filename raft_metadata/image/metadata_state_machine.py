@@ -3,14 +3,18 @@
 Every controller runs it over the same committed entries and reaches the same image: it uses no
 clock and no randomness, and iterates over no set. A batch carries the metadata offset and the
 controller epoch at which it was decided, so every node rejects a decision that was overtaken.
+
+`HashChain` is what two controllers compare to find that they agree, without sending an image
+(invariant R12).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 
 import orjson
@@ -24,10 +28,73 @@ from raft_metadata.image.metadata_delta import (
 )
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.image.state_hash import HashChain
 from raft_metadata.records.commands import MetadataBatch
-from raft_metadata.records.records import MetadataRecord
-from raft_metadata.records.serde import decode_batch, encode_batch
+from raft_metadata.records.records import FeatureLevelRecord, MetadataRecord
+from raft_metadata.records.serde import decode_batch, encode_batch, encode_record
+
+HASH_BYTES = 16
+REMEMBERED_BATCHES_MAX = 4_096
+"""Accepted batches whose hash is kept: some minutes of a busy cluster, half a megabyte."""
+
+_START = bytes(HASH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class HashAt:
+    """The hash of the state after entry ``index`` of the Raft log."""
+
+    index: int
+    next_offset: MetadataOffset
+    value: str | None
+    """Hexadecimal; None: this node started from a snapshot that carried no chain."""
+
+
+class HashChain:
+    """The hash chain at the newest batch and at some earlier ones. Owned by its state machine.
+
+    A batch that begins with a `FeatureLevelRecord`, as the first one of every log does, starts a
+    new chain. So nodes that started from snapshots of a version without chains, and have None,
+    agree with the others again once ``metadata.version`` is raised.
+    """
+
+    def __init__(self, *, remembered_max: int = REMEMBERED_BATCHES_MAX) -> None:
+        self.value: bytes | None = _START
+        self._remembered: deque[tuple[int, MetadataOffset, bytes | None]] = deque(
+            [(0, MetadataOffset(0), _START)], maxlen=remembered_max
+        )
+
+    def accepted(self, index: int, batch: MetadataBatch, next_offset: MetadataOffset) -> None:
+        """Extend the chain by an accepted batch; ``batch.encoded`` is the same on every node."""
+        before = _START if isinstance(batch.records[0], FeatureLevelRecord) else self.value
+        if before is not None:
+            self.value = blake2b(before + batch.encoded, digest_size=HASH_BYTES).digest()
+        self._remembered.append((index, next_offset, self.value))
+
+    def replaced(self, index: int, next_offset: MetadataOffset, value: bytes | None) -> None:
+        """Continue from a snapshot's chain and forget the earlier hashes."""
+        self.value = value
+        self._remembered.clear()
+        self._remembered.append((index, next_offset, value))
+
+    def at(self, index: int) -> HashAt | None:
+        """Return the hash after the applied entry ``index``, or None if it is no longer kept."""
+        place = bisect_right(self._remembered, index, key=lambda row: row[0])
+        if place == 0:
+            return None
+        _, next_offset, value = self._remembered[place - 1]
+        return HashAt(index, next_offset, None if value is None else value.hex())
+
+
+def image_hash(image: MetadataImage) -> str:
+    """Return the hash of the whole content of an image.
+
+    It takes a second for 100,000 partitions, so it must not run on an event loop.
+    """
+    found = blake2b(b"%d %d" % (image.next_offset, image.epoch), digest_size=HASH_BYTES)
+    for record in image_records(image):
+        found.update(encode_record(record))
+    return found.hexdigest()
+
 
 HISTORY_BATCHES_MAX = 50_000
 """Accepted batches kept for brokers that lag; a broker farther behind is sent a snapshot."""

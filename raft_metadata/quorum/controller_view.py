@@ -14,8 +14,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ClusterId
 from raft_metadata.controller.broker_sessions import BrokerSession, HeartbeatTracker
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
-from raft_metadata.image.metadata_state_machine import MetadataStateMachine
-from raft_metadata.image.state_hash import image_hash
+from raft_metadata.image.metadata_state_machine import MetadataStateMachine, image_hash
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum, RaftState
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.quorum_view import (

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from raft_metadata.common.ids import NodeId
-from raft_metadata.quorum.journal import DurableJournal
-from raft_metadata.quorum.journal_format import Entry
+from raft_metadata.quorum.journal import DurableJournal, Entry
 from raft_metadata.quorum.wire import Message
 
 NEVER = float("-inf")

@@ -13,8 +13,7 @@ from pysyncobj import SyncObjConf
 
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.quorum.config import STEP_DOWN_MARGIN_MS, QuorumConfig
-from raft_metadata.quorum.journal import DurableJournal
-from raft_metadata.quorum.journal_format import Entry
+from raft_metadata.quorum.journal import DurableJournal, Entry
 from raft_metadata.quorum.pysyncobj_internals import (
     NOT_SERIALIZING,
     SERIALIZE_FAILED,

@@ -16,8 +16,7 @@ from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
 from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
 from raft_metadata.quorum.files import DiskFiles, Files, storage_errors
-from raft_metadata.quorum.journal import JOURNAL_FILE
-from raft_metadata.quorum.journal_format import Entry, parse_journal
+from raft_metadata.quorum.journal import JOURNAL_FILE, Entry, parse_journal
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, parse_snapshot
 from raft_metadata.records.commands import MetadataBatch

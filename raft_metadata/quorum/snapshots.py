@@ -27,7 +27,7 @@ from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import ClusterId, NodeId
 from raft_metadata.quorum.files import NEW_SUFFIX, FileHandle, Files, replace_file
-from raft_metadata.quorum.journal_format import Entry
+from raft_metadata.quorum.journal import Entry
 
 SNAPSHOT_FILE = "snapshot"
 PART_BYTES = 64 * 1024

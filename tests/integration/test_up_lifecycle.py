@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from http_api.node.process_setup import SUPERVISOR_VARIABLE
+from http_api.node.node_start import SUPERVISOR_VARIABLE
 from tests.support.up_process import Up, is_alive, run_quorumlog, status_of, wait_for
 
 SMALL = ("--controllers", "1", "--brokers", "1", "--port", "0")
@@ -140,7 +140,7 @@ def test_a_node_whose_parent_is_not_its_supervisor_ends_at_once(tmp_path: Path) 
 
 def test_a_node_ends_when_its_pipe_does() -> None:
     code = (
-        "import os, time; from http_api.node.process_setup import end_with_supervisor;"
+        "import os, time; from http_api.node.node_start import end_with_supervisor;"
         "end_with_supervisor(os.environ); print('up', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())}

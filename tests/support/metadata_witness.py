@@ -19,8 +19,7 @@ from raft_metadata.image.metadata_image import (
 )
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.data_dir import read_raft_meta
-from raft_metadata.quorum.journal import JOURNAL_FILE
-from raft_metadata.quorum.journal_format import parse_journal
+from raft_metadata.quorum.journal import JOURNAL_FILE, parse_journal
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, SnapshotHeader, unframe
 from raft_metadata.quorum.voter_node import voter_address

@@ -19,7 +19,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from http_api.node.process_setup import run_loop
+from http_api.node.node_start import run_loop
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import (

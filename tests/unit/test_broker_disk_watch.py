@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from broker.server.disk_watch import DiskStallWatch, WatchedDisk
+from broker.server.lifecycle import DiskStallWatch, WatchedDisk
 
 SILENCE_MS, LOOK_MS = 1500, 100
 

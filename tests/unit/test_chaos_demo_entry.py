@@ -14,7 +14,7 @@ import pytest
 from chaos.checkers.verdict import Verdict
 from chaos.demo import entry, story
 from chaos.demo.context import Leg
-from chaos.demo.flights import DATA_SET
+from chaos.demo.flights_leg import DATA_SET
 
 
 @pytest.fixture

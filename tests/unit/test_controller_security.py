@@ -9,7 +9,7 @@ import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerId
-from raft_metadata.controller import quota_control, security_control
+from raft_metadata.controller import security_control
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.records.commands import (
     AlterAcls,
@@ -161,7 +161,7 @@ def test_quotas_are_checked(world: World, command: object, said: str) -> None:
 
 
 def test_entities_with_quotas_have_a_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_control, "QUOTA_ENTITIES_MAX", 1)
+    monkeypatch.setattr(security_control, "QUOTA_ENTITIES_MAX", 1)
     world.ask(quota((USER, "a"), producer_byte_rate=1))  # type: ignore[arg-type]
     assert "at most 1" in refusal(world, quota((USER, "b"), producer_byte_rate=1)).message
     assert took(world, quota((USER, "a"), producer_byte_rate=2)) == 1

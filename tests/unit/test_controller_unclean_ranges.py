@@ -17,8 +17,8 @@ from raft_metadata.controller.cluster_control import (
 )
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.image.metadata_image import PartitionRegistration
+from raft_metadata.image.metadata_state_machine import image_hash
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.image.state_hash import image_hash
 from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL, level_of
 from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import FeatureLevelRecord, RegisterBrokerRecord

@@ -51,7 +51,7 @@ from tests.support.simulated_disk import SimulatedDisk
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.log.page_cache import ColdRange
+    from broker.log.log_reader import ColdRange
     from broker.ports import PeerChannel
     from broker.replication.replica import Replica
     from raft_metadata.image.metadata_image import MetadataImage

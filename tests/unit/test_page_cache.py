@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from broker.log.disk import Disk, ReadCounts
 from broker.log.log_manager import LogManager
-from broker.log.page_cache import warm
+from broker.log.log_reader import warm
 from broker.server.local_partitions import LocalPartitions, Read
 from tests.support.logs import Life, append
 from tests.unit.test_broker_local_partitions import HERE, ME, Here, image, records

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raft_metadata.common.errors import CorruptionError
-from raft_metadata.quorum.journal import DurableJournal, Vote
-from raft_metadata.quorum.journal_format import Entry, encode_record
+from raft_metadata.quorum.journal import DurableJournal, Entry, Vote, encode_record
 from tests.support.power_loss_disk import (
     Died,
     Killed,

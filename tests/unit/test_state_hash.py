@@ -5,8 +5,13 @@ from __future__ import annotations
 import orjson
 
 from raft_metadata.common.ids import MetadataOffset, TopicName
-from raft_metadata.image.metadata_state_machine import MetadataStateMachine, Rejected
-from raft_metadata.image.state_hash import HashAt, HashChain, image_hash
+from raft_metadata.image.metadata_state_machine import (
+    HashAt,
+    HashChain,
+    MetadataStateMachine,
+    Rejected,
+    image_hash,
+)
 from raft_metadata.records.records import FeatureLevelRecord, MetadataRecord, TopicRecord
 from raft_metadata.records.serde import encode_batch
 from tests.support.metadata_world import topic_id
