@@ -1,4 +1,4 @@
-"""What one broker is told: identity, defaults, limits, timeouts. Composed by ``http_api.node``.
+"""Configuration of one broker: identity, defaults, limits, timeouts. Composed by ``http_api.node``.
 
 Names, ranges, meanings and defaults stand in the one table, ``raft_metadata.common.configs.table``.
 """
@@ -100,7 +100,7 @@ class BrokerTimeouts:
     producer_id_expiration_ms: int = default_number("producer.id.expiration.ms")
     """After this long without a batch a log forgets a producer: it may begin with any sequence."""
     log_flush_interval_ms: int = default_number("log.flush.interval.ms")
-    """How often a ``flush=os`` log is synced in the background."""
+    """The interval at which a ``flush=os`` log is synced in the background."""
     log_retention_check_interval_ms: int = default_number("log.retention.check.interval.ms")
     log_segment_delete_delay_ms: int = default_number("log.segment.delete.delay.ms")
     clock_difference_max_ms: int = default_number("clock.difference.max.ms")
@@ -127,9 +127,9 @@ class BrokerConfig:
     """Names of the configs that config.toml, the environment or ``--set`` gave a value."""
 
     def static(self) -> Mapping[str, str]:
-        """What this node's own configuration says, by config name: make it once and keep it.
+        """Return this node's own configuration by config name: compute it once and keep it.
 
-        What nobody stated is left out where it is the table's default.
+        A config that was not set is left out where it has the table's default.
         """
         values = {
             item.name.replace("_", "."): getattr(part, item.name)

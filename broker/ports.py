@@ -1,4 +1,4 @@
-"""What the broker needs from the network. ``http_api.peer`` implements these Protocols."""
+"""Ports of the broker to the network. ``http_api.peer`` implements these Protocols."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class ControllerChannel(Protocol):
         ...
 
     async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
-        """How one controller sees the quorum. NETWORK_EXCEPTION, REQUEST_TIMED_OUT."""
+        """Return one controller's view of the quorum. Raises NETWORK_EXCEPTION, REQUEST_TIMED_OUT."""
         ...
 
     def controller_url(self, controller: NodeId) -> str:
-        """Where operators reach it: ``http://host:port``, as advertised."""
+        """Return the address for operators: ``http://host:port``, as advertised."""
         ...
 
 
@@ -149,7 +149,7 @@ class PeerChannel(Protocol):
 
 
 class PeerServices(Protocol):
-    """What the peer listener of a broker serves to other brokers."""
+    """The services that the peer listener of a broker offers to other brokers."""
 
     async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
         """Answer a request frame. A `KafkaError` crosses the wire with code and outcome."""

@@ -22,9 +22,10 @@ OFFSETS_PER_COMMIT_MAX = 10_000
 def commit_offsets(
     state: GroupsState, key: InstanceKey, offsets: tuple[GroupOffset, ...], topics: Topics
 ) -> None:
-    """What an instance says it has processed; the dialect says what its number means. All or none.
+    """Record the offsets that an instance commits; all or none.
 
-    An instance without a subscription may commit any offset, as in Kafka, while no member lives.
+    The instance's dialect says whether its number is the last offset read or the next one. An
+    instance without a subscription may commit any offset, as in Kafka, while no member lives.
     """
     group, instance, session = state.find(key)
     plus = 0 if instance.value.settings.strimzi else 1
@@ -89,7 +90,7 @@ def commit_delivered(
 
 
 def commit_confirmed(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """What a read before the last one returned: all that a timer may commit."""
+    """Record the positions returned by reads before the last one: all that a timer may commit."""
     _, instance, session = state.find(key)
     ends = {
         partition: position.confirmed
@@ -103,7 +104,7 @@ def commit_confirmed(state: GroupsState, key: InstanceKey, topics: Topics) -> No
 def has_uncommitted(
     group: Group, session: Session, partition: TopicPartition, topics: Topics
 ) -> bool:
-    """Whether records were delivered that no commit covers: the client may be at work on them."""
+    """Return True if delivered records are not committed: the client may be processing them."""
     position = session.position(partition, topics)
     if position is None or not position.delivered:
         return False

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 def describe_group(
     state: GroupsState, name: GroupId, coordinator: BrokerId, topics: Topics
 ) -> GroupDescription:
-    """A group with everybody in it. GROUP_ID_NOT_FOUND where nothing is known of it."""
+    """Return a group with all its members; raise GROUP_ID_NOT_FOUND if nothing is known of it."""
     group = state.groups.get(name)
     if group is None or not group.exists:
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {name} cannot be found.")
@@ -240,7 +240,7 @@ class GroupCoordinator:
             self._tick()
 
     def _follow_topics(self, image: MetadataImage) -> bool:
-        """Whether topics came, went or grew: leaders and replicas are nothing to a group."""
+        """Return True if topics were created, deleted or grew; leaders and replicas don't matter."""
         self._seen = image.topics
         topics = {
             topic.name: TopicFacts(topic.topic_id, topic.routed_count)
@@ -488,9 +488,9 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
     async def _looked_at(self, shard: Shard, look: Callable[[GroupsState], T]) -> T:
-        """What is seen now; told once all of it is committed and proven to be the newest.
+        """Return what `look` reads, once all of it is committed and proven to be the newest.
 
-        Whatever is decided behind the look is not in it: it may still be lost.
+        Decisions made after the look are not in the result: they may still be lost.
         """
         found = look(shard.state())
         await shard.settled()
@@ -499,10 +499,11 @@ class GroupCoordinator:
         return found
 
     async def _prove(self, shard: Shard) -> None:
-        """Rule G3: a heartbeat's acknowledgement, or an append that every replica acknowledged.
+        """Wait for proof that this broker still leads: an acknowledged heartbeat or append.
 
-        The second one stands where no controller answers: nobody in the ISR has seen a newer epoch.
-        It says so of the moment of the append only, so it is one that begins after the question.
+        An append that every replica acknowledged proves it where no controller answers: no in-sync
+        replica has seen a newer epoch. It proves that for its own moment only, so it must begin
+        after the request (rule G3).
         """
         if self._proof.is_proven() or await self._proof.prove(PROOF_WAIT_MS):
             shard.check_leads()

@@ -33,7 +33,7 @@ FORMATS = frozenset({"binary", "json"}) | SCHEMA_FORMATS
 
 
 class OffsetReset(Enum):
-    """Where a partition without a committed offset starts. NONE: reading it is an error."""
+    """The start of a partition without a committed offset. NONE: reading it is an error."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -42,7 +42,7 @@ class OffsetReset(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """What a consumer instance was created with; all times in milliseconds."""
+    """The settings a consumer instance was created with; all times in milliseconds."""
 
     format: str = "binary"
     """One of `FORMATS`."""
@@ -53,7 +53,7 @@ class ConsumerSettings:
     fetch_min_bytes: int = 1
     """-1: wait the whole time-out (Confluent's own default)."""
     request_timeout_ms: int = 1_000
-    """How long a read waits that names no time-out."""
+    """The wait of a read that names no time-out."""
     session_timeout_ms: int = 300_000
     strimzi: bool = False
     """Strimzi's dialect: a commit stores the offset as given; Confluent's stores offset + 1."""
@@ -78,7 +78,7 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True)
 class SeekTarget:
-    """Where to read on: an offset, an end, or a time."""
+    """The target of a seek: an offset, an end, or a time."""
 
     topic: TopicName
     partition: PartitionId
@@ -267,7 +267,7 @@ class GroupOffsets(GroupRequest[tuple[GroupOffsetRow, ...]]):
 
 
 class GroupState(Enum):
-    """As KIP-848 names them. RECONCILING: some member does not yet own its target."""
+    """The states of KIP-848. RECONCILING: a member does not yet own its target."""
 
     EMPTY = "Empty"
     RECONCILING = "Reconciling"
@@ -287,7 +287,7 @@ class MemberDescription:
     """-1 without a subscription."""
     topics: tuple[TopicName, ...] = ()
     target: tuple[TopicPartition, ...] = ()
-    """What it is to own once the others have given it up."""
+    """The partitions that it will own once their present owners have revoked them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,12 +49,12 @@ Topics = Mapping[TopicName, TopicFacts]
 
 @dataclass(slots=True, eq=False)
 class ReadPosition:
-    """Where an instance reads on in a partition it owns, in one life of the topic's name."""
+    """The next offset that an instance reads in a partition, in one life of the topic's name."""
 
     next: int
     topic_id: TopicId
     delivered: bool = False
-    """Whether anything was delivered since the position was last set."""
+    """True if records were delivered since the position was last set."""
     confirmed: int | None = None
     """Everything below was returned by a read before the last one: what auto-commit may cover."""
 
@@ -72,11 +72,11 @@ class Session:
     revoking_since_ms: int | None = None
     """Since when it owns what it is to give up; None while it need not."""
     rotation: int = 0
-    """Which partition its next read begins with."""
+    """The index of the partition with which its next read begins."""
     ended: bool = False
 
     def position(self, partition: TopicPartition, topics: Topics) -> ReadPosition | None:
-        """Where it reads on, if that is of this life of the topic."""
+        """Return the next offset to read, if the position is of this life of the topic."""
         found = self.positions.get(partition)
         facts = topics.get(partition.topic)
         if found is None or facts is None or facts.topic_id != found.topic_id:
@@ -118,14 +118,14 @@ class Group:
     offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
     epoch_said: bool = False
-    """Whether a record says its epoch; else it began behind `GroupsState.forgotten_epoch`."""
+    """True if a record holds its epoch; else it began behind `GroupsState.forgotten_epoch`."""
     orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
     """Read back before their instance: compaction keeps its newest record only, which may stand
     behind those of its membership and seeks."""
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything to be seen; its epoch is kept beyond that."""
+        """True if the group has anything to show; its epoch is kept beyond that."""
         return bool(self.instances or self.offsets)
 
     @property
@@ -143,7 +143,7 @@ class Group:
         return found if found is not None and is_present(partition, found, topics) else None
 
     def restart(self, instance: Instance, partition: TopicPartition, topics: Topics) -> int | None:
-        """Where an instance begins: its seek, else the last commit, else the resolved start."""
+        """Return the offset at which an instance begins: its seek, commit, or resolved start."""
         for found in (
             instance.seeks.get(partition),
             self.offsets.get(partition),
@@ -157,7 +157,7 @@ class Group:
 def is_present(
     partition: TopicPartition, value: OffsetValue | StartValue | SeekValue, topics: Topics
 ) -> bool:
-    """Whether an offset belongs to the topic that bears the name now."""
+    """Return True if an offset belongs to the topic that has the name now."""
     facts = topics.get(partition.topic)
     return facts is not None and facts.topic_id == value.topic_id
 
@@ -173,7 +173,7 @@ class GroupsState:
         self.sessions: dict[InstanceKey, Session] = {}
         self.entries: list[GroupRecord] = []
         self.ticked = 0
-        """Where among the sessions the next tick goes on."""
+        """The session with which the next tick continues."""
         self.forgotten_epoch = 0
         """The highest epoch of a group that is over: one of its name begins behind it."""
         self.judge_ms = 0
@@ -188,7 +188,7 @@ class GroupsState:
             self.entries.append(entry)
 
     def take(self) -> list[GroupRecord]:
-        """What is to be written since the last call."""
+        """Return the records to be written since the last call."""
         taken, self.entries = self.entries, []
         return taken
 

@@ -74,7 +74,7 @@ GROUPS_FORGOTTEN_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """How many live at a time; GROUP_MAX_SIZE_REACHED beyond. A group is 1 KB, an instance 2 KB."""
+    """Live instances; beyond: GROUP_MAX_SIZE_REACHED. A group takes 1 KB, an instance 2 KB."""
 
     groups_per_shard: int = 10_000
     instances_per_group: int = 1_000
@@ -168,7 +168,7 @@ def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> Non
 
 
 def _remove(state: GroupsState, group: Group, instance: Instance) -> None:
-    """What it owned is free; whoever calls this gives it to the others."""
+    """Remove an instance and free what it owned; the caller assigns that to other members."""
     forget_all(state, group, instance)
     if instance.member is not None:
         state.apply(GroupRecord(MemberKey(group.name, instance.name), None))
@@ -202,7 +202,7 @@ def unresolved_partitions(
     request: Subscribe | None = None,
     manual: tuple[TopicPartition, ...] = (),
 ) -> list[TopicPartition]:
-    """What the instance would read and the group has no place to start from (rule G2)."""
+    """Return the partitions that the instance would read without a known start (rule G2)."""
     group, instance, _ = state.find(key)
     if instance.value.settings.auto_offset_reset is OffsetReset.NONE:
         return []
@@ -273,7 +273,7 @@ def assign(
     starts: Mapping[TopicPartition, int],
     topics: Topics,
 ) -> None:
-    """Read these and no others, whoever else does. A record before the reply (rule G2)."""
+    """Assign exactly these partitions by hand; a record is written before the reply (rule G2)."""
     instance = check_assignment(state, key, partitions, topics)
     group, _, session = state.find(key)
     if instance.value.settings.auto_commit:
@@ -363,7 +363,7 @@ def begin_read(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
 def position_of(
     state: GroupsState, key: InstanceKey, partition: TopicPartition, topics: Topics
 ) -> ReadPosition | None:
-    """Where it reads on; None where that must be resolved first."""
+    """Return the next offset to read; None if it must be resolved first."""
     group, instance, session = state.find(key)
     position = session.position(partition, topics)
     if position is None:
@@ -420,7 +420,7 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
 
 
 def topic_names(instance: Instance, topics: Topics) -> tuple[TopicName, ...]:
-    """What it subscribes to: by name as it said, by pattern what matches now."""
+    """Return the subscribed topics: the names given, or those that match the pattern now."""
     if instance.value.topics is not None:
         return instance.value.topics
     return tuple(sorted(subscribed_topics(instance, topics)))

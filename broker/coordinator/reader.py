@@ -64,7 +64,7 @@ class DataDoor(Protocol):
 
 
 class Proof(Protocol):
-    """Whether this broker may have been deposed without having heard of it (rule G3)."""
+    """The port that tells whether this broker may have been deposed without knowing it (rule G3)."""
 
     def is_proven(self) -> bool: ...
 
@@ -72,8 +72,8 @@ class Proof(Protocol):
 
 
 ANSWER_BYTES_MAX = 33_554_432
-"""Of the v2 shape, in which short records of a topic with a long name are ten times as large: an
-answer that fits into no peer frame moves positions for nobody. Passed by one batch at most."""
+"""Bytes of an answer in the v2 shape, in which short records of a topic with a long name are ten
+times as large: an answer that fits into no peer frame moves no position. Exceeded by one batch."""
 FORMAT_MISMATCH = (
     "The requested embedded data format does not match the deserializer for this consumer instance"
 )
@@ -156,7 +156,7 @@ def _before(piece: BatchSlice, offset: int) -> BatchSlice:
 
 
 def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:
-    """Where in the slice's lines the record at this offset begins."""
+    """Return the position in the slice's lines at which the record with this offset begins."""
     if piece.header.is_dense:
         wanted = offset - piece.first_offset
         return len(lines) - len(lines.split(b"\n", wanted)[-1])
@@ -259,7 +259,7 @@ class InstanceReader:
         await self._prove(shard)
 
     def wait_ms(self, request: Poll, instance: Instance) -> int:
-        """How long a read may take."""
+        """Return the longest wait of a read, in milliseconds."""
         wanted = request.timeout_ms
         if wanted is None:
             wanted = instance.value.settings.request_timeout_ms
@@ -268,10 +268,10 @@ class InstanceReader:
     async def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
     ) -> Fetched | None:
-        """None where nobody serves the partition at the moment.
+        """Read one partition; return None where no broker serves it at the moment.
 
         Raises:
-            KafkaError: OFFSET_OUT_OF_RANGE, which only the reader can mend.
+            KafkaError: OFFSET_OUT_OF_RANGE, from which only the reader can recover.
         """
         try:
             async with asyncio.timeout((max_wait_ms + PATIENCE_MS) / 1000):
@@ -290,7 +290,10 @@ class InstanceReader:
     async def resolve(
         self, partitions: list[TopicPartition], reset: OffsetReset
     ) -> dict[TopicPartition, int]:
-        """Where `earliest` or `latest` is now, of each; recorded before it is used (rule G2)."""
+        """Return the offset that `earliest` or `latest` means now, for each partition.
+
+        It is recorded before it is used (rule G2).
+        """
         found: dict[TopicPartition, int] = {}
         for at in range(0, len(partitions), WATCHED_MAX):
             wave = partitions[at : at + WATCHED_MAX]
@@ -322,10 +325,13 @@ class _Read:
         self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
         self._gives_way = asyncio.Event()
         self._changed: asyncio.Event | None = None
-        """What wakes it while it waits."""
+        """Set when something arrives that the waiting read may return."""
 
     def give_way(self) -> None:
-        """A newer read is there: whoever sent this one may be gone, so it must deliver nothing."""
+        """End this read without a result: a newer read of the instance has come.
+
+        The client that sent this one may have gone, so it must deliver nothing.
+        """
         self._gives_way.set()
         if self._changed is not None:
             self._changed.set()
@@ -434,10 +440,10 @@ class _Read:
         return plan
 
     async def _collect(self, plan: dict[TopicPartition, ReadPosition]) -> list[Part]:
-        """What is there now, a few partitions at a time, until there is enough.
+        """Fetch a few partitions at a time until there is enough to return.
 
-        Partitions that nobody serves cost the time of their patience: a read that has something,
-        or whose own time is over, leaves the rest to the next one.
+        Partitions that no broker serves cost their patience: a read that has something, or whose
+        own time is over, leaves the rest to the next one.
         """
         parts: list[Part] = []
         places = list(plan.items())

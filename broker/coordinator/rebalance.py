@@ -105,7 +105,7 @@ def _refusal(pattern: str, reason: str) -> KafkaError:
 
 
 def subscribed_topics(instance: Instance, topics: Topics) -> frozenset[TopicName]:
-    """What a member subscribes to, of the topics that exist."""
+    """Return the existing topics to which a member subscribes."""
     if instance.value.pattern is not None:
         return matched_topics(instance.value.pattern, topics)
     return frozenset(instance.value.topics or ()) & topics.keys()
@@ -227,7 +227,7 @@ def _forget(
 
 
 def forget_all(state: GroupsState, group: Group, instance: Instance) -> None:
-    """It gives up whatever it reads."""
+    """Drop everything that the instance reads."""
     known = instance.assignment | instance.seeks.keys()
     _forget(state, group, instance, known)
 
@@ -246,7 +246,7 @@ def _set_member(
 
 
 def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None:
-    """Starts of what nobody reads any more: whoever comes later resolves anew."""
+    """Drop the start offsets of partitions that no member reads; a later reader resolves them anew."""
     used: set[TopicPartition] = set()
     for one in _all(group):
         used |= one.manual
@@ -256,7 +256,7 @@ def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None
 
 
 def is_concerned(group: Group, names: Set[TopicName]) -> bool:
-    """Whether a change of these topics may change anything in the group."""
+    """Return True if a change of these topics may change anything in the group."""
     places = (*group.offsets, *group.starts)
     return any(place.topic in names for place in places) or any(
         one.value.pattern is not None or not names.isdisjoint(one.value.topics or ())

@@ -1,8 +1,9 @@
-"""What a coordinator writes into `__consumer_offsets`: a key, and what is true of it since then.
+"""Records of the topic `__consumer_offsets`: a key, and the newest fact about it.
 
-Stored as ordinary JSON records, so that compaction by key keeps the newest fact of each: the key is
-an array that starts with its kind, the value an object, or null where the fact is over. Every
-prefix of what is written together is valid, because a large append may survive in part.
+The `Shard` writes them and replays them when it is loaded. They are ordinary JSON records, so that
+compaction by key keeps the newest fact of each: the key is an array that starts with its kind, the
+value an object, or null where the fact no longer holds. Every prefix of what is written together is
+valid, because a large append may survive in part.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class OffsetKey(NamedTuple):
 
 
 class StartKey(NamedTuple):
-    """Where a group starts a partition without a committed offset (rule G2)."""
+    """The offset at which a group starts a partition without a committed offset (rule G2)."""
 
     group: GroupId
     topic: TopicName
@@ -71,7 +72,7 @@ class StartKey(NamedTuple):
 
 
 class SeekKey(NamedTuple):
-    """Where an instance was told to read on, until it commits (rule G2)."""
+    """The offset to which an instance was moved by a seek, until it commits (rule G2)."""
 
     group: GroupId
     instance: InstanceId
@@ -128,7 +129,7 @@ class OffsetValue:
     offset: int
     metadata: str = ""
     instance: InstanceId | None = None
-    """Who committed it; None without an instance."""
+    """The instance that committed it; None for a commit without an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ _NAMES: Mapping[type[Key], str] = {key: name for name, (key, _) in _KINDS.items(
 
 
 def partition_of_group(group: GroupId, partitions: int) -> PartitionId:
-    """Which partition of the offsets topic holds a group: its leader is the coordinator (D8)."""
+    """Return the partition of the offsets topic whose leader coordinates the group (D8)."""
     return PartitionId(zlib.crc32(group.encode()) % partitions)
 
 

@@ -1,10 +1,10 @@
-"""One partition of the offsets topic, led here: its groups, decided in order and written behind.
+"""A led partition of the offsets topic: its groups, decided in order and written behind.
 
-A decision is made and folded at once, in one turn of the loop, and its entries are written by the
-shard's one writer: while one append is on its way to the replicas, what is decided meanwhile
-gathers for the next (group commit). Nobody is answered before what the answer rests on is
-committed. An append that fails, or whose outcome is unknown, takes everything decided since with
-it: the state is dropped and read back from the log before anybody is answered again.
+A decision is made and folded at once, in one turn of the event loop, and its records are written by
+the shard's one writer: while one append is on its way to the replicas, later decisions gather for
+the next one (group commit). No request is answered before the records that the answer depends on
+are committed. An append that fails, or whose outcome is unknown, takes everything decided since
+with it: the state is dropped and read back from the log before the next answer.
 """
 
 from __future__ import annotations
@@ -151,12 +151,12 @@ class Shard:
         return answer
 
     async def settled(self) -> None:
-        """Until everything decided so far is committed; to be awaited right behind `decide`.
+        """Wait until everything decided so far is committed; await it directly behind `decide`.
 
-        Whoever waited for anything else in between checks the generation too.
+        A caller that waits for anything else in between checks the generation too.
 
         Raises:
-            KafkaError: it is not; the outcome says what is known of it.
+            KafkaError: it is not committed; the outcome says what is known of it.
         """
         batch = self._gathering or self._writing
         if batch is None:
@@ -178,7 +178,7 @@ class Shard:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
     async def probe(self) -> None:
-        """Have an append begun after now and committed: nobody leads in a newer epoch (rule G3)."""
+        """Commit an append that begins now: then no replica is in a newer epoch (rule G3)."""
         self.state()
         if self._gathering is None:
             self.decide(lambda state: state.apply(GroupRecord(ProbeKey(), ProbeValue())))
@@ -218,16 +218,16 @@ class Shard:
             await self._write()
 
     def close(self) -> None:
-        """This broker leads no more: drop the state, and let everybody who waits find out.
+        """Drop the state, because this broker no longer leads, and end every wait.
 
-        An append that is on its way keeps its own fate: it may still be committed.
+        An append that is on its way keeps its own outcome: it may still be committed.
         """
         self._closed = True
         self._drop(KafkaError(ErrorCode.NOT_COORDINATOR))
         self._wake_writer.set()
 
     def _drop(self, error: KafkaError) -> None:
-        """What gathers was never written: surely nothing of it will be true."""
+        """Drop the records that gather: they were never written, so they surely never take effect."""
         self.generation += 1
         self._loaded = False
         self._topics = None
@@ -293,7 +293,8 @@ class Shard:
     def tick(self, now_ms: int, topics: Topics, rebalance_timeout_ms: int) -> None:
         """Follow time and topics. Judge time stands still with this process (rule M7).
 
-        It stands still too while nothing can be recorded: calls fail then, and blame nobody.
+        Judge time also stands still while nothing can be recorded: calls fail then, and no member
+        is blamed for it.
         """
         passed_ms = min(max(0, now_ms - self._ticked_ms), JUDGE_STALL_MS)
         self._ticked_ms = now_ms
@@ -331,7 +332,7 @@ def _changed_names(old: Topics | None, new: Topics) -> frozenset[TopicName] | No
 
 
 def _failed(error: KafkaError) -> KafkaError:
-    """What an append's failure says to whoever decided: the log's words are not theirs."""
+    """Return the error that a group's client gets for a failed append."""
     if error.outcome is Outcome.UNKNOWN:
         text = f"the group's log has not acknowledged it: {error.message}"
         return KafkaError(ErrorCode.OUTCOME_UNKNOWN, text)
