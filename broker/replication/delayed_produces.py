@@ -23,7 +23,7 @@ NEVER_MS = 1 << 62
 
 
 class AppendOutcome(Enum):
-    """How a parked produce ended."""
+    """The end of a delayed produce."""
 
     OK = "ok"
     NOT_WRITTEN = "not_written"

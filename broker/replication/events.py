@@ -50,7 +50,7 @@ class EventFile:
         self, folder: str, disk: Disk | None = None, max_bytes: int = EVENT_FILE_BYTES
     ) -> None:
         self.failures = 0
-        """How often a batch of events was not written."""
+        """Batches of events that were not written."""
         self._folder = folder
         self._disk = disk or Disk()
         self._max_bytes = max_bytes
@@ -177,7 +177,7 @@ HIGH_WATERMARKS_AT_ONCE = 32
 
 
 class EventKind(StrEnum):
-    """What an event tells. The facts of each kind: docs/operating/inside.md."""
+    """The kinds of events. The facts of each kind: docs/operating/inside.md."""
 
     STARTED = "started"
     ROLE_CHANGED = "role_changed"
@@ -195,7 +195,7 @@ class EventKind(StrEnum):
 
 
 class EventSink(Protocol):
-    """Where events are noted: an `EventJournal`, or what a test puts in its place."""
+    """The port to which events are noted: an `EventJournal`, or a test's own."""
 
     def note(
         self,
@@ -298,7 +298,7 @@ class EventJournal:
             )
 
     def forget(self, replica: Replica) -> None:
-        """This replica is gone: its high watermark is told no more."""
+        """Stop noting the high watermark of this replica, which is no longer here."""
         self._moved.pop(replica, None)
 
     async def run(self) -> None:
@@ -355,7 +355,7 @@ class RoleNotes:
         self._changed = 0
 
     def end(self, next_offset: int, led: int, hosted: int) -> None:
-        """It has been followed up to this metadata offset."""
+        """Return the metadata offset up to which the image has been followed."""
         if self._changed > ROLE_LINES_PER_IMAGE:
             _log.info("roles changed count=%d next_offset=%d led=%d of=%d",
                 self._changed, next_offset, led, hosted,
@@ -401,7 +401,7 @@ def _role_facts(role: Role) -> dict[str, int | list[int]]:
 
 
 class PartitionSnapshot:
-    """How a partition stood before something was done to it: what changed is told afterwards."""
+    """A partition before a step, so that the changes can be noted after it."""
 
     __slots__ = ("high_watermark", "isr", "log_end", "partition_epoch", "role")
 

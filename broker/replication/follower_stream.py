@@ -48,7 +48,7 @@ PAUSE_STEP_MS = 10
 
 
 class FollowerHost(Protocol):
-    """What the stream asks of the `ReplicaManager`."""
+    """The part of the `ReplicaManager` that the stream calls."""
 
     def broken(self, what: str, error: Exception) -> None: ...
     def leader_sent(self, stream: FollowerStream, key: Key, frame: frames.Frame) -> None: ...
@@ -263,14 +263,14 @@ class LeaderLink:
                 self.forget_session(replica)
         _log.info("stream closed leader=%d", self.leader)
 
-    def join(self, replica: Replica) -> None:
-        """This replica follows that leader now: ask for a session."""
+    def start_replicating(self, replica: Replica) -> None:
+        """Start to replicate this replica from that leader: request a session."""
         self.replicas.add(replica)
         replica.link = self
         self.open(replica)
 
-    def leave(self, replica: Replica) -> None:
-        """It does not any more."""
+    def stop_replicating(self, replica: Replica) -> None:
+        """Stop replicating this replica from this leader."""
         self.replicas.discard(replica)
         self._unanswered.pop(replica, None)
         replica.link = None

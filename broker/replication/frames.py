@@ -106,7 +106,7 @@ class Ack(NamedTuple):
     log_end: int
     durable_end: int
     log_start: int = UNTOLD
-    """Where this log surely begins, after any crash."""
+    """The log start offset that holds after any crash."""
 
 
 class Push(NamedTuple):

@@ -94,7 +94,7 @@ class IsrManager:
             asyncio.get_running_loop().call_soon(self._send_some, tasks)
 
     def _send_some(self, tasks: asyncio.TaskGroup) -> None:
-        """As many commands as may be in flight; the others go when one of those is answered."""
+        """Send as many commands as may be in flight; the others follow when one is answered."""
         self._scheduled = False
         batched = self._feature_level() >= BATCHED_ISR_LEVEL
         limit = COMMANDS_IN_FLIGHT if batched else OLD_COMMANDS_IN_FLIGHT

@@ -31,10 +31,10 @@ class FollowerState:
     sent: int
     """Next offset to push."""
     log_end: int
-    """What it says it holds; of a follower that goes by ``flush=ack`` its durable end."""
+    """Its reported log end offset; the durable end of a follower that uses ``flush=ack``."""
     durable_end: int
     caught_up_ms: int
-    """When it last held everything the leader had at that moment."""
+    """Time at which it last held everything that the leader had then."""
     mark_ms: int
     mark_end: int
     """The leader's log end at ``mark_ms``: a follower that reaches it was caught up as of then.
@@ -43,12 +43,12 @@ class FollowerState:
     them would never be reached under load, and every healthy follower would count as late.
     """
     log_start: int
-    """Where its log surely begins; -1: it is of a version that does not tell."""
+    """Its log start offset, durable; -1 until it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the topic's configs say about replication: ``raft_metadata.common.configs``."""
+    """The topic's configs about replication: ``raft_metadata.common.configs``."""
 
     min_isr: int
     by_durable: bool
@@ -112,7 +112,7 @@ class LeaderState:
         self.epoch = epoch
         self.epoch_start = epoch_start
         self.replicas = _shared_set(tuple(replicas))
-        """Who may join; a reassignment changes it. A follower whose image is ahead may be more."""
+        """Replicas that may join; a reassignment changes them. A newer image may have more."""
         self.isr = _shared_set(tuple(isr))
         self.partition_epoch = partition_epoch
         self.min_isr = settings.min_isr
@@ -216,7 +216,7 @@ class LeaderState:
         return max(end, 0)
 
     def start_of(self, replica: BrokerId) -> int:
-        """Where a follower's log surely begins, as it said in this epoch; -1 where it did not."""
+        """Return the log start offset that a follower reported in this epoch; -1 if none."""
         state = self.followers.get(replica)
         return -1 if state is None else state.log_start
 
@@ -267,7 +267,7 @@ class LeaderState:
         return frozenset(late)
 
     def forgive(self, stalled_ms: int) -> None:
-        """The judge itself stood still this long: nobody is blamed for it (rule M7)."""
+        """Shift all times, because this process stood still: no follower is blamed (rule M7)."""
         self.since_ms += stalled_ms
         for state in self.followers.values():
             state.caught_up_ms += stalled_ms
@@ -314,7 +314,7 @@ class LeaderState:
         return True
 
     def refused(self, attempt: int) -> None:
-        """This attempt surely never enters. It speaks for itself only (rule M3)."""
+        """Drop this attempt, which surely is not committed; others keep counting (rule M3)."""
         self.proposals.pop(attempt, None)
         if self.in_flight == attempt:
             self.in_flight = None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 TARGET_MS = 100
-"""How long those in sync may wait behind those that catch up: connection, append and sync."""
+"""Longest delay of in-sync followers behind those that catch up: connection, append and sync."""
 MIN_WINDOW_BYTES = 131_072
 """So much may always be on its way to a follower that catches up: it must make progress."""
 RATE_MEMORY_MS = 500
@@ -63,11 +63,11 @@ class PushWindow:
         self.unproven = 0
         self.sent_end = 0
         self.in_sync = in_sync
-        """Whether the follower was, when it was pushed to first."""
+        """True if the follower was in sync at its first push."""
         self.made_ms = self.moved_ms = now_ms
-        """When something was proven last, or first sent."""
+        """Time of the last acknowledgement of pushed bytes, or of the first push."""
         self.counted = True
-        """Whether the connection counts these bytes."""
+        """True if these bytes are counted for the connection."""
         self._tail_bytes = 0
         self._marks: deque[tuple[int, int]] | None = None
 
@@ -109,7 +109,7 @@ class ConnectionFlow:
         """Unproven bytes of the connection; those of one session: half of it."""
         self.unproven = 0
         self.catch_up_bytes = MIN_WINDOW_BYTES
-        """Whoever catches up is pushed to while less than this is unproven."""
+        """Unacknowledged bytes up to which a follower that catches up is pushed to."""
         self.catching_up = 0
         """Sessions with something unproven whose followers were not in sync."""
         self.proven_ms = now_ms
@@ -121,13 +121,13 @@ class ConnectionFlow:
         self._trips_since_ms = now_ms
 
     def has_room(self, *, in_sync: bool) -> bool:
-        """Whether some session may be sent more. Of those that catch up one may always be."""
+        """Return True if a session may be pushed more. One of those that catch up always may."""
         if in_sync:
             return self.unproven < self.limit
         return self.unproven < self.catch_up_bytes or not self.catching_up
 
     def is_full(self, window: PushWindow | None) -> bool:
-        """Whether this session has all that one session may have unproven."""
+        """Return True if this session has as many unacknowledged bytes as one may have."""
         return window is not None and window.unproven >= self.limit // 2
 
     def opened(self, window: PushWindow) -> None:
@@ -156,7 +156,7 @@ class ConnectionFlow:
         self._trip_ms = trip_ms if self._trip_ms is None else min(self._trip_ms, trip_ms)
 
     def drop(self, window: PushWindow) -> None:
-        """Nobody will prove these, or not soon: its session is over, or stuck."""
+        """Stop counting bytes that will not be acknowledged: their session is over, or stuck."""
         self._leave(window)
         if window.counted:
             self.unproven -= window.unproven
@@ -167,7 +167,7 @@ class ConnectionFlow:
         return window.counted and self.proven_ms - window.moved_ms > STUCK_MS
 
     def quantum(self) -> int:
-        """How much to push at once to one that catches up: it proves only whole pieces."""
+        """Return the bytes of one push to a follower that catches up: it acknowledges it whole."""
         return max(self.catch_up_bytes // 4, MIN_WINDOW_BYTES // 2)
 
     def measure(self, now_ms: int) -> None:
@@ -193,7 +193,7 @@ class ConnectionFlow:
 
 
 LOOK_AGAIN_S = 5.0
-"""How often such a session looks whether the log begins behind the damage by now."""
+"""Interval at which such a session checks whether the log begins behind the damage by now."""
 
 
 class Resting(FollowerSession, Protocol):
@@ -208,7 +208,7 @@ class Resting(FollowerSession, Protocol):
 S = TypeVar("S", bound=Resting)
 
 
-def rest(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
+def pause_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
     """Offer this session nothing until then; its connection serves the other partitions.
 
     ``present``: the connection's sessions; ``mark``: has it ship again.
@@ -233,7 +233,7 @@ def go_on(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> No
 MAX_UNKNOWN_OPENS = 20_000
 """Partitions that followers may ask for before this image holds them; then they are refused."""
 UNKNOWN_OPEN_MS = 2 * UNANSWERED_RETRY_MS
-"""Whoever still wants an answer has asked again by then: an older open is nobody's any more."""
+"""Age at which an open is dropped: a follower that still waits has sent another one by then."""
 LOOKED_AT_ONCE = 500
 """Opens that one tick holds against the image: a millisecond."""
 
@@ -337,7 +337,7 @@ after a reconnect would else hold this leader's heartbeats."""
 
 
 DRAIN_CHECK_S = 0.002
-"""How soon a session that catches up looks again whether the connection has room for it."""
+"""Interval at which a session that catches up checks the connection for room."""
 
 
 def end_of_batches(raw: bytes) -> int:
@@ -349,7 +349,7 @@ def end_of_batches(raw: bytes) -> int:
 
 
 class LeaderHost(Protocol):
-    """What the stream asks of the `ReplicaManager`."""
+    """The part of the `ReplicaManager` that the stream calls."""
 
     push_bytes: int
     buffer_bytes: int
@@ -380,23 +380,23 @@ class PushSession:
         """Next offset to take: everything below was written to the connection or is pending."""
         self.marked = False
         self.window: PushWindow | None = None
-        """What was pushed and is not proven; None when all is."""
+        """The bytes pushed and not yet acknowledged; None if all are."""
         self._pending: list[bytes] | None = None
         self._pending_bytes = 0
         self._pending_from = start
 
     @property
     def follower(self) -> BrokerId:
-        """Who is pushed to."""
+        """The broker that is pushed to."""
         return self.stream.follower
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next bytes must be read from the log: others are nearer to its end."""
+        """Return True if the next bytes must be read from the log: others are nearer to its end."""
         return not self._pending and self.next < self.replica.log.log_end_offset
 
     def state(self) -> FollowerState | None:
-        """This session's follower state while it is the present one (rule R4)."""
+        """Return this session's follower state while it is the present one (rule R4)."""
         role = self.replica.partition.role
         if not isinstance(role, LeaderState):
             return None
@@ -405,7 +405,7 @@ class PushSession:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether the follower counts for the high watermark, or may turn out to."""
+        """Return True if the follower is in the maximal ISR: the high watermark waits for it."""
         role = self.replica.partition.role
         if not isinstance(role, LeaderState):
             return False
@@ -431,7 +431,7 @@ class PushSession:
         self.drop_window()
 
     def drop_window(self) -> None:
-        """Nobody will prove any more what this session pushed."""
+        """Stop waiting for acknowledgements of what this session pushed."""
         self.stream.waits_no_more(self)
         if self.window is not None:
             self.stream.flow.drop(self.window)
@@ -521,7 +521,7 @@ class LeaderStream(asyncio.Protocol):
         """Marked too, but each takes a quantum in its turn: those in sync first."""
         self._behind: deque[PushSession] = deque()
         self._full: dict[PushSession, None] = {}
-        """These go on with their own next acknowledgement."""
+        """Sessions that continue with their own next acknowledgement."""
         self.flow = ConnectionFlow(host.unsynced_bytes, host.now_ms())
         self._pause_ends_ms = 0
         """The follower's own throttle: nothing for those not in sync before this time."""
@@ -650,7 +650,7 @@ class LeaderStream(asyncio.Protocol):
         self.write(frames.PING_FRAME, [])
 
     def mark(self, session: PushSession) -> None:
-        """This session has something to ship in the next loop turn."""
+        """Mark this session: it has something to push in the next turn of the event loop."""
         if not session.marked:
             session.marked = True
             self._marked.append(session)
@@ -691,7 +691,10 @@ class LeaderStream(asyncio.Protocol):
             self._schedule()
 
     def _take_turns(self, queue: deque[PushSession], budget: int, *, in_sync: bool) -> int:
-        """What is left of the budget. Without room they go on with an acknowledgement or a tick."""
+        """Push to the sessions that catch up, with the rest of the budget.
+
+        Without room they continue at an acknowledgement or a tick.
+        """
         while queue and budget > 0 and not self.paused and self._transport is not None:
             if self._transport.get_write_buffer_size() >= self.host.push_bytes:
                 if self._drain_check is None:
@@ -705,14 +708,14 @@ class LeaderStream(asyncio.Protocol):
         return budget
 
     def _has_room_for_others(self) -> bool:
-        """Whether a replica that is not in sync may be pushed to now."""
+        """Return True if a replica that is not in sync may be pushed to now."""
         if not self.flow.has_room(in_sync=False):
             return False
         bucket, now_ms = self.host.throttles.to_followers, self.host.now_ms()
         return now_ms >= self._pause_ends_ms and (bucket is None or not bucket.pause_ms(now_ms))
 
     def quantum(self, session: PushSession, *, in_sync: bool) -> int:
-        """How many bytes a session may push now; 0: it was put where it waits for its time."""
+        """Return the bytes that a session may push now; 0 if it was queued until its time."""
         if self.flow.is_full(session.window):
             self._full[session] = None
             return 0
@@ -772,7 +775,7 @@ class LeaderStream(asyncio.Protocol):
             log = session.replica.log
             _log.error("push failed log=%s error=%s", log.name, error)
             if isinstance(error, CorruptionError):
-                rest(session, self.sessions, self.mark)
+                pause_session(session, self.sessions, self.mark)
             elif log.failed is None:
                 self.close()
         except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN_S = 0.01
-"""How soon a deletion looks again: followers are told within a tick of 50 ms, and then sync."""
+"""Interval of a deletion's checks: followers learn of it within a tick of 50 ms, and then sync."""
 
 
 class Deletion:
@@ -121,16 +121,16 @@ DELETIONS_MAX = 100
 """Waiting at once: each looks again a hundred times a second, and a follower that is stuck holds
 them for ten. A thousand took a third of the processor."""
 DURABLE_WAIT_MS = 5_000
-"""How long a slice of retention waits for its log starts: a full disk holds them for longer."""
+"""Longest wait of a slice of retention for its log starts; a full disk holds them for longer."""
 UNKNOWN_MS = 60_000
-"""How long nobody is told that the clock can't be compared."""
+"""Time before a clock that can't be compared is logged."""
 _log = logging.getLogger("broker.log")
 
 
 def may_go_up_to(role: LeaderState, adding: Iterable[BrokerId], high_watermark: int) -> int:
-    """What retention may reach: it does not overtake a replica that is being filled for a move.
+    """Return the offset that retention may reach: it does not overtake a replica filled for a move.
 
-    Invariant L24. One that is not connected holds nothing: it may never come.
+    A replica that is not connected holds nothing back: it may never come (invariant L24).
     """
     connected = (role.followers.get(broker) for broker in adding)
     ends = [state.log_end for state in connected if state is not None and state.session >= 0]
@@ -287,7 +287,7 @@ class LogTrimming:
     # durability
 
     def _moved(self, log: PartitionLog) -> None:
-        """A log start is durable: whoever waits goes on, followers are told with the next tick."""
+        """End the waits for a log start that is durable now; followers get it at the next tick."""
         waiter = self._waiting.pop(log, None)
         if waiter is not None:
             waiter.set()

@@ -64,7 +64,7 @@ _log = logging.getLogger("broker.replication")
 
 
 class Followed(Protocol):
-    """What is asked of a `Partition` here."""
+    """The part of a `Partition` that these functions use."""
 
     id: TopicIdPartition
     log: ReplicaLog
@@ -93,14 +93,17 @@ def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging 
 
 
 def proven(log: ReplicaLog) -> int:
-    """Where this log begins after any crash: one that has just started over may yet come back."""
+    """Return the log start offset that holds after any crash.
+
+    A log that has just started over may have its old start again after a crash.
+    """
     return log.log_start_offset if log.durable_end >= log.log_start_offset else 0
 
 
 def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> bool:
-    """Whether a follower would, as leader, show what is deleted here: it may not join (rule R10).
+    """Return True if a follower would, as leader, show records deleted here: it may not join (R10).
 
-    One whose version does not tell its log start joins as it always did.
+    A follower that does not report its log start may join.
     """
     return UNTOLD < role.start_of(follower) < log.log_start_offset
 
@@ -108,12 +111,13 @@ def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> boo
 def lacking(
     role: LeaderState, registration: PartitionRegistration | None, log: ReplicaLog, offset: int
 ) -> frozenset[BrokerId]:
-    """Who may lead next, of the replicas that are not known to begin at or behind an offset.
+    """Return the replicas that may lead next and are not known to begin at or behind ``offset``.
 
-    Only when there is nobody is it certain that a clean election brings no deleted record back.
-    Those are the maximal ISR and the eligible ones (KIP-966). What the image says of these may be
-    older than an ISR that the leader knows already: then every assigned replica may be one. The
-    leader, whose ``log`` this is, may lead again after a crash: what it shows is not enough either.
+    Only if there are none is it certain that a clean election brings no deleted record back. The
+    candidates are the maximal ISR and the eligible replicas (KIP-966). The image's eligible
+    replicas may be older than an ISR that the leader knows already: then every assigned replica
+    is a candidate. The leader, whose ``log`` this is, may lead again after a crash, so that its
+    present log start is not proof either.
     """
     candidates = role.maximal_isr() | {role.me}
     if registration is None or registration.partition_epoch < role.partition_epoch:
@@ -132,10 +136,10 @@ def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> V
     return Valid(message.request, epoch, session, log.log_start_offset, log.dropped_to)
 
 
-def cut_point(log: ReplicaLog, message: Diverging) -> int:
-    """Where a follower cuts: the end of the last epoch both know.
+def truncation_point(log: ReplicaLog, message: Diverging) -> int:
+    """Return the truncation point of a follower: the end of the last epoch that both replicas know.
 
-    Where the leader knows none of its epochs, all it may keep lies below the leader's start.
+    If the leader knows none of its epochs, everything it may keep lies below the leader's start.
     """
     if message.at_epoch < 0:
         return message.end
@@ -169,8 +173,8 @@ def follow_valid(partition: Followed, leader_start: int) -> None:
         partition.high_watermark = max(partition.high_watermark, leader_start)
 
 
-def skips_to(partition: Followed, message: Push) -> bool:
-    """Whether what lies between this log's end and the push was deleted; then it is skipped."""
+def skip_deleted(partition: Followed, message: Push) -> bool:
+    """Start the log over at the push if all in between was deleted; return True then."""
     if not partition.log.log_end_offset < message.from_offset <= message.log_start:
         return False
     _start_over(partition, message.from_offset)
@@ -230,13 +234,14 @@ def start_over(partition: Followed, message: Diverging) -> None:
     partition.high_watermark = message.end
 
 
-def has_started_over(
+def start_over_if_required(
     partition: Followed, message: Diverging, end: int, *, is_unclean: bool
 ) -> bool:
-    """Whether nothing of this log stays: as the leader says, or ``is_unclean`` and cut to ``end``.
+    """Start the log over if nothing of it stays; return True then.
 
-    After an unclean election: compaction let go of records below the cut because of newer ones,
-    which the new leader does not have. It may still hold the older ones: this replica lacks both.
+    That is so if the leader says so, or after an unclean election (``is_unclean``) that truncates
+    to ``end``: compaction removed records below that because of newer ones, which the new leader
+    does not have. It may still hold the older ones: this replica lacks both.
     """
     if message.at_epoch != START_OVER:
         if not (is_unclean and end < min(partition.log.compacted_to, partition.log.log_end_offset)):
@@ -247,15 +252,15 @@ def has_started_over(
 
 
 DEPOSED_WAIT_MS = 1_000
-"""A leader that follows another one now learns in this time what survived there. What only it held
-has no certain fate until somebody writes behind it (rule R5): its client is told *unknown* then."""
+"""Time in which a former leader learns what the new leader holds. Records that only it held have no
+certain outcome until another record follows them (rule R5): their client gets *unknown* then."""
 _NOTHING_PARKED = DelayedProduces()
-"""Of every partition where nobody ever waited: nothing is ever added to it."""
+"""Shared by every partition without a delayed produce so far: nothing is ever added to it."""
 
 
 @dataclass(slots=True)
 class Following:
-    """This replica follows. ``session`` is None until the leader has validated its position."""
+    """The role of a follower. ``session`` is None until the leader has validated its position."""
 
     leader: BrokerId
     epoch: LeaderEpoch
@@ -264,18 +269,18 @@ class Following:
     """The open request whose answer is awaited: answers to earlier ones are dropped (rule R4)."""
     asked_ms: int = 0
     refusals: int = 0
-    """How often in a row a request was refused or a session given up: the pause doubles."""
+    """Refused requests and ended sessions in a row; the pause doubles with each."""
     refused: bool = False
     """The open request is among them: to be asked again after that pause."""
     unclean_epoch: int = -1
     """The leader epoch of the partition's last unclean election."""
     replicated_to: int = 0
-    """What every assigned replica holds, as the leader of this epoch last said it (rule R7)."""
+    """The offset that every assigned replica has reached, as the leader last sent it (rule R7)."""
 
 
 @dataclass(slots=True)
 class Unassigned:
-    """Nobody leads, or this broker may not take part (yet)."""
+    """The role without a leader, or of a broker that may not take part (yet)."""
 
     epoch: LeaderEpoch
 
@@ -386,7 +391,7 @@ class Partition:
         self.advance()
 
     def retire(self) -> None:
-        """This broker is no replica any more: nothing is served, pushed or answered from here."""
+        """Stop serving, pushing and answering: this broker is no longer a replica."""
         self._become(Unassigned(self.role.epoch))
         self.parked.give_up()
 
@@ -553,7 +558,7 @@ class Partition:
             self.advance()
 
     def is_open(self, proposal: Proposal) -> bool:
-        """Whether an attempt still means anything: nothing it was judged on has changed."""
+        """Return True if the attempt is still valid: nothing it was judged on has changed."""
         role = self.role
         return (
             isinstance(role, LeaderState)
@@ -588,7 +593,7 @@ class Partition:
     # follower
 
     def open_message(self, request: int, now_ms: int) -> Open | None:
-        """Ask the leader anew; None if this replica follows nobody or is not registered."""
+        """Return a request for a session; None if it follows no leader or is not registered."""
         role = self.role
         if not isinstance(role, Following) or self.broker_epoch is None:
             return None
@@ -626,9 +631,9 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
-        end = cut_point(self.log, message)
+        end = truncation_point(self.log, message)
         is_unclean = role.unclean_epoch > self._agreed_epoch()
-        if has_started_over(self, message, end, is_unclean=is_unclean):
+        if start_over_if_required(self, message, end, is_unclean=is_unclean):
             return True
         if end < self.high_watermark and is_unclean:
             _log.warning(
@@ -659,7 +664,7 @@ class Partition:
             role.refusals += 1
 
     def drop_session(self) -> None:
-        """What this session pushes can't be taken; the leader is asked again after a pause."""
+        """End the session: its pushes can't be taken. It is requested again after a pause."""
         role = self.role
         if isinstance(role, Following):
             role.session, role.refused = None, True
@@ -673,7 +678,7 @@ class Partition:
         if role.epoch != message.leader_epoch:
             return None
         if message.from_offset != self.log.log_end_offset:
-            skipped = skips_to(self, message)
+            skipped = skip_deleted(self, message)
             if len(message.batches) and not skipped:
                 return False
         if len(message.batches):
@@ -689,7 +694,7 @@ class Partition:
         return True
 
     def ack_message(self) -> Ack | None:
-        """Where this log is now, for the leader; None without a session."""
+        """Return the ends of this log for the leader; None without a session."""
         role = self.role
         if not isinstance(role, Following) or role.session is None:
             return None

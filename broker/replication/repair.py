@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN_MS = 500
-"""How often a replica that could not be set aside (the disk is full) is looked at again."""
+"""Interval of further attempts for a replica that could not be quarantined (full disk)."""
 SAID_MAX = 10_000
 """Damaged replicas that are named to the controllers: 2 MB, and 20 ms each time one changes."""
 LOOKED_AT_ONCE = 50
 """Refused logs that are looked at with one tick: more would hold the loop."""
 TELL_AGAIN_MS = 600_000
-"""How often an operator is told of what stays damaged."""
+"""Interval at which the log names what stays damaged."""
 TELL_AFTER_MS = 10_000
-"""What mends itself takes no longer."""
+"""Time before damage is logged as lasting: a repair takes no longer."""
 TOO_MANY_COPIES = f"{DAMAGED_COPIES_MAX} damaged copies of it are kept in log/{FOLDER}, remove one"
 
 _log = logging.getLogger("broker.replication")
 
 
 class RepairHost(Protocol):
-    """What the repairs ask of the `ReplicaManager`."""
+    """The part of the `ReplicaManager` that the repairs call."""
 
     image: MetadataImage
 
@@ -85,7 +85,7 @@ class Repairs:
         self._reasons: dict[Key, BaseException] = {}
         self._looked_ms = 0
         self._said: tuple[Mapping[TopicId, TopicImage], tuple[DamagedReplica, ...]] | None = None
-        """What is reported, and the topics that say so."""
+        """The report, and the topics of the image that it was computed from."""
         self._told_ms: dict[Key, int] = {}
 
     # found
@@ -139,13 +139,13 @@ class Repairs:
             self._host.apply_partition(topic, replica.key)
 
     def _can_lead(self, key: Key) -> bool:
-        """Whether there is a log to lead with: none whose change stopped on the way."""
+        """Return True if there is a log to lead with: none whose change stopped halfway."""
         where, logs = self.damaged[key].partition.id, self._logs
         is_open = logs.was_open(where) or logs.is_served_damaged(where)
         return is_open and not isinstance(self._reasons[key], InDoubtError)
 
     def _tell(self, key: Key, replica: Replica, now_ms: int) -> None:
-        """What nobody can mend but an operator."""
+        """Log a damaged replica that only an operator can restore."""
         if self._is_to_tell(key, now_ms):
             offline = self._logs.offline.get(replica.partition.id)
             is_full = offline is not None and offline.has_too_many_copies
@@ -157,7 +157,7 @@ class Repairs:
             )  # fmt: skip
 
     def _tell_of_refused(self, now_ms: int) -> None:
-        """Of those a start refused: somebody sound leads, and only the operator is waited for."""
+        """Log the logs refused at start that a leader could fill if an operator made room."""
         for where in self._logs.partitions_with_too_many_copies():
             key = key_of(where.topic_id, where.partition)
             if key not in self.damaged and self._is_to_tell(key, now_ms):
@@ -175,9 +175,10 @@ class Repairs:
     # said
 
     def report(self) -> tuple[DamagedReplica, ...]:
-        """What heartbeats say, sorted by place, at most `SAID_MAX`: those found in this life first.
+        """Return the damage that heartbeats report, sorted, at most `SAID_MAX`.
 
-        Made anew when something changed, and every `LOOK_AGAIN_MS`.
+        Damage found in this life comes first. Computed anew when something changed, and every
+        `LOOK_AGAIN_MS`.
         """
         if not (self.damaged or self._logs.offline):
             return ()
@@ -212,8 +213,8 @@ class Repairs:
 
     # done with
 
-    def holds_back(self, key: Key, registration: PartitionRegistration) -> bool:
-        """What an image means for a damaged replica; False: take the role it gives, as any other.
+    def apply_to_damaged(self, key: Key, registration: PartitionRegistration) -> bool:
+        """Apply an image to a damaged replica; return False if it takes its role like any other.
 
         By then the log may be a new one, which is to be opened.
         """
@@ -260,7 +261,7 @@ class Repairs:
         return False
 
     def _use(self, replica: Replica) -> None:
-        """Nobody else has what this one has: it goes on, but for what can't be read."""
+        """Serve the readable rest of a damaged log, because no other replica has more."""
         if self._logs.was_open(replica.partition.id):
             self._logs.use_damaged(*replica.partition.id)
             _log.error("damaged replica is the last one, it goes on log=%s error=%s",
@@ -283,7 +284,7 @@ class Repairs:
 def _failed(
     image: MetadataImage, where: TopicIdPartition, epoch: LeaderEpoch, *, can_lead: bool
 ) -> DamagedReplica:
-    """As this broker's image has the partition: the report is of that state of it."""
+    """Return the report of one damaged replica, for the partition as this broker's image has it."""
     known = image.partition(*where)
     return DamagedReplica(
         topic_id=where.topic_id,

@@ -90,14 +90,14 @@ class TopicViews:
 
 
 def _retention(layers: ConfigLayers) -> RetentionConfig | None:
-    """What of the topic is kept; None where its policy does not say delete."""
+    """Return the retention of the topic; None if its policy does not include delete."""
     if "delete" not in layers.word(CLEANUP_POLICY).split(","):
         return None
     return RetentionConfig(layers.number(RETENTION_MS), layers.number(RETENTION_BYTES))
 
 
 def _compaction(layers: ConfigLayers) -> CompactionConfig | None:
-    """How the topic is compacted; None where its policy does not say compact."""
+    """Return the compaction of the topic; None if its policy does not include compact."""
     if "compact" not in layers.word(CLEANUP_POLICY).split(","):
         return None
     return CompactionConfig(
@@ -130,12 +130,12 @@ class LeaderPort(Protocol):
     """The way to the leader of a followed partition (``leader_link.LeaderLink``)."""
 
     def open(self, replica: Replica) -> None: ...
-    def leave(self, replica: Replica) -> None: ...
+    def stop_replicating(self, replica: Replica) -> None: ...
     def acknowledge(self, replica: Replica) -> None: ...
 
 
 class ReplicaHost(Protocol):
-    """What a replica tells the `ReplicaManager`."""
+    """The part of the `ReplicaManager` that a replica calls."""
 
     def durable_end_moved(self, replica: Replica) -> None: ...
     def high_watermark_moved(self, replica: Replica) -> None: ...
@@ -204,8 +204,8 @@ class Replica:
         self.log.config = view.log_config
         self.partition.configure(view.settings)
 
-    def count_again(self) -> None:
-        """It was given back before it had gone: validated anew, as any follower."""
+    def readmit(self) -> None:
+        """Take back a replica that was reassigned here before it was removed; validate it anew."""
         self.partition.observes = False
         if self.link is not None:
             self.link.open(self)
@@ -222,8 +222,8 @@ class Replica:
             self.fetch_waiters = {}
         self.fetch_waiters[waiter] = None
 
-    def wait_no_more(self, waiter: asyncio.Future[None]) -> None:
-        """Whoever waited left."""
+    def forget_waiter(self, waiter: asyncio.Future[None]) -> None:
+        """Forget a fetch that no longer waits."""
         if self.fetch_waiters:
             self.fetch_waiters.pop(waiter, None)
 

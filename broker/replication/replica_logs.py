@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUARANTINED_AT_ONCE = 50
 """Logs moved with one tick: more would hold the loop longer than a heartbeat."""
 PURGE_CHECK_MS = 10_000
-"""How often deleted logs are looked at."""
+"""Interval at which quarantined logs are checked."""
 REMOVED_MARK = ":removed"
 """In quarantine: the replica was given to another broker; its topic lives on there."""
 
@@ -48,7 +48,7 @@ class ReplicaLogs:
         self._aside: dict[TopicIdPartition, bool] = {}
         """Logs that are still to be moved into quarantine; whether their topic lives on."""
         self.unopenable: set[TopicIdPartition] = set()
-        """Damaged logs that can't be opened even where nobody has more."""
+        """Damaged logs that can't be opened even if no replica has more."""
         self._looked_ms = 0
         self._quarantined: dict[str, int] = {}
         """Deleted logs on disk, and since when this process has known of each."""
@@ -83,9 +83,10 @@ class ReplicaLogs:
         return self._logs.get_or_create(topic.name, number, topic.topic_id, config)
 
     def _set_damaged_aside(self, image: MetadataImage, partition_id: TopicIdPartition) -> bool:
-        """Start empty and fill from the leader, once the controller knows of the damage (Q5, R6).
+        """Quarantine a damaged log, to be filled from the leader; return True if done.
 
-        Never where nobody else leads: these bytes may be the last copy.
+        Only once the controller knows of the damage (rules Q5, R6), and only if another replica
+        leads: these bytes may be the last copy.
         """
         registration = image.partition(*partition_id)
         if partition_id not in self._recorded_damage(image) or registration is None:
@@ -124,7 +125,7 @@ class ReplicaLogs:
         return log
 
     def _recorded_damage(self, image: MetadataImage) -> PartitionSet:
-        """What this incarnation reported and the controller has recorded (rules M4, R6)."""
+        """Return the damage that this incarnation reported and the controller recorded (R6)."""
         mine = image.brokers.get(self._config.broker_id)
         if mine is None or not mine.settled or mine.incarnation_id != self._incarnation_id:
             return NO_PARTITIONS

@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 
 
 def concerns_all(before: MetadataImage, after: MetadataImage, broker_id: BrokerId) -> bool:
-    """Whether every replica must look at the image again, its own partition changed or not.
+    """Return True if every replica must look at the image again, its own partition changed or not.
 
-    So after a registration: roles hang on this broker's own one (rule R3) and on what of it is
-    recorded (rule R6), streams on everybody's broker epoch (rule R4). A fence or an unfence of
-    another broker means nothing here: what follows from it comes as changes of partitions. So too
-    after a change of configs that every topic may fall back to.
+    So after a registration: roles depend on this broker's own (rule R3) and on the damage recorded
+    with it (rule R6), streams on every broker epoch (rule R4). A fence or an unfence of another
+    broker has no effect here: its consequences come as changes of partitions. So too after a change
+    of configs that every topic may fall back to.
     """
     if _defaults_changed(before, after, broker_id):
         return True
@@ -86,7 +86,7 @@ def topic_name(image: MetadataImage, topic_id: TopicId) -> str:
 
 
 def peer_of(image: MetadataImage, broker_id: BrokerId) -> str | None:
-    """Where a broker takes streams of other brokers."""
+    """Return the address at which a broker takes replication streams."""
     registration = image.brokers.get(broker_id)
     return None if registration is None else registration.peer
 
@@ -127,7 +127,7 @@ def _reconfigured(before: MetadataImage, after: MetadataImage) -> Set[str]:
 
 
 def _defaults_changed(before: MetadataImage, after: MetadataImage, broker_id: BrokerId) -> bool:
-    """Whether configs changed that every topic of this broker may fall back to."""
+    """Return True if configs changed that every topic of this broker may fall back to."""
     if before.configs is after.configs:
         return False
     if before.cluster_configs() != after.cluster_configs():
@@ -163,7 +163,7 @@ class Rounds(Generic[T]):
 
 
 def forgive(led: Iterable[Replica], stalled_ms: int) -> None:
-    """This process stood still: nobody is blamed for it (rule M7)."""
+    """Shift all replicas' times, because this process stood still: no peer is blamed (rule M7)."""
     for replica in led:
         if isinstance(replica.partition.role, LeaderState):
             replica.partition.role.forgive(stalled_ms)
@@ -181,9 +181,9 @@ class StreamCare:
     def keep(
         self, streams: Iterable[LeaderStream | FollowerStream], now_ms: int, *, stalled: bool
     ) -> None:
-        """To be called with every tick. ``stalled``: this process stood still, nobody is blamed.
+        """Keep the streams alive; to be called with every tick.
 
-        That is rule M7.
+        ``stalled``: this process stood still, so no peer is blamed (rule M7).
         """
         ping = now_ms - self._pinged_ms >= self._heartbeat_ms
         if ping:
@@ -205,11 +205,11 @@ class StreamCare:
 
 TICK_MS = 50
 ISR_CHECK_MS = 500
-"""How often leaders look for laggards; joins are proposed as soon as an acknowledgement allows."""
+"""Interval of the search for lagging replicas; joins are proposed with the acknowledgement."""
 PARTITIONS_PER_STEP = 64
 """Of one image, given their roles before the loop gets a turn: about 5 ms."""
 STALL_MS = 4 * TICK_MS
-"""A tick this late means that this process stood still: nobody else is blamed (rule M7)."""
+"""Delay of a tick that means that this process stood still: no peer is blamed (rule M7)."""
 
 
 class ReplicaManager:
@@ -246,7 +246,7 @@ class ReplicaManager:
         self._led: dict[Replica, None] = {}
         self._isr_rounds: Rounds[Replica] = Rounds(ISR_CHECK_MS // TICK_MS)
         self._parked: set[Replica] = set()
-        """Where produces wait, or waited a moment ago."""
+        """Replicas at which produces wait, or waited at the last look."""
         self._leaving: set[Replica] = set()
         """Removed from this broker; they stay until what waits there is known."""
         self._early = EarlyOpens(config.broker_id)
@@ -287,7 +287,7 @@ class ReplicaManager:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many replicas are hosted here, and how many of them lead."""
+        """Return (replicas hosted here, those of them that lead)."""
         return len(self._replicas), len(self._led)
 
     @property
@@ -354,7 +354,7 @@ class ReplicaManager:
     def apply_partition(self, topic: TopicImage, key: Key) -> None:
         """Take the role that the image gives to this broker; again, it changes nothing."""
         registration = topic.partitions[key.partition]
-        if self.repairs.damaged and self.repairs.holds_back(key, registration):
+        if self.repairs.damaged and self.repairs.apply_to_damaged(key, registration):
             return
         replica = self._replicas.get(key)
         here = self._config.broker_id in registration.replicas
@@ -368,7 +368,7 @@ class ReplicaManager:
             replica.configure(self._views.of(self.image, topic.topic_id, registration))
         if here and replica in self._leaving:
             self._leaving.discard(replica)
-            replica.count_again()
+            replica.readmit()
         partition = replica.partition
         before = events.PartitionSnapshot(partition)
         partition.apply_image(
@@ -420,9 +420,9 @@ class ReplicaManager:
         replica.forget_sessions()
         role = replica.partition.role
         if replica.link is not None:
-            replica.link.leave(replica)
+            replica.link.stop_replicating(replica)
         if isinstance(role, Following):
-            self._link_to(role.leader).join(replica)
+            self._link_to(role.leader).start_replicating(replica)
         if isinstance(role, LeaderState):
             self._led[replica] = None
         else:
@@ -462,7 +462,7 @@ class ReplicaManager:
         self.repairs.forget(replica.key)
         replica.forget_sessions()
         if replica.link is not None:
-            replica.link.leave(replica)
+            replica.link.stop_replicating(replica)
         self._led.pop(replica, None)
         self._dirty.discard(replica)
         self.events.forget(replica)
@@ -474,14 +474,14 @@ class ReplicaManager:
         replica.wake_fetches()
 
     def stand_down(self, replica: Replica) -> None:
-        """It neither leads nor follows until an image says so, in a newer epoch."""
+        """Neither lead nor follow until an image gives a role in a newer epoch."""
         replica.partition.retire()
         self._role_changed(replica)
 
     # ends and high watermarks
 
     def log_start_moved(self, partition: TopicIdPartition) -> None:
-        """It is durable: followers are told with the next tick, the leader at once."""
+        """Announce a durable log start: to followers with the next tick, to the leader at once."""
         replica = self.replica(partition)
         if replica is not None:
             events.note_log_start(self.events, replica)

@@ -1,7 +1,8 @@
-"""Bytes a second to and from replicas that are not in sync (KIP-73). Pure but for `Throttles`.
+"""Limits in bytes a second to and from replicas that are not in sync (KIP-73).
 
-What is in sync is never held back: its lag would be everybody's. Kafka names which replicas are
-throttled; here it is every one that is outside the ISR, for as long as it is.
+Pure but for `Throttles`. An in-sync replica is never held back: every produce would wait for it.
+Kafka names the throttled replicas; here they are all replicas outside the ISR, for as long as they
+are outside.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
 
 BURST_MS = 100
-"""What may go at once after a rest: this much time's worth."""
+"""Longest time whose bytes may be taken at once after a pause."""
 MIN_QUANTUM_BYTES = 16_384
 """A slow rate is kept by pauses, not by pieces smaller than this."""
 
 
 class TokenBucket:
-    """So many bytes a second. The clock is an argument (milliseconds, monotonic).
+    """A budget of bytes a second. The clock is an argument (milliseconds, monotonic).
 
-    A batch can't be cut, so a taker may overdraw; nobody takes again before that is made up for.
+    A batch can't be split, so a taker may overdraw; the next one waits until that is made up for.
     """
 
     __slots__ = ("_at_ms", "_level", "rate")
@@ -59,7 +60,7 @@ class TokenBucket:
         self._level = min(self._level, self._burst())
 
     def take(self, size: int, now_ms: int) -> None:
-        """These bytes go now."""
+        """Take these bytes from the budget now."""
         self._fill(now_ms)
         self._level -= size
 
@@ -69,7 +70,7 @@ class TokenBucket:
         return 0 if self._level >= 0 else int(-self._level * 1000 / self.rate) + 1
 
     def quantum(self) -> int:
-        """How much to take at once, so that bytes flow evenly."""
+        """Return the bytes to take at once, so that bytes flow evenly."""
         return max(MIN_QUANTUM_BYTES, int(self._burst()))
 
 

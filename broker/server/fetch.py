@@ -45,8 +45,8 @@ LEADER_MOVE_MS: Final = 300
 """Least time for a read to find a leader, even if it does not wait for records: a planned move of a
 leader takes tens of milliseconds."""
 LEADER_WAIT_MS: Final = 2_000
-"""Time to find a leader for a look-up of a partition's ends, which names no time of its own. After a
-leader's death the next one follows within a session of 1,200 ms and an election."""
+"""Time to find a leader for a look-up of a partition's ends, which names no time of its own. After
+a leader's death the next one follows within a session of 1,200 ms and an election."""
 ANSWER_GRACE_MS: Final = 1_000
 """Time beyond the requested wait in which a leader's answer has to be read and to arrive. A leader
 that hangs delays a read by no more than this."""
@@ -150,7 +150,7 @@ ANSWER_MARGIN_MS = 1_000
 
 
 class FollowerReads:
-    """Reads from in-sync followers: the choice of one for a reader, and the service on such a follower.
+    """Reads from in-sync followers: their choice for a reader, and the service on a follower.
 
     Owned by the `BrokerServer`, on its loop. Stateless but for the number of reads that wait here.
     """

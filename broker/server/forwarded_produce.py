@@ -102,9 +102,9 @@ class Post(Protocol):
 
 
 class LeaderQueue:
-    """Produces of one partition on their way to its leader: a sender, its timers, its posted batches.
+    """Produces of one partition on their way to its leader: sender, timers and posted batches.
 
-    Owned by `ForwardedProduces`; kept until the topic is deleted.
+    Owned by `ForwardedProduces`, until the topic is deleted.
     """
 
     __slots__ = ("asks_id", "calls", "channel", "expiry", "expiry_ms", "partition", "pause")

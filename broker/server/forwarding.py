@@ -103,9 +103,10 @@ def encode_append(request: Append) -> bytes:
 
 
 def encode_claimed(request: Append, *body: bytes) -> bytes:
-    """Encode an APPEND_CLAIMED body: an APPEND under a producer id. An older broker refuses the kind.
+    """Encode an APPEND_CLAIMED body: an APPEND under a producer id.
 
-    ``body``: the records as pieces of a produce body; the records in `request` are not used.
+    An older broker refuses the kind. ``body``: the records as pieces of a produce body; the records
+    in `request` are not used.
     """
     assert request.claim is not None
     head = {

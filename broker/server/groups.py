@@ -139,7 +139,10 @@ class GroupRequests:
         return answer
 
     async def _check_partitions(self, request: GroupRequest[Any]) -> None:
-        """Refuse unknown partitions; the coordinator's refusal would only show that its image is behind."""
+        """Refuse unknown partitions here.
+
+        The coordinator's refusal would only show that its image is behind.
+        """
         named: Iterable[TopicPartition] = ()
         if isinstance(request, Assign):
             named = request.partitions

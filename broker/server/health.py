@@ -1,4 +1,4 @@
-"""The cluster's health: a verdict and its reasons, from an image, the quorum and reports of brokers.
+"""The cluster's health: a verdict and its reasons, from an image, the quorum and brokers' reports.
 
 `MetadataRequests` calls `ask_for_damage`, `tally_partitions` and `judge`, in this order. An image
 does not show which leaders have damaged logs, so these are collected from the brokers that lead.
@@ -358,7 +358,10 @@ _PARTITION_WORDS = {
 
 
 def _partition_reasons(tallies: PartitionTallies) -> Iterator[HealthReason]:
-    """Yield the defects of partitions. Reassignments and non-preferred leaders are counted, not listed."""
+    """Yield the defects of partitions, except those that are normal for a while.
+
+    Reassignments and leaders other than the preferred ones are counted, but are no defects.
+    """
     for name, (code, status, message) in _PARTITION_WORDS.items():
         tally: _Tally = getattr(tallies, name)
         if tally.count:

@@ -1,10 +1,9 @@
-"""A broker's membership: registration, heartbeats, becoming unfenced, controlled shutdown.
+"""A broker's membership: registration, heartbeats, unfencing, controlled shutdown; and its clock.
 
-It owns the session with the controllers. `ControllerClock` tells what time it is as far as the
-controllers' clocks and this broker's own agree (rule R10).
-
-`DiskStallWatch` tells whether this broker's disk has stopped answering, so that it should lead no
-longer.
+`Lifecycle` owns the session with the controllers: it registers this incarnation, keeps the content
+of heartbeats current, and tells other parts whether the broker may have been replaced.
+`ControllerClock` stamps records, as far as the controllers' clocks and this broker's own agree
+(rule R10).
 """
 
 from __future__ import annotations
@@ -138,53 +137,58 @@ class DiskStallWatch:
 
 
 MEASUREMENT_AGE_MAX_MS = 60_000
-"""An older measurement deletes nothing: no active controller has answered since."""
+"""Age up to which a measurement may decide on deletions; no active controller has answered since an
+older one."""
 CARRIED_MAX_MS = 43_200_000
-"""A controller that is silent for longer is no clock any more: half a day of the worst crystal
+"""Silence after which a controller's clock is not used any more: half a day of the worst crystal
 (0.05 %) is 22 s."""
 MAJORITY_OF = 3
-"""Clocks of which one may be wrong: fewer controllers, and this broker's own counts too."""
+"""Clocks of which one may be wrong; with fewer controllers this broker's own clock counts too."""
 LOOK_AGAIN_MS = 50
-"""Own time in which a clock that was right a moment ago is so without a look at the others': what
-is appended needs no second clock then. A step that is smaller shows that much later."""
+"""Time for which a clock that was right is not compared again, so that appends need no second clock.
+A smaller step of the clock shows that much later."""
 ONLY_ONE = NodeId(0)
-"""A controller that did not say which it is."""
+"""Id for a controller that did not name itself."""
 _log = logging.getLogger("broker.lifecycle")
 
 
 class ControllerClock:
-    """A `Clock` whose wall time is to be stamped with. Owned by the `BrokerServer`, on its loop.
+    """A `Clock` whose wall time stamps records: corrected if it is far from the controllers' clocks.
 
-    Offsets are wall clocks minus this machine's monotonic time: they stay, whatever is set here.
+    Owned by the `Lifecycle`, on the broker's loop. Offsets are wall clocks minus this machine's
+    monotonic time; a change of this machine's wall clock does not change the controllers' offsets.
     """
 
     def __init__(
         self, clock: Clock, difference_max_ms: int, suspended: Callable[[], int] = suspended_ms
     ) -> None:
-        """``suspended``: how long this machine slept, which monotonic time leaves out."""
+        """Take ``suspended``, which returns the milliseconds that this machine has slept.
+
+        Monotonic time does not contain them.
+        """
         self.monotonic_ms: Callable[[], int] = clock.monotonic_ms
-        """See `Clock`."""
+        """This machine's monotonic time in milliseconds."""
         self._clock = clock
         self._own_wall_ms = clock.wall_ms
         self._difference_max_ms = difference_max_ms
         self._suspended = suspended
         self._slept_ms = suspended()
         self._measured_ms = -MEASUREMENT_AGE_MAX_MS - 1
-        """When the active controller's was, monotonic."""
+        """Monotonic time of the active controller's last measurement."""
         self._ahead_ms = 0
-        """Own wall clock minus the active controller's, when it was measured."""
+        """Own wall clock minus the active controller's, at that measurement."""
         self._wall_at_zero_ms = 0
-        """Own wall clock minus monotonic time, then: a step since shows in it."""
+        """Own wall clock minus monotonic time, at that measurement: a later step shows in it."""
         self._heard: dict[NodeId, tuple[int, int]] = {}
-        """(offset, when measured) of each controller."""
+        """(offset, monotonic time of the measurement) of each controller."""
         self._offsets: list[int] = []
-        """Theirs, ascending."""
+        """The controllers' offsets, ascending."""
         self._agreed: int | None = None
-        """The own offset when it last was near the active controller's."""
+        """The own offset when it last was near the active controller's; None: never yet."""
         self._near = (1, 0)
-        """The own offsets, from and to, that need no second look."""
+        """First and last own offset that need no correction; (1, 0) is none."""
         self._right_from_ms = self._right_until_ms = 0
-        """Between these own wall clocks it need not be looked at again."""
+        """Own wall clock times between which the clock is not compared again."""
         self._is_corrected = False
 
     def heard(
@@ -195,9 +199,9 @@ class ControllerClock:
         *,
         is_active: bool = True,
     ) -> None:
-        """A controller's answer to a heartbeat sent at ``sent_ms``, monotonic.
+        """Take the wall time in a controller's answer to a heartbeat sent at ``sent_ms``, monotonic.
 
-        0: that controller is of an older version and does not say.
+        ``controller_wall_ms`` is 0 if that controller is of an older version and reports no time.
         """
         if not controller_wall_ms:
             return
@@ -205,7 +209,7 @@ class ControllerClock:
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
         error_ms = max(now_ms - sent_ms, 0) // 2
         ahead_ms = wall_ms - error_ms - controller_wall_ms
-        # As near as the round trip allows: a slow answer alone accuses no clock.
+        # The least difference that the round trip allows: a slow answer alone shows no wrong clock.
         ahead_ms = max(abs(ahead_ms) - error_ms, 0) * (1 if ahead_ms > 0 else -1)
         own = wall_ms - now_ms
         if is_active:
@@ -219,7 +223,7 @@ class ControllerClock:
         self._judge()
 
     def ahead_ms(self) -> int | None:
-        """How far this clock is ahead of the active controller's now; None: nobody knows."""
+        """Return how far this clock is ahead of the active controller's now; None: not known."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._measured_ms > MEASUREMENT_AGE_MAX_MS:
             return None
@@ -227,7 +231,7 @@ class ControllerClock:
         return self._ahead_ms + stepped_ms
 
     def is_trusted(self) -> bool:
-        """Whether append times can be compared with this clock."""
+        """Return whether append times can be compared with this clock."""
         ahead_ms = self.ahead_ms()
         if ahead_ms is None or abs(ahead_ms) > self._difference_max_ms:
             return False
@@ -240,7 +244,8 @@ class ControllerClock:
     # as a Clock
 
     def wall_ms(self) -> int:
-        """What to stamp with: this clock, or what most say where it is far from them."""
+        """Return the time for stamps: this clock's, or the majority's if this one is far from it.
+        """
         wall_ms = self._own_wall_ms()
         if self._right_from_ms <= wall_ms < self._right_until_ms:
             return wall_ms
@@ -270,18 +275,24 @@ class ControllerClock:
         return now_ms + middle if is_off else wall_ms
 
     def _judge(self) -> None:
-        """Near the middle of three or more, or near each of fewer, is near enough."""
+        """Compute the range of own offsets that need no correction.
+
+        It is near the middle of three controllers' offsets or more, or near each of fewer.
+        """
         self._right_until_ms = 0
         offsets = self._offsets = sorted(offset for offset, _ in self._heard.values())
         middle = offsets[len(offsets) // 2]
         few = len(offsets) < MAJORITY_OF
         lowest, highest = (offsets[0], offsets[-1]) if few else (middle, middle)
         most = self._difference_max_ms
-        # One that was off is looked at until it is found right: then that is said.
+        # A clock under correction is compared each time, so that its recovery is logged.
         self._near = (1, 0) if self._is_corrected else (highest - most, lowest + most)
 
     def _wake(self) -> None:
-        """While this machine slept its monotonic time stood still, and everybody's clock went."""
+        """Add the time that this machine slept to the controllers' offsets.
+
+        Monotonic time stood still meanwhile, and all wall clocks went on.
+        """
         slept_ms = self._suspended()
         more, self._slept_ms = slept_ms - self._slept_ms, slept_ms
         if not more:
@@ -295,14 +306,15 @@ class ControllerClock:
 
 REGISTER_RETRY_MS = 200
 PROGRESS_MS = 50
-"""How often the loop shows its heartbeats that it turns, and where the image is (rule M7)."""
+"""Interval at which the loop shows the heartbeats that it turns, and how far the image is (M7)."""
 PROOF_MARGIN_MS = 1_000
-"""A proof ends this long before the session, as rule G3 has it, and a sixth of a session is kept
-where sessions are that short."""
+"""Time before the end of a session at which a proof ends; in very short sessions a proof lasts for
+a sixth of the session (rule G3)."""
 
 
 class Lifecycle:
-    """Owned by the `BrokerServer`; ``run`` is its one task."""
+    """The broker's session with the controllers. Owned by the `BrokerServer`; ``run`` is its one task.
+    """
 
     def __init__(
         self,
@@ -316,13 +328,13 @@ class Lifecycle:
         failed_replicas: Callable[[], tuple[DamagedReplica, ...]] = tuple,
     ) -> None:
         self.broker_epoch: BrokerEpoch | None = None
-        """As answered by the controller; roles go by what the image says."""
+        """Broker epoch of the controller's answer; replicas take their roles from the image."""
         self.may_stop = asyncio.Event()
         self.controller_clock = ControllerClock(clock, config.timeouts.clock_difference_max_ms)
         self.shutdown_blocked_by = ""
         self._clock = clock
         self._proven_ms: int | None = None
-        """When the last heartbeat was sent that an active controller acknowledged."""
+        """Monotonic time of the last heartbeat that an active controller acknowledged."""
         self._config = config
         self._incarnation_id = incarnation_id
         self._controllers = controllers
@@ -332,15 +344,15 @@ class Lifecycle:
         self._was_silent = False
         self._failed_replicas = failed_replicas
         self._said = 0
-        """How many things heartbeats have said: none that was overtaken counts."""
+        """Number of the newest heartbeat content; a controller ignores one that was overtaken."""
         self._want_shutdown = False
         self._beat_now = asyncio.Event()
         self._beaten = asyncio.Event()
-        """Set, and replaced, with every answer."""
+        """Set, and replaced by a new one, at every answer."""
 
     @property
     def state(self) -> BrokerState | None:
-        """This incarnation's state in the image, or None if it is not there."""
+        """State of this incarnation in the image, or None if the image does not have it."""
         registration = self._loader.image.brokers.get(self._config.broker_id)
         if registration is None or registration.incarnation_id != self._incarnation_id:
             return None
@@ -348,17 +360,18 @@ class Lifecycle:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that this incarnation reported at registration is recorded (rule M4)."""
+        """True once all that this incarnation reported at registration is recorded (rule M4)."""
         registration = self._loader.image.brokers.get(self._config.broker_id)
         mine = registration is not None and registration.incarnation_id == self._incarnation_id
         return mine and registration is not None and registration.settled
 
     @property
     def proof_age_max_ms(self) -> int:
-        """How old a proof may be (rule G3).
+        """Greatest age of a proof that this broker has not been replaced (rule G3).
 
-        Well within the session, and within the grace after a lost connection too: a controller
-        that acknowledged a heartbeat and then lost the connection fences that soon.
+        It is well within the session, and within the grace after a lost connection too: a
+        controller that acknowledged a heartbeat and then lost the connection fences the broker
+        after that grace.
         """
         timeouts = self._config.timeouts
         session_ms = timeouts.broker_session_timeout_ms
@@ -366,23 +379,24 @@ class Lifecycle:
         return min(margin_ms, timeouts.broker_disconnect_grace_ms * 2 // 3)
 
     def is_proven(self) -> bool:
-        """Whether nobody can have been elected in this broker's place (rules G3, R8).
+        """Return whether no other replica can have been elected in this broker's place.
 
-        An active controller acknowledged a heartbeat that was *sent* no longer ago than
-        `proof_age_max_ms`. While this broker gives up its leaderships, nothing is proven: they
-        move although it lives. Where this is False, the next heartbeat goes out at once.
+        An active controller must have acknowledged a heartbeat that was *sent* no longer ago than
+        `proof_age_max_ms`. During a controlled shutdown nothing is proven: leaderships move
+        although the broker lives. If the answer is False, the next heartbeat is sent at once (rules
+        G3, R8).
         """
         if self._proven_ms is not None and not self._want_shutdown:
             age_ms = self._clock.monotonic_ms() - self._proven_ms
             if age_ms < self.proof_age_max_ms:
                 if 2 * age_ms >= self.proof_age_max_ms:
-                    self._beat_now.set()  # whoever asks next finds a new one
+                    self._beat_now.set()  # renew the proof before it ends
                 return True
         self._beat_now.set()
         return False
 
     async def prove(self, timeout_ms: int) -> bool:
-        """As `is_proven`, waiting so long for the heartbeat that proves it."""
+        """Wait up to `timeout_ms` for a heartbeat that proves `is_proven`; return the result."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while not self.is_proven():
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
@@ -396,15 +410,16 @@ class Lifecycle:
         return True
 
     def want_shutdown(self) -> None:
-        """Ask for a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
+        """Request a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
         self._want_shutdown = True
         self._beat_now.set()
 
     async def run(self) -> None:
-        """Register, then heartbeat; register again when the registration is gone meanwhile.
+        """Register and send heartbeats; register again if the registration ends meanwhile.
 
-        Another life took the id, or an operator unregistered a broker that still runs. One that is
-        leaving has nothing more to give up then, and goes.
+        It ends when another process registers under this id, or an operator unregisters a broker
+        that still runs. During a controlled shutdown there is nothing more to hand over then, and
+        the broker may stop.
         """
         await self._loader.loaded.wait()
         while not self.may_stop.is_set():
@@ -445,12 +460,12 @@ class Lifecycle:
             return registered.broker_epoch
 
     async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
-        """Tell the heartbeats where this broker stands, until the registration is gone."""
+        """Keep the content of the heartbeats current until the registration has ended."""
         at_once = True
         told: tuple[tuple[DamagedReplica, ...], int] = ((), 0)
         with self._controllers.heartbeats(self._heard) as heartbeats:
             while not self._is_gone(epoch):
-                self._beat_now.clear()  # whoever asks from here on gets a heartbeat of its own
+                self._beat_now.clear()  # a request from here on gets a heartbeat of its own
                 self._said += 1
                 command = BrokerHeartbeat(
                     broker_id=self._config.broker_id,
@@ -460,7 +475,7 @@ class Lifecycle:
                     failed=self._failed_replicas(),
                     number=self._said,
                 )
-                if command.failed:  # what waits for it goes on as soon as it is heard
+                if command.failed:  # the controller's decisions wait for this report
                     news = (command.failed, command.metadata_offset)
                     at_once, told = at_once or news != told, news
                 if not self._keeps_silent():
@@ -468,7 +483,10 @@ class Lifecycle:
                 at_once = await self._asked_within(PROGRESS_MS)
 
     def _keeps_silent(self) -> bool:
-        """While the disk hangs: what is led here goes to those whose disks answer."""
+        """Return whether heartbeats are withheld because the disk hangs.
+
+        What is led here then moves to replicas whose disks answer.
+        """
         silent = self._disk_is_silent()
         if silent and not self._was_silent:
             _log.warning("the disk does not answer, heartbeats wait for it")
@@ -478,7 +496,8 @@ class Lifecycle:
         return silent
 
     def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
-        """An answer crosses to the loop here, and only here: the image it is judged by is new."""
+        """Take an answer, on the loop and only here: the image by which it is judged is the newest.
+        """
         self.controller_clock.heard(
             answer.wall_ms, sent_ms, answer.controller_id, is_active=answer.is_active
         )
@@ -492,11 +511,11 @@ class Lifecycle:
         self._tell_beaten()
 
     def _is_gone(self, epoch: BrokerEpoch) -> bool:
-        """Whether the image, which is behind this registration, shows another one or none."""
+        """Return whether the image has passed this registration and shows another one, or none."""
         image = self._loader.image
         known = image.brokers.get(self._config.broker_id)
         if known is None:
-            # The registration's record stands at its broker epoch.
+            # The offset of the registration's record is its broker epoch.
             if image.next_offset > epoch:
                 _log.warning("unregistered broker_epoch=%d", epoch)
                 return True
@@ -511,10 +530,11 @@ class Lifecycle:
         self._beaten = asyncio.Event()
 
     def _proves(self, answer: HeartbeatAnswer) -> bool:
-        """An answer proves leadership only to an image that is as new as it, and unfenced.
+        """Return whether an answer proves that this broker has not been replaced.
 
-        And only while the controller itself can't have been replaced: cut off together, a broker
-        and its controller would believe each other for a second after both were.
+        The broker must not be fenced, and its image must be as new as the answer. The controller
+        must not have been replaced itself: a broker and a controller that are cut off together
+        would trust each other for a second after both were replaced.
         """
         if not answer.majority_answers:
             return False

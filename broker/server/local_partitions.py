@@ -1,8 +1,8 @@
 """Requests for partitions that this broker leads: append, fetch, offsets. Never forwards.
 
-`BrokerApis`, the fast lane and the peer server call it. A produce with acks=all waits in the
-partition's delayed produces; a fetch waits for records below the high watermark; a look-up by time
-goes in steps, so that it does not hold the event loop.
+`RoutedBrokerApis`, `DirectRequests` and `PeerRequests` call `LocalPartitions`. A produce with
+acks=all waits in the partition's delayed produces; a fetch waits for records below the high
+watermark; a look-up by time goes in steps, so that it does not hold the event loop.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 CALLS_PER_TURN = 200
-"""Each writes an answer of about 25 µs: 5 ms, then others have their turn."""
+"""Calls in one turn of the loop. Each writes an answer in about 25 µs: 5 ms in all."""
 
 
 class TurnBudget:
-    """Owned by whoever calls, on the loop. What is called first is called first.
+    """Calls in order, at most `CALLS_PER_TURN` of them in one turn of the loop.
 
-    The first `CALLS_PER_TURN` of a turn are called at once: those few that are due as a rule wait
-    for nothing.
+    Owned by the caller, on the loop. Calls within the limit are made at once, so that few calls
+    never wait.
     """
 
     __slots__ = ("_left", "_scheduled", "_waiting")
@@ -60,7 +60,7 @@ class TurnBudget:
         self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Now, or in a turn that has room for it."""
+        """Call the function now, or in the next turn that has room for it."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -83,7 +83,7 @@ class TurnBudget:
 
 
 class ServingReplica(NamedTuple):
-    """A replica that may serve now, and under whom."""
+    """A replica that may serve reads now, with its leader and leader epoch."""
 
     replica: Replica
     leader: BrokerId
@@ -91,7 +91,11 @@ class ServingReplica(NamedTuple):
 
 
 class Reads:
-    """Owned by whoever serves. Stateless but for the count of those that wait, which is bounded."""
+    """Reads that wait for records, in bounded number.
+
+    Owned by `LocalPartitions` and by `FollowerReads`. Stateless but for the number of reads that
+    wait.
+    """
 
     def __init__(self, max_parked_fetches: int, clock: Clock) -> None:
         self._max_parked = max_parked_fetches
@@ -108,11 +112,11 @@ class Reads:
         *,
         packed: bool = False,
     ) -> FetchResult:
-        """Records from an offset on, or none at the deadline.
+        """Return records from an offset on, or none at the deadline.
 
-        ``standing`` raises where nothing may be served any more, ``check`` where this offset may
-        not: both are asked anew after every wait, and between them and the read is no ``await``.
-        ``packed``: see `FetchResult.packed`.
+        ``standing`` raises if the replica may not serve any more, ``check`` if this offset may not
+        be read. Both are called again after every wait, and nothing is awaited between them and the
+        read. ``packed``: see `FetchResult.packed`.
         """
         now = standing()
         first_epoch = now.epoch
@@ -128,13 +132,13 @@ class Reads:
             if offset < partition.high_watermark:
                 cold = None if is_warm else log.cold_range(offset, max_bytes)
                 if cold is not None:
-                    is_warm = True  # asked once: who is evicted again meanwhile is read here
+                    is_warm = True  # only once: pages evicted again are read on the loop
                     await warm(cold)
                     now = standing()
                     continue
                 slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
                 if not slices and not frames:
-                    offset = partition.high_watermark  # rule R7: no record is left in between
+                    offset = partition.high_watermark  # no record is left in between (rule R7)
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
             if slices or frames or remaining_ms <= 0:
                 last = (slices or frames)[-1:]
@@ -151,7 +155,7 @@ class Reads:
             now = standing()
 
     async def wait(self, replica: Replica, at_most_ms: int) -> None:
-        """Until its high watermark or its role has changed."""
+        """Wait until the replica's high watermark or role has changed, or for `at_most_ms`."""
         if self._parked >= self._max_parked:
             raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_fetches is reached")
         loop = asyncio.get_running_loop()
@@ -164,20 +168,22 @@ class Reads:
         finally:
             self._parked -= 1
             timer.cancel()
-            replica.wait_no_more(waiter)
+            replica.forget_waiter(waiter)
 
 
 def read_now(
     log: PartitionLog, offset: int, max_bytes: int, partition: Partition, *, packed: bool
 ) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
-    """What is below the high watermark, as (`FetchResult.slices`, `FetchResult.packed`)."""
+    """Return the records below the high watermark as (`FetchResult.slices`, `FetchResult.packed`).
+    """
     if packed:
         return parted(log.read_packed(offset, max_bytes, partition.high_watermark))
     return log.read(offset, max_bytes, partition.high_watermark), ()
 
 
 def parted(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
-    """These pieces as (`FetchResult.slices`, `FetchResult.packed`): one of the two is empty."""
+    """Return the pieces as (`FetchResult.slices`, `FetchResult.packed`); one of the two is empty.
+    """
     for piece in found:
         if isinstance(piece, PackedSlice):
             return (), found
@@ -190,14 +196,18 @@ def _finish(waiter: asyncio.Future[None]) -> None:
 
 
 LOOKUPS_MAX = 100
-"""That wait for their turn: the longer ones take turns, each may hold a batch of 65 MB."""
+"""Look-ups that wait for their turn. Long ones take turns: each may hold a batch of 65 MB."""
 LOOKUP_TIMEOUT_MS = 30_000
-"""A log whose times go up and down may have to be looked through: some 500,000 batches a second.
-The wait for a turn counts: those before it end by theirs, so nobody waits longer than this."""
+"""Time for a look-up, including its wait for a turn: those before it end by their own time-outs, so
+none takes longer. A log whose times go up and down may have to be read through, at some 500,000
+batches a second."""
 
 
 class TimeLookups:
-    """Owned by who serves reads. Most look-ups are over in one step and wait for nothing."""
+    """Look-ups of offsets by time, of which the long ones take turns.
+
+    Owned by `LocalPartitions`. Most look-ups are over in one step and wait for nothing.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -205,13 +215,13 @@ class TimeLookups:
         self._waiting = 0
 
     async def offset_of(self, timestamp_ms: int, standing: Callable[[], ServingReplica]) -> int:
-        """The first offset of this time or later; the high watermark where all is older.
+        """Return the first offset at or after `timestamp_ms`; the high watermark if all is older.
 
-        ``standing`` raises where nothing may be served any more. It is asked before each step, and
-        between the last one and the return is no ``await``.
+        ``standing`` raises if the replica may not serve any more. It is called before each step,
+        and nothing is awaited between the last call and the return.
 
         Raises:
-            KafkaError: what ``standing`` raises; NOT_LEADER_OR_FOLLOWER, the leader epoch changed;
+            KafkaError: the error of ``standing``; NOT_LEADER_OR_FOLLOWER, the leader epoch changed;
                 OFFSET_NOT_AVAILABLE, this leader does not know yet where what is committed ends;
                 KAFKA_STORAGE_ERROR, a batch is damaged; QUEUE_FULL; REQUEST_TIMED_OUT.
         """
@@ -252,7 +262,11 @@ class TimeLookups:
 
 
 def _answer(search: TimeSearch, now: ServingReplica) -> int:
-    """Rule R8: below the high watermark, or with an end that may be believed."""
+    """Return the offset that a search found; raise OFFSET_NOT_AVAILABLE if it is not certain.
+
+    It is certain below the high watermark, or once the high watermark has reached the start of this
+    leader's epoch (rule R8).
+    """
     partition = now.replica.partition
     found = partition.high_watermark if search.found is None else search.found
     role = partition.role
@@ -266,7 +280,7 @@ def _answer(search: TimeSearch, now: ServingReplica) -> int:
 
 
 class AppendBatchKey(NamedTuple):
-    """What requests must have in common to be written, and to wait, as one."""
+    """Properties that requests must share to be appended, and to wait, as one batch."""
 
     place: TopicIdPartition
     stored_as: RecordFormat
@@ -275,13 +289,13 @@ class AppendBatchKey(NamedTuple):
 
 
 Waiting = tuple[int, "Callable[[PartitionId, int, KafkaError | None], None]"]
-"""A request among others: how many records stand before its own, and whom to tell
+"""A request in a batch: the number of records before its own, and the function that takes its
 (partition, base offset, error)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Records for one partition, in order."""
+    """Records to append to one partition, in order."""
 
     partition: TopicIdPartition
     records: Sequence[ProduceRecord]
@@ -290,19 +304,19 @@ class Append:
     acks: int
     timeout_ms: int
     claim: Claim | None = None
-    """Who writes, and which of its batches this is: one that is here already is not written again
+    """Producer id, epoch and sequence: a batch that is here already is not written again
     (invariants T1 to T3)."""
     may_begin: bool = True
-    """Nothing of this producer is under way before it: see `ProducerStates.check`."""
+    """True if no earlier batch of this producer is under way: see `ProducerStates.check`."""
     refused: KafkaError | None = None
-    """Under a claim: what the topic's configs say against its records. They may have been written
-    when that was not so yet, and a repeat is answered as the first one (invariant T2); nothing
-    else is appended."""
+    """Under a claim: the refusal of the records by the topic's configs. They may have been written
+    before the configs changed, and a repeat is answered as the first one (invariant T2); anything
+    else is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Exactly one of ``offset`` and ``timestamp_ms`` is set."""
+    """A read of one partition. Exactly one of ``offset`` and ``timestamp_ms`` is set."""
 
     partition: TopicIdPartition
     offset: int | None
@@ -314,7 +328,11 @@ class Read:
 
 
 class LocalPartitions:
-    """Stateless between requests but for the counts of what is parked."""
+    """Appends to and reads of the partitions that this broker leads.
+
+    Owned by the `BrokerServer`, on its loop. Stateless between requests but for the number of
+    produces and fetches that wait.
+    """
 
     def __init__(
         self,
@@ -323,7 +341,7 @@ class LocalPartitions:
         clock: Clock,
         is_proven: Callable[[], bool],
     ) -> None:
-        """``is_proven``: an active controller knew this broker less than a session ago."""
+        """Take ``is_proven``: an active controller knew this broker less than a session ago."""
         self._config = config
         self._manager = manager
         self._clock = clock
@@ -334,22 +352,23 @@ class LocalPartitions:
         self._lookups = TimeLookups(clock)
 
     def leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
-        """The replica of a partition that is led here, or NOT_LEADER_OR_FOLLOWER."""
+        """Return the replica and the role of a partition led here, or raise NOT_LEADER_OR_FOLLOWER.
+        """
         replica = self._manager.replica(partition)
         if replica is None or not isinstance(replica.partition.role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica, replica.partition.role
 
     def leads(self, partition: TopicIdPartition) -> bool:
-        """Whether it is led here."""
+        """Return whether the partition is led here."""
         return self._manager.led_epoch(partition) is not None
 
     def damaged(self) -> Mapping[TopicIdPartition, str]:
-        """The replicas here whose logs are damaged, with the reason."""
+        """Return the replicas here whose logs are damaged, with the reason."""
         return self._manager.repairs.reasons()
 
     async def append(self, request: Append) -> int:
-        """Append and wait as ``acks`` says; the base offset, or -1 for acks=0."""
+        """Append, wait as ``acks`` requires, and return the base offset; -1 for acks=0."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def done(base: int, error: KafkaError | None) -> None:
@@ -366,12 +385,12 @@ class LocalPartitions:
     def append_directly(
         self, request: Append, done: Callable[[int, KafkaError | None], None]
     ) -> None:
-        """`append` without a task: ``done(base offset, error)`` is called once, perhaps at once.
+        """Append without a task; call ``done(base offset, error)`` once, perhaps at once.
 
-        ``done`` must not raise, nor come back here: it is called where a high watermark moves.
+        ``done`` must not raise, nor call this object: it is called where a high watermark moves.
 
         Raises:
-            KafkaError: it was refused, or could not be written; then ``done`` is not called.
+            KafkaError: the records were refused or could not be written; ``done`` is not called.
         """
         replica, _ = self.leading(request.partition)
         if request.claim is not None:
@@ -401,12 +420,12 @@ class LocalPartitions:
     def append_together(
         self, alike: AppendBatchKey, records: Sequence[ProduceRecord], waiting: Sequence[Waiting]
     ) -> None:
-        """Append the records of several requests as one; tell each where its first one stands.
+        """Append the records of several requests as one batch; answer each with its own offset.
 
-        Who waits is called as `append_directly` calls ``done``.
+        The requests' functions are called as `append_directly` calls ``done``.
 
         Raises:
-            KafkaError: all were refused, or could not be written; then nobody is called.
+            KafkaError: all were refused, or could not be written; no function is called.
         """
         replica, _ = self.leading(alike.place)
         role = self._check_may_append(replica, alike.acks, len(waiting))
@@ -445,7 +464,10 @@ class LocalPartitions:
         requests: int,
         tell: Callable[[KafkaError | None], None],
     ) -> None:
-        """Have so many requests told what becomes of an entry: its epoch, first and last offset."""
+        """Delay the answer of `requests` requests until the outcome of an entry is known.
+
+        ``entry``: leader epoch, first and last offset.
+        """
 
         def resolved(fate: AppendOutcome) -> None:
             self._parked_produces -= requests
@@ -457,12 +479,19 @@ class LocalPartitions:
         self._manager.park(replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved))
 
     def _repeated(self, replica: Replica, request: Append, claim: Claim) -> RememberedBatch | None:
-        """Asked before whether there are enough replicas: what is written needs no second copy."""
+        """Return the batch that this append repeats, or None.
+
+        Checked before the number of in-sync replicas: a repeat appends nothing.
+        """
         count, now_ms = len(request.records), self._clock.wall_ms()
         return replica.log.repeated(claim, count, now_ms, may_begin=request.may_begin)
 
     def _sure_refusal(self, refused: KafkaError) -> KafkaError:
-        """Invariant T2: who was deposed and has not heard of it may lack what is repeated here."""
+        """Return the refusal, or an error of unknown outcome if this broker may be deposed.
+
+        A leader that was deposed and does not know it may lack the batch that is repeated
+        (invariant T2).
+        """
         if self._is_proven():
             return refused
         text = f"not known to lead, so whether this is a repeat is not certain: {refused.message}"
@@ -475,7 +504,7 @@ class LocalPartitions:
         request: Append,
         done: Callable[[int, KafkaError | None], None],
     ) -> None:
-        """A repeat is answered as the first one: not before it is certain to stay (rule R5)."""
+        """Answer a repeat as the first append: not before it is certain to stay (rule R5)."""
         base, last = found.first_offset, found.last_offset
         if not _waits(replica, request.acks) or last < replica.partition.high_watermark:
             done(-1 if request.acks == ACKS_NONE else base, None)
@@ -512,7 +541,7 @@ class LocalPartitions:
         packed: bool = False,
         bare: bool = False,
     ) -> FetchResult | None:
-        """`fetch`, of records that are here now; None where there is anything else to be said."""
+        """Fetch records that are here now; return None if that takes a wait or an error."""
         replica = self._manager.replica(place)
         if replica is None:
             return None
@@ -523,7 +552,7 @@ class LocalPartitions:
         if not log.log_start_offset <= offset < high_watermark:
             return None
         if log.cold_range(offset, max_bytes) is not None:
-            return None  # waited for elsewhere
+            return None  # not in the page cache: `fetch` reads it from disk
         slices: Sequence[BatchSlice] = ()
         frames: Sequence[Piece] = ()
         lines: Sequence[bytes | memoryview] = ()
@@ -533,7 +562,7 @@ class LocalPartitions:
             slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
             following = (slices or frames)[-1].next_offset if slices or frames else offset
         if following == offset:
-            return None  # rule R7: no record is left from there on
+            return None  # no record is left from there on (rule R7)
         return FetchResult(
             slices=slices,
             packed=frames,
@@ -546,7 +575,7 @@ class LocalPartitions:
         )
 
     async def fetch(self, request: Read) -> FetchResult:
-        """Read below the high watermark; wait for the first record as long as asked."""
+        """Read below the high watermark; wait for the first record as long as requested."""
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
 
         def standing() -> ServingReplica:
@@ -565,14 +594,14 @@ class LocalPartitions:
             packed=request.packed,
         )
         if request.offset is None and found.next_offset > found.high_watermark:
-            # Rule R8: what was found is not committed, and another leader may put records before.
+            # The record found is not committed; another leader may append others before (rule R8).
             return replace(found, next_offset=found.high_watermark)
         return found
 
     def _check_range(self, replica: Replica, offset: int) -> None:
         log = replica.log
         if offset > log.log_end_offset and not self._is_proven():
-            # Rule R8: a deposed leader that has not heard of it may lack what another exposed.
+            # A deposed leader that does not know it may lack what its successor served (rule R8).
             raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise KafkaError(
@@ -585,7 +614,7 @@ class LocalPartitions:
     async def until_high_watermark(
         self, partition: TopicIdPartition, epoch: LeaderEpoch, offset: int
     ) -> None:
-        """Until everything below ``offset`` is committed. Another epoch: NOT_LEADER_OR_FOLLOWER."""
+        """Wait until all below ``offset`` is committed; NOT_LEADER_OR_FOLLOWER in another epoch."""
         while True:
             replica, role = self.leading(partition)
             if role.epoch != epoch:
@@ -595,7 +624,11 @@ class LocalPartitions:
             await self._reads.wait(replica, self._config.limits.max_fetch_wait_ms)
 
     def offsets(self, partition: TopicIdPartition) -> OffsetsResult:
-        """Both ends; withheld until the high watermark reached this epoch's start (rule R8)."""
+        """Return both ends of a partition.
+
+        Withheld with OFFSET_NOT_AVAILABLE until the high watermark has reached the start of this
+        leader's epoch (rule R8).
+        """
         replica, role = self.leading(partition)
         high_watermark = replica.partition.high_watermark
         if high_watermark < role.epoch_start:
@@ -606,12 +639,13 @@ class LocalPartitions:
 
 
 def _waits(replica: Replica, acks: int) -> bool:
-    """Whether an append is answered later: once it is proven by as many as ``acks`` says."""
+    """Return whether an append is answered later, once its replicas prove it as ``acks`` requires.
+    """
     return acks == ACKS_ALL or (acks != ACKS_NONE and replica.partition.settings.by_durable)
 
 
 def _claimed(claim: Claim | None) -> dict[str, int]:
-    """What the batch header says of its producer."""
+    """Return the producer's fields of the batch header."""
     if claim is None:
         return {}
     return {
@@ -622,7 +656,7 @@ def _claimed(claim: Claim | None) -> dict[str, int]:
 
 
 def local_progress(local: LocalPartitions, place: TopicIdPartition) -> PartitionProgress | None:
-    """The progress of a partition that is led here, else None."""
+    """Return the progress of a partition that is led here, else None."""
     try:
         replica, role = local.leading(place)
     except KafkaError:

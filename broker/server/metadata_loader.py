@@ -1,7 +1,9 @@
-"""Follows the metadata log from any controller and publishes each new image, in order.
+"""Loader of the metadata log: reads it from any controller and publishes each new image, in order.
 
-Rules M5 and M6: the image never goes back, another cluster's records are refused, and a source that
-lost the quorum, is behind, or lags is left for another one.
+`MetadataLoader.run` long-polls one controller, folds its batches or its snapshot into a new image,
+has the replicas take their roles by it, and then resolves all waits for an image. An image never
+goes back, another cluster's records are refused, and a source that lost the quorum, is behind, or
+lags is left for another one (rules M5, M6).
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.metadata")
 
 MAX_LEADER_CONTACT_AGE_MS = 1_000
-"""A source whose own leader has been silent for longer is left (rule M6)."""
+"""Silence of a source's own leader after which another source is used (rule M6)."""
 MAX_LAG_MS = 500
-"""Behind the committed offset that heartbeats report for longer: another source (rule M6)."""
+"""Time behind the committed offset of heartbeats after which another source is used (rule M6)."""
 SOURCE_RETRY_MS = 50
 
 
 class MetadataLoader:
-    """Owns the broker's image. ``run`` is its one task; publishing happens inside it.
+    """Owner of the broker's image. ``run`` is its one task and publishes the images.
 
-    An image is followed first, in steps between which the loop gets its turn: only then is it this
-    broker's image, and whoever waits for it finds every role taken.
+    Replicas follow a new image first, in steps between which the loop gets its turn. Only then it
+    becomes this broker's image, so that code that waits for an image finds every role taken.
     """
 
     def __init__(
@@ -53,10 +55,10 @@ class MetadataLoader:
         follow: Callable[[MetadataImage], Iterator[None]],
         publish: Callable[[MetadataImage, MetadataImage], None],
     ) -> None:
-        """``follow`` gives replicas their roles; then ``publish`` tells of (before, after)."""
+        """Take ``follow``, which gives replicas their roles, and ``publish`` of (before, after)."""
         self.image = MetadataImage()
         self.loaded = asyncio.Event()
-        """A source that is in contact with the quorum has been read to its end once."""
+        """Set once a source in contact with the quorum has been read to its end."""
         self.leader_id: NodeId | None = None
         self._config = config
         self._controllers = controllers
@@ -70,7 +72,7 @@ class MetadataLoader:
         self._leave_source = False
 
     async def run(self) -> None:
-        """Long-poll one controller after the other, for ever."""
+        """Long-poll a controller, and the next one if it fails or lags; never returns."""
         while True:
             source = self._controllers.controllers[self._source]
             try:
@@ -115,7 +117,10 @@ class MetadataLoader:
                 await self._set(self.image)
 
     async def _set(self, image: MetadataImage) -> None:
-        """Publish; but history that is read at the start is no news: only where it leads to is."""
+        """Publish an image.
+
+        Until the log has been read to its end once, nothing is published: old states are no news.
+        """
         before = self.image
         if not self.loaded.is_set():
             self.image = image
@@ -126,7 +131,7 @@ class MetadataLoader:
                 await asyncio.sleep(0)
             self.image = image
             self._publish(before, image)
-        except KafkaError as error:  # of this broker, not of the source: the image was half applied
+        except KafkaError as error:  # not the source's error: the image is half applied here
             msg = f"metadata image at {image.next_offset} could not be applied: {error}"
             raise RuntimeError(msg) from error
         finally:
@@ -143,13 +148,16 @@ class MetadataLoader:
         await waiter
 
     async def wait_for(self, offset: MetadataOffset) -> MetadataImage:
-        """Wait until everything below ``offset`` is in the image."""
+        """Wait until the image holds everything below ``offset``, and return it."""
         while self.image.next_offset < offset:
             await self.changed()
         return self.image
 
     async def newest_offset(self) -> MetadataOffset:
-        """The committed end as the active controller knows it now."""
+        """Return the committed end of the log as the active controller knows it now.
+
+        Raises NOT_CONTROLLER if no active controller answers.
+        """
         order = list(self._controllers.controllers)
         if self.leader_id in order:
             order.remove(self.leader_id)
@@ -172,10 +180,10 @@ class MetadataLoader:
         raise KafkaError(ErrorCode.NOT_CONTROLLER, "no active controller answers")
 
     def note_committed(self, offset: MetadataOffset) -> None:
-        """Heartbeats report this committed offset (rule M6)."""
+        """Take a heartbeat's committed offset; leave a source that lags behind it (rule M6)."""
         now_ms = self._clock.monotonic_ms()
         if self.image.next_offset >= offset or self._following:
-            self._behind_since_ms = None  # it is no source's fault that roles take their time
+            self._behind_since_ms = None  # a slow change of roles is not the source's fault
         elif self._behind_since_ms is None:
             self._behind_since_ms = now_ms
         elif now_ms - self._behind_since_ms > MAX_LAG_MS:
@@ -184,17 +192,17 @@ class MetadataLoader:
 
 
 def _folded_snapshot(image: MetadataImage, snapshot: MetadataSnapshot) -> MetadataImage:
-    """The image a snapshot leads to; METADATA_BEHIND if it would go back."""
+    """Return the image that a snapshot leads to; raise METADATA_BEHIND if it would go back."""
     _refuse_older(image, snapshot.next_offset, snapshot.epoch)
     delta = delta_from_snapshot(image, snapshot)
     return delta.apply(snapshot.next_offset, snapshot.epoch)
 
 
 def _folded_batches(image: MetadataImage, batches: Sequence[MetadataBatch]) -> MetadataImage:
-    """The image all batches of an answer lead to.
+    """Return the image that all batches of an answer lead to.
 
-    One delta for them all: a page of 600 changes to a topic of 10,000 partitions would else copy
-    it 600 times.
+    A single delta takes them all: a page of 600 changes to a topic of 10,000 partitions would
+    otherwise copy the topic 600 times.
     """
     delta = MetadataDelta(image)
     end, epoch = image.next_offset, image.epoch
@@ -211,7 +219,7 @@ def _folded_batches(image: MetadataImage, batches: Sequence[MetadataBatch]) -> M
 
 
 def _refuse_older(image: MetadataImage, offset: int, epoch: int) -> None:
-    """Rule M5: an image never goes back."""
+    """Raise METADATA_BEHIND if the offer would take the image back (rule M5)."""
     if offset < image.next_offset or epoch < image.epoch:
         text = (
             f"source offers offset {offset} epoch {epoch}, this image is at "

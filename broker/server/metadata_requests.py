@@ -1,4 +1,8 @@
-"""What operators ask of the metadata: the quorum, the log, the image, the cluster's health."""
+"""Operators' requests about metadata: the quorum, the log, the image, the cluster's health.
+
+The HTTP routes call `MetadataApis` through `BrokerApis.metadata`. `MetadataRequests` implements it
+with calls to the controllers, with this broker's image, and with `broker.server.health`.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +35,24 @@ if TYPE_CHECKING:
     from raft_metadata.records.quorum_view import ControllerState
 
 CONTROLLER_TIMEOUT_MS = 1_000
-"""A controller that is slower is shown as unreachable; a page must not wait for it."""
+"""Time for a controller's answer; a slower one is shown as unreachable, so that pages are quick."""
 MAX_LOG_WAIT_MS = 30_000
-"""Longest long poll of the log through this door."""
+"""Longest long poll of the log."""
 MAX_LOG_READERS = 100
-"""Long polls of the log that wait at once; they wait here, never at a controller."""
+"""Long polls of the log that wait at once; they wait at this broker, never at a controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumView:
-    """The quorum, as its leader says or, where no leader answers, as some controller does."""
+    """The quorum, as its leader reports it or, if no leader answers, the most advanced controller.
+    """
 
     told_by: ControllerState
     is_from_leader: bool
     urls: Mapping[NodeId, str]
-    """Of every controller, for operators."""
+    """Addresses of all controllers, for operators."""
     controllers: Mapping[NodeId, ControllerState | None]
-    """What each of them answered this broker; None: nothing."""
+    """Each controller's answer to this broker; None: no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,38 +60,40 @@ class MetadataLogPage:
     """Part of the metadata log."""
 
     batches: tuple[MetadataBatch, ...]
-    """From the offset asked for on, or from the beginning of the batch that holds it."""
+    """Batches from the one that holds the requested offset on."""
     end_offset: MetadataOffset
     instead: MetadataImage | None = None
-    """The offset is older than what the controllers keep: this is what the log led to since."""
+    """Image that the log has led to, if the controllers no longer keep the requested offset."""
 
 
 class MetadataApis(Protocol):
-    """Part of `broker.server.requests.BrokerApis`. Reads only; every method raises `KafkaError`."""
+    """Reads of metadata, as a part of `BrokerApis`. Every method raises `KafkaError`."""
 
     async def quorum(self) -> QuorumView:
-        """Asks every controller. NOT_CONTROLLER when none answers."""
+        """Return the quorum as all controllers report it; NOT_CONTROLLER when none answers."""
         ...
 
     async def log(self, offset: MetadataOffset, max_wait_ms: int) -> MetadataLogPage:
-        """A page of the log from ``offset``, which may lie within its first batch.
+        """Return a page of the log from ``offset``, which may lie within its first batch.
 
-        Waits for the next record; OFFSET_OUT_OF_RANGE beyond the end, NOT_CONTROLLER when no
-        controller answers, QUEUE_FULL when too many wait.
+        Waits for the next record. Raises OFFSET_OUT_OF_RANGE beyond the end, NOT_CONTROLLER when no
+        controller answers, QUEUE_FULL when too many requests wait.
         """
         ...
 
     async def image_at(self, path: Sequence[str]) -> tuple[MetadataOffset, Plain]:
-        """(next offset, value at the path) of this broker's image; `UnknownPathError`."""
+        """Return (next offset, value at the path) of this broker's image, or raise `UnknownPathError`.
+        """
         ...
 
     async def health(self) -> ClusterHealth:
-        """Never raises for what it judges."""
+        """Return the verdict on the cluster; bad health raises nothing."""
         ...
 
 
 class MetadataRequests:
-    """Implements `MetadataApis` on the broker's loop. Owns no state but the newest tallies."""
+    """Implementation of `MetadataApis`, on the broker's loop. Keeps nothing but the newest tallies.
+    """
 
     def __init__(
         self,
@@ -95,7 +102,8 @@ class MetadataRequests:
         controllers: ControllerChannel,
         ask_damage: AskDamage,
     ) -> None:
-        """``ask_damage``: asks a broker which partitions it leads over damaged logs."""
+        """Take ``ask_damage``, which requests from a broker the partitions it leads over damaged logs.
+        """
         self._ask_damage = ask_damage
         self._config = config
         self._loader = loader
@@ -106,7 +114,6 @@ class MetadataRequests:
         self._tallied: tuple[MetadataImage, PartitionTallies] | None = None
 
     async def quorum(self) -> QuorumView:
-        """See `MetadataApis`."""
         states = await self._states()
         answered = {node: state for node, state in states.items() if state is not None}
         if not answered:
@@ -122,7 +129,7 @@ class MetadataRequests:
         )
 
     async def _states(self) -> dict[NodeId, ControllerState | None]:
-        """What each controller answers, all asked at once."""
+        """Return each controller's answer, None without one. All are called at once."""
 
         async def ask(node: NodeId) -> ControllerState | None:
             try:
@@ -135,12 +142,11 @@ class MetadataRequests:
         return dict(zip(nodes, answers, strict=True))
 
     async def log(self, offset: MetadataOffset, max_wait_ms: int) -> MetadataLogPage:
-        """See `MetadataApis`."""
         await self._wait_beyond(offset, min(max_wait_ms, MAX_LOG_WAIT_MS))
         answer = await self._fetch(offset)
         instead = None
         if not answer.batches and offset < answer.end_offset:
-            # Told from this broker's image in pieces: to decode a snapshot would hold its loop.
+            # From this broker's image: decoding a snapshot would hold its loop.
             instead = self._loader.image
             if instead.next_offset <= offset:
                 message = f"this broker's image is at {instead.next_offset} only"
@@ -150,7 +156,10 @@ class MetadataRequests:
         )
 
     async def _wait_beyond(self, offset: MetadataOffset, wait_ms: int) -> None:
-        """Until this broker's image has reached more: a controller keeps its places for brokers."""
+        """Wait until this broker's image is beyond `offset`, or for `wait_ms`.
+
+        The wait is not at a controller, because controllers keep their places for brokers.
+        """
         if wait_ms <= 0 or self._loader.image.next_offset > offset:
             return
         if self._readers >= MAX_LOG_READERS:
@@ -166,7 +175,8 @@ class MetadataRequests:
             self._readers -= 1
 
     async def _fetch(self, offset: MetadataOffset) -> FetchMetadataAnswer:
-        """From whoever answers; the controller that leads, as far as is known, comes first."""
+        """Return a page from the first controller that answers; the known leader is called first.
+        """
         request = FetchMetadata(
             cluster_id=self._config.cluster_id,
             broker_id=self._config.broker_id,
@@ -191,13 +201,12 @@ class MetadataRequests:
         return sorted(self._controllers.controllers, key=lambda node: node != first)
 
     async def image_at(self, path: Sequence[str]) -> tuple[MetadataOffset, Plain]:
-        """See `MetadataApis`. Images are immutable, and a large one takes a while."""
+        """Look the path up in a thread: images are immutable, and a large one takes a while."""
         image = self._loader.image
         async with self._views:
             return image.next_offset, await asyncio.to_thread(image_at, image, path)
 
     async def health(self) -> ClusterHealth:
-        """See `MetadataApis`."""
         states, damage = await asyncio.gather(
             self._states(), ask_for_damage(self._loader.image, self._ask_damage)
         )
@@ -217,6 +226,6 @@ class MetadataRequests:
 
 
 def _leader(states: Iterable[ControllerState]) -> ControllerState | None:
-    """Who says it is active, in the highest term: one that was deposed may not know yet."""
+    """Return the active controller of the highest term; a deposed one may not know that yet."""
     active = [state for state in states if state.is_active]
     return max(active, key=lambda state: state.term, default=None)

@@ -1,7 +1,8 @@
-"""Records on their way to their partition's leader: here, in order, or under a client's sequence.
+"""Produces for one partition, on their way to its leader.
 
-`record_checks` refuses single records by what the topic's configs say; the others go to the local
-leader or to `forwarded_produces`.
+`RoutedBrokerApis` calls `refusals` for the records that the topic's configs refuse, and
+`ProduceRouting.place` for the others of each partition. These go to the leader here, in order
+through `ForwardedProduces` to a leader elsewhere, or under a client's own sequence to either.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _NULL_LENGTH = len(NULL)
 
 
 def is_keyless(record: ProduceRecord) -> bool:
-    """No key, or null: nothing that compaction could replace by a newer record."""
+    """Return whether the record has no key, or null: compaction can't replace it by a newer record.
+    """
     key = record.key
     return len(key) == _NULL_LENGTH and bytes(key) == NULL
 
@@ -52,9 +54,10 @@ def refusals(
     topic: TopicImage,
     now_ms: int,
 ) -> dict[int, KafkaError]:
-    """By index, the records that are not taken; the others are stored.
+    """Return the errors of the records that the topic's configs refuse, by index.
 
-    ``now_ms``: what a record without a timestamp would bear (rule R10: not one clock's word).
+    ``now_ms``: the timestamp that a record without one would get; it depends on more than one clock
+    (rule R10).
     """
     limit = configs.max_message_bytes(image, topic.topic_id)
     refused = {
@@ -79,7 +82,7 @@ def refusals(
 
 
 def _untimely(timestamp: int | None, limits: TimestampLimits, now_ms: int) -> str:
-    """Why the topic takes no record of this time; empty where it does."""
+    """Return why the topic takes no record with this timestamp; empty if it takes it."""
     if timestamp is None:
         return ""
     if now_ms - timestamp > limits.before_max_ms:
@@ -102,14 +105,17 @@ REFUSED_WHOLE = frozenset(
         ErrorCode.INVALID_TIMESTAMP,
     }
 )
-"""What a producer's claim is refused with: it concerns the request and not its records."""
+"""Refusals of a producer's claim, which concern the request and not single records."""
 NO_REPEAT = frozenset({ErrorCode.INVALID_RECORD, ErrorCode.INVALID_REQUEST})
-"""The answers to REPEAT_CLAIMED where nothing is known of a first one; the second is an older
-version's, which does not know the question."""
+"""Answers to REPEAT_CLAIMED if no earlier append is known; the second comes from an older version,
+which does not know that kind of request."""
 
 
 class ProduceRouting:
-    """On the broker's loop; keeps nothing itself."""
+    """Routing of one partition's records to its leader.
+
+    Owned by `RoutedBrokerApis`, on its loop. Stateless.
+    """
 
     def __init__(
         self,
@@ -126,10 +132,10 @@ class ProduceRouting:
         self._clock = clock
 
     async def place(self, append: Append, deadline_ms: int) -> list[Placed]:
-        """Have the records appended by whoever leads until the deadline; in pieces, if large.
+        """Have the present leader append the records, until the deadline; in pieces, if large.
 
         Raises:
-            KafkaError: nothing, or nothing certain, became of any of them.
+            KafkaError: no record was written, or nothing certain is known of any of them.
         """
         if append.claim is not None:
             return [Placed(len(append.records), await self._claimed(append, deadline_ms))]
@@ -153,9 +159,9 @@ class ProduceRouting:
         return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
 
     async def _claimed(self, append: Append, deadline_ms: int) -> int:
-        """Under a client's id it may be sent again whatever became of it: the leader knows it.
+        """Append under a client's id; repeat attempts of unknown outcome, which the leader recognises.
 
-        What one attempt left in doubt stays unknown until another one was answered (rule F1).
+        After an attempt of unknown outcome only another attempt's answer is certain (rule F1).
         """
         doubt: list[KafkaError] = []
 
@@ -190,12 +196,13 @@ class ProduceRouting:
 
 
 def _is_full_of_producers(placed: Sequence[Placed]) -> bool:
-    """Whether all was refused for other producers' number; who named none goes without one."""
+    """Return whether every piece was refused for the number of producers, so that none is written.
+    """
     return all(each.error is not None and may_go_plain(each.error) for each in placed)
 
 
 def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicImage) -> None:
-    """A sequence is one partition's, and its records must be found there again by a retry.
+    """Refuse a sequence whose records would not be found in one and the same partition by a retry.
 
     Raises:
         KafkaError: INVALID_REQUEST, UNSUPPORTED_VERSION; nothing was written.
@@ -209,7 +216,7 @@ def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicIma
     if request.partition is not None or topic.partitions_count == 1:
         return
     named = {record.partition for record in request.records}
-    if topic.routed_count == 1 and None in named:  # it grows: those that name none go to the first
+    if topic.routed_count == 1 and None in named:  # it grows: records without one go to the first
         named = named - {None} | {0}
     if len(named) != 1 or None in named:
         text = (
@@ -221,10 +228,10 @@ def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicIma
 
 
 def refused_whole(results: Sequence[RecordResult | None]) -> KafkaError | None:
-    """All records of a sequence or none: one that is refused alone would leave a gap.
+    """Return the error with which all records of a sequence are refused; None if none is refused.
 
-    What the first of those that are refused is refused with; None where none is. The leader has
-    the last word, who alone knows whether this is a repeat of what was written once.
+    A record that is refused alone would leave a gap. The leader has the last word, because it alone
+    knows whether the request repeats what was written before.
     """
     for number, result in enumerate(results):
         if result is not None and result.error is not None:

@@ -1,5 +1,6 @@
-"""What a client can ask a broker, without a word of HTTP. `BrokerApis` answers these.
+"""Requests of clients to a broker, free of HTTP, and the Protocols that answer them.
 
+`http_api.server` calls `DirectApis` for what can be answered at once and `BrokerApis` for all else.
 Any broker answers any request (decision D7): what is led elsewhere is forwarded once.
 """
 
@@ -45,8 +46,9 @@ ACKS_ALL = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceRequest:
-    """Records of one topic. ``partition`` from the path wins; else each record's own, else its key.
+    """Records of one topic.
 
+    ``partition``, from the path, wins over each record's own, which wins over its key.
     ``key_format`` and ``value_format`` hold for all records of the request.
     """
 
@@ -62,7 +64,8 @@ class ProduceRequest:
 
 
 class RecordResult(NamedTuple):
-    """One per record, in request order. ``offset`` is -1 for acks=0; None with an ``error``."""
+    """Result of one record, in request order. ``offset`` is -1 for acks=0; None with an ``error``.
+    """
 
     partition: PartitionId | None
     offset: int | None
@@ -71,7 +74,7 @@ class RecordResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """Exactly one of ``offset`` and ``timestamp_ms`` is set."""
+    """A read of one partition. Exactly one of ``offset`` and ``timestamp_ms`` is set."""
 
     topic: TopicName
     partition: PartitionId
@@ -80,11 +83,11 @@ class FetchRequest:
     max_bytes: int = 1_048_576
     max_wait_ms: int = 1_000
     leader_wait_ms: int = 0
-    """A leader is waited for at least so long, whatever is said of records."""
+    """Least time to find a leader, whatever ``max_wait_ms`` is."""
     rack: str | None = None
-    """Where the reader is: a replica in that rack may serve it (KIP-392)."""
+    """The reader's rack: a replica in it may serve the read (KIP-392)."""
     packed: bool = False
-    """Compressed batches are taken as they are stored: see `FetchResult.packed`."""
+    """True if compressed batches are taken as they are stored: see `FetchResult.packed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +96,21 @@ class FetchResult:
 
     slices: Sequence[BatchSlice]
     packed: Sequence[Piece] = ()
-    """In place of ``slices``, for who asked for it, where a compressed batch is among them."""
+    """In place of ``slices``, if requested and a compressed batch is among them."""
     lines: Sequence[bytes | memoryview] = ()
-    """In place of ``slices``, for who asked for lines alone."""
+    """In place of ``slices``, if only lines were requested."""
     high_watermark: int
     log_start_offset: int
     next_offset: int
-    """Where to read on: one past the last record here, or the offset asked for."""
+    """Offset to read next: one past the last record here, or the requested offset."""
     leader_id: BrokerId
     leader_epoch: LeaderEpoch
     served_by: BrokerId | None = None
-    """The follower these came from; None: the leader."""
+    """The follower that served the read; None: the leader."""
 
 
 FINAL: Final = -2
-"""In place of a base offset: this error is the answer, whatever its outcome."""
+"""In place of a base offset: the error is the final answer, whatever its outcome."""
 
 
 class DirectProduce(NamedTuple):
@@ -117,14 +120,14 @@ class DirectProduce(NamedTuple):
     partition: PartitionId | None
     records: Sequence[ProduceRecord]
     body: bytes
-    """What the records were decoded from."""
+    """Text from which the records were decoded."""
     stored_as: RecordFormat
     acks: int
     timeout_ms: int
 
     @property
     def body_bytes(self) -> int:
-        """More than the sum of all keys and values."""
+        """Size of the body; more than the sum of all keys and values."""
         return len(self.body)
 
 
@@ -136,7 +139,7 @@ class DirectApis(Protocol):
         request: DirectProduce,
         answered: Callable[[PartitionId, int, KafkaError | None], None],
     ) -> bool:
-        """Append here; False: nothing was done, and `BrokerApis.produce` is to be asked.
+        """Append here; return False if nothing was done and `BrokerApis.produce` is to be called.
 
         ``answered(partition, base offset, error)`` is called exactly once, perhaps before this
         returns; it must not raise. An error with outcome NOT_WRITTEN is no answer, unless the base
@@ -154,9 +157,9 @@ class DirectApis(Protocol):
         packed: bool = False,
         bare: bool = False,
     ) -> tuple[FetchResult, TopicImage] | None:
-        """Records from this offset on, if some are here to be read; else None.
+        """Return records from this offset on, if some can be read here at once; else None.
 
-        ``packed``: see `FetchResult.packed`. ``bare``: nobody asks what batches say of their lines;
+        ``packed``: see `FetchResult.packed`. ``bare``: the caller needs no facts about batches, so
         the answer may come as `FetchResult.lines`.
         """
         ...
@@ -164,7 +167,7 @@ class DirectApis(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsResult:
-    """``beginning_offset`` = log start, ``end_offset`` = high watermark (the next to be read)."""
+    """Ends of a partition: the log start, and the high watermark (the offset to be read next)."""
 
     beginning_offset: int
     end_offset: int
@@ -172,10 +175,10 @@ class OffsetsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress:
-    """How far a partition's replicas are, as its leader knows."""
+    """Progress of a partition's replicas, as its leader knows it."""
 
     log_end_offset: int
-    """The leader's own."""
+    """The leader's own log end."""
     high_watermark: int
     follower_ends: Mapping[BrokerId, int]
     """Log end of each follower that fetched from this leader in its present epoch."""
@@ -183,18 +186,18 @@ class PartitionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFacts:
-    """What only a broker itself knows of itself."""
+    """Facts that only a broker itself knows of itself."""
 
     static_configs: Mapping[str, str]
-    """What its config.toml, environment and ``--set`` say, by config name."""
+    """Values from its config.toml, environment and ``--set``, by config name."""
     shutdown_blocked_by: str = ""
-    """Why its controlled shutdown is not granted yet, as the active controller last said."""
+    """Reason of the active controller's last answer not to grant the controlled shutdown yet."""
     damage: Damage | None = None
-    """None: its version does not tell."""
+    """None: the broker's version does not report it."""
 
 
 class BrokerApis(Protocol):
-    """The one door to a broker: everything `http_api.server` may call.
+    """All that `http_api.server` may call of a broker.
 
     Every method raises `KafkaError`; a failed write carries its outcome. Arguments are validated
     here (limits, names, ranges), so that every front end gives the same answers.
@@ -208,12 +211,12 @@ class BrokerApis(Protocol):
 
     @property
     def image(self) -> MetadataImage:
-        """This broker's present image."""
+        """Present image of this broker."""
         ...
 
     @property
     def controller_id(self) -> int | None:
-        """The active controller as last heard, or None."""
+        """The active controller as last reported, or None."""
         ...
 
     @property
@@ -222,81 +225,93 @@ class BrokerApis(Protocol):
         ...
 
     async def produce(self, request: ProduceRequest) -> list[RecordResult]:
-        """Append; wait as ``acks`` says. Unknown topic: created if allowed, else error 3.
+        """Append, and wait as ``acks`` requires. An unknown topic is created if that is allowed.
 
-        Raises only where the request as a whole is refused; else each record has its own result.
+        Otherwise it is error 3. Raises only if the request as a whole is refused; else each record
+        has its own result.
         """
         ...
 
     async def producer_id(self) -> int:
-        """A producer id that nobody else has or will have; its epochs begin with 0."""
+        """Return a producer id that no other producer has or will have; its epochs begin with 0."""
         ...
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
-        """Read from the leader. OFFSET_OUT_OF_RANGE names both ends of the log."""
+        """Read from the leader, or from a follower in the reader's rack.
+
+        OFFSET_OUT_OF_RANGE names both ends of the log.
+        """
         ...
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
-        """Both ends of a partition, from its leader (withheld as rule R8 says)."""
+        """Return both ends of a partition, from its leader.
+
+        OFFSET_NOT_AVAILABLE while a new leader does not know its high watermark (rule R8).
+        """
         ...
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
-        """Delete what lies below an offset (-1: the high watermark); the log start then.
+        """Delete the records below an offset (-1: the high watermark); return the new log start.
 
         OFFSET_OUT_OF_RANGE names both ends. Durable at the leader; followers take it over.
         """
         ...
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
-        """Answers once every partition has a ready leader and this image holds the topic."""
+        """Create a topic; return once its partitions have ready leaders and this image holds it."""
         ...
 
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
-        """Answers once this broker's image has lost the topic."""
+        """Delete a topic; return once this broker's image has lost it."""
         ...
 
     async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
-        """What an operator asks of the active controller; see `raft_metadata.records.commands`.
+        """Have the active controller decide a command of `raft_metadata.records.commands`.
 
-        Answers once this image holds what was decided, and new partitions have ready leaders. Sent
-        again only where nothing was decided for sure (rules F1, F2).
+        Returns once this image holds the decision, and new partitions have ready leaders. Sent
+        again only if surely nothing was decided (rules F1, F2).
         """
         ...
 
     async def replication_progress(
         self, partitions: Sequence[TopicIdPartition]
     ) -> Mapping[TopicIdPartition, PartitionProgress]:
-        """How far replicas are, asked of the leaders; what is not known just now is left out."""
+        """Return the progress of replicas as their leaders report it, without what is unknown now.
+        """
         ...
 
     async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
-        """What a broker knows of itself. BROKER_NOT_AVAILABLE when it can't be asked."""
+        """Return the facts that only that broker knows; BROKER_NOT_AVAILABLE if it does not answer.
+        """
         ...
 
     async def group(self, request: GroupRequest[A]) -> A:
-        """Ask the group's coordinator, wherever it is; see `broker.coordinator.group_messages`.
+        """Have the group's coordinator answer a request; see `broker.coordinator.group_messages`.
 
-        Sent at most once where it may have taken effect (rules F1, F2).
+        Sent at most once if it may have taken effect (rules F1, F2).
         """
         ...
 
     async def list_groups(self) -> list[GroupDescription]:
-        """Every coordinator's groups, sorted. COORDINATOR_NOT_AVAILABLE if one can't be asked."""
+        """Return the groups of all coordinators, sorted.
+
+        COORDINATOR_NOT_AVAILABLE if a coordinator does not answer.
+        """
         ...
 
     async def catch_up_with_topic(self, topic: TopicName, partition: int = 0) -> None:
-        """If this image lacks it, wait (at most 1 s) for the active controller's newest."""
+        """Wait, if this image lacks the topic, at most 1 s for the active controller's newest."""
         ...
 
     @property
     def metadata(self) -> MetadataApis:
-        """The quorum, the metadata log, the image and the cluster's health, to be read."""
+        """Reads of the quorum, the metadata log, the image and the cluster's health."""
         ...
 
     def readiness(self) -> list[tuple[str, bool]]:
-        """(reason, ok) rows for ``/readyz``: node, log, metadata, unfenced."""
+        """Return (reason, ok) rows for ``/readyz``: node, metadata, state of the broker."""
         ...
 
     def topic_defaults(self) -> dict[str, str]:
-        """Cluster defaults of topic configs, by Kafka's dotted names."""
+        """Return the cluster's defaults of topic configs, by Kafka's dotted names."""
         ...

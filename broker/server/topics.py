@@ -1,6 +1,7 @@
-"""Topics: created, deleted, found. The active controller decides; ready before the answer.
+"""Topics: creation, deletion and look-up, and the topic configs that requests need.
 
-`LiveConfigs` holds the configs that requests need, as the newest image has them.
+`RoutedBrokerApis` calls `TopicRequests`. The active controller decides; a creation is answered once
+every partition has a ready leader. `LiveConfigs` holds the configs as the newest image has them.
 """
 
 from __future__ import annotations
@@ -42,14 +43,17 @@ if TYPE_CHECKING:
 
 
 class TimestampLimits(NamedTuple):
-    """How far the timestamp that a producer gives a record may be from now (KIP-937)."""
+    """Greatest distances of a producer's timestamp from now, in milliseconds (KIP-937)."""
 
     before_max_ms: int
     after_max_ms: int
 
 
 class LiveConfigs:
-    """Owned by whoever asks. Keeps what it worked out until any config changes: produces ask."""
+    """Topic configs that produces need, kept until any config changes.
+
+    Owned by its caller, on the broker's loop.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         self._broker_id = config.broker_id
@@ -60,7 +64,7 @@ class LiveConfigs:
         self._timestamps: dict[TopicId, TimestampLimits | None] = {}
 
     def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
-        """The largest record the topic takes."""
+        """Return the size of the largest record that the topic takes."""
         self._look_at(image)
         limit = self._max_message_bytes.get(topic_id)
         if limit is None:
@@ -69,7 +73,8 @@ class LiveConfigs:
         return limit
 
     def is_compacted(self, image: MetadataImage, topic_id: TopicId) -> bool:
-        """Whether the topic keeps the newest record of each key: then every record has one."""
+        """Return whether the topic keeps the newest record of each key, so that every record needs one.
+        """
         self._look_at(image)
         compacted = self._compacted.get(topic_id)
         if compacted is None:
@@ -79,7 +84,10 @@ class LiveConfigs:
         return compacted
 
     def timestamp_limits(self, image: MetadataImage, topic_id: TopicId) -> TimestampLimits | None:
-        """None: any timestamp is taken, or none is kept (``message.timestamp.type=append``)."""
+        """Return the topic's limits; None if any timestamp is taken, or none is kept.
+
+        None is kept with ``message.timestamp.type=append``.
+        """
         self._look_at(image)
         if topic_id not in self._timestamps:
             layers = topic_layers(image, topic_id, self._static, self._broker_id)
@@ -98,24 +106,28 @@ class LiveConfigs:
             self._timestamps = {}
 
     def auto_create(self, image: MetadataImage) -> bool:
-        """Whether a produce to an unknown topic creates it."""
+        """Return whether a produce to an unknown topic creates it."""
         return cluster_layers(image, self._static).flag(AUTO_CREATE_TOPICS_ENABLE)
 
 
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 CATCH_UP_MS = 1_000
-"""How long an unknown topic is looked for at the active controller before it counts as unknown."""
+"""Time to find a topic at the active controller before it counts as unknown."""
 LOOK_AGAIN_S = 0.1
-"""How soon an active controller is looked for again, while there is none."""
+"""Pause between attempts to find an active controller."""
 AUTO_CREATE_MS_MIN = 1_000
-"""A first produce waits at least this long for its topic, whatever its own timeout: it takes some
-100 ms, and one that was given up has to be found out about by the next produce."""
+"""Least time that a first produce waits for its topic, whatever its own timeout. A creation takes
+some 100 ms, and the next produce would have to find out about one that was given up."""
 CREATE_TIMEOUT_MS = 5_000
-"""How long an active controller is looked for to create or delete."""
+"""Time to find an active controller for a creation or deletion."""
 
 
 class TopicRequests:
-    """On the broker's loop. Holds the creations by first produce that are under way."""
+    """Creation, deletion and look-up of topics on the broker that received the request.
+
+    Owned by `RoutedBrokerApis`, on its loop. Holds the creations by first produces that are under
+    way.
+    """
 
     def __init__(
         self,
@@ -134,14 +146,17 @@ class TopicRequests:
         self._clock = clock
         self._random_bytes = random_bytes
         self._creating: dict[TopicName, asyncio.Future[KafkaError | None]] = {}
-        """Topics that a produce is creating; their result is what it ended with."""
+        """Topics that a produce is creating; the result is the creation's error, or None."""
         self._looking = asyncio.Lock()
         self._looks = 0
         self._found = (0, MetadataOffset(0))
-        """The last look for an active controller that found one: its number, and what it said."""
+        """Number and result of the last attempt that found an active controller."""
 
     async def catch_up_with(self, topic: TopicName, partition: int = 0) -> None:
-        """See `BrokerApis.catch_up_with_topic`."""
+        """Wait up to `CATCH_UP_MS` for the newest image, if this one lacks the topic or partition.
+
+        Raises LEADER_NOT_AVAILABLE if no image has been loaded yet: the topic may exist.
+        """
         found = self._loader.image.topic(topic)
         if found is not None and found.is_created and partition < found.partitions_count:
             return
@@ -149,15 +164,16 @@ class TopicRequests:
             async with asyncio.timeout(CATCH_UP_MS / 1000):
                 await self._loader.wait_for(await self._newest_offset())
         if not self._loader.loaded.is_set():
-            # It has just started and no controller answers: what it never heard of may well exist.
+            # Just started, and no controller answers: a topic missing in the image may well exist.
             text = f"no controller has told this broker yet whether topic {topic} exists"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
 
     async def _newest_offset(self) -> MetadataOffset:
-        """The committed end, once there is an active controller: one may just be elected.
+        """Return the committed end of the metadata log, once there is an active controller.
 
-        Each asks once for itself, then one for all: an election is no time to be asked much. What
-        was asked for before a request came is no answer to it.
+        Each caller tries once for itself; after that a single caller tries for all, to spare the
+        controllers during an election. A result counts only for requests that came before the
+        attempt.
         """
         came = self._looks
         with contextlib.suppress(KafkaError):
@@ -174,13 +190,14 @@ class TopicRequests:
                     self._found = look, await self._loader.newest_offset()
 
     async def create(self, command: CreateTopic) -> TopicCreated:
-        """See `BrokerApis.create_topic`."""
+        """Create a topic for a client; refuse invalid names and internal topics."""
         check_topic_name(command.name)
         check_not_internal(command.name)
         return await self.create_internal(command)
 
     async def create_internal(self, command: CreateTopic) -> TopicCreated:
-        """As `create`, also for what the cluster keeps for itself."""
+        """Create a topic, perhaps an internal one; return once its partitions have ready leaders.
+        """
         limit = self._config.limits.max_partitions_per_topic
         if command.partitions_count is not None and command.partitions_count > limit:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
@@ -196,9 +213,10 @@ class TopicRequests:
         return created
 
     async def until_ready(self, topic_id: TopicId, offset: MetadataOffset, first: int = 0) -> None:
-        """Until this image has the offset, and each partition a leader that knows of it.
+        """Wait until this image has the offset, and each partition a leader that knows of it.
 
-        Those below ``first`` were there before: one of them may have no leader for long.
+        Partitions below ``first`` existed before and are not awaited: one of them may have no
+        leader for long.
         """
         await self._loader.wait_for(offset)
         while True:
@@ -212,7 +230,7 @@ class TopicRequests:
         await self.until_known({p.leader for p in topic.partitions[first:]}, now)
 
     async def until_known(self, brokers: Iterable[BrokerId], offset: MetadataOffset) -> None:
-        """Until these brokers' images have the offset; one that does not answer is left alone."""
+        """Wait until these brokers' images have the offset; skip those that do not answer."""
         async with asyncio.TaskGroup() as tasks:
             for broker in set(brokers) - {self._config.broker_id}:
                 tasks.create_task(self._await_peer(broker, offset))
@@ -222,13 +240,13 @@ class TopicRequests:
         if registration is None:
             return
         body = forwarding.encode_await_metadata(offset)
-        with contextlib.suppress(KafkaError):  # it may have died: produce routes around it
+        with contextlib.suppress(KafkaError):  # it may have died: another broker will lead
             await self._peers.call(
                 leader, registration.peer, forwarding.AWAIT_METADATA, body, CATCH_UP_MS
             )
 
     async def delete(self, command: DeleteTopic) -> TopicDeleted:
-        """See `BrokerApis.delete_topic`."""
+        """Delete a topic; wait for this image to lose it, for at most ``topic_ready_ms``."""
         check_not_internal(command.name)
         deleted = await self._controllers.delete_topic(command, CREATE_TIMEOUT_MS)
         with contextlib.suppress(TimeoutError):
@@ -237,7 +255,7 @@ class TopicRequests:
         return deleted
 
     async def for_produce(self, name: TopicName, deadline_ms: int) -> TopicImage:
-        """The topic to append to: found, caught up with, or created where that is allowed."""
+        """Return the topic to append to; wait for it or create it, if it is missing."""
         check_not_internal(name)
         topic = self._loader.image.topic(name)
         if topic is None:
@@ -257,11 +275,11 @@ class TopicRequests:
         return topic
 
     async def _auto_create(self, name: TopicName, deadline_ms: int) -> None:
-        """Create by the defaults, once for all requests that wait for the same name.
+        """Create a topic by the defaults, once for all requests that wait for the same name.
 
-        What ends it ends all of them: who only waited would else be told that there is no such
-        topic, which a client does not try again. But for the first one's deadline: whoever may
-        wait longer goes on.
+        A failure is the result of all of them: else those that only waited would report an unknown
+        topic, which clients do not retry. If the creating request's own deadline ends first,
+        requests that have more time go on.
         """
         deadline_ms = max(deadline_ms, self._clock.monotonic_ms() + AUTO_CREATE_MS_MIN)
         failure: KafkaError | None = _GIVEN_UP
@@ -272,7 +290,7 @@ class TopicRequests:
             under_way = self._creating.get(name)
             if under_way is None:
                 failure = await self._create_for_all(name, remaining_ms)
-            else:  # one that is cancelled leaves the others their future
+            else:  # `wait` does not cancel the future, which other requests share
                 done, _ = await asyncio.wait([under_way], timeout=remaining_ms / 1000)
                 failure = under_way.result() if done else _GIVEN_UP
         if failure is None:
@@ -282,7 +300,7 @@ class TopicRequests:
         await self.catch_up_with(name)
 
     async def _create_for_all(self, name: TopicName, at_most_ms: int) -> KafkaError | None:
-        """What it ended with, for those too who wait for it meanwhile."""
+        """Create a topic; return the error, or None, here and to all requests that wait for it."""
         failure: KafkaError | None = _GIVEN_UP
         done = self._creating[name] = asyncio.get_running_loop().create_future()
         try:
@@ -312,14 +330,14 @@ class TopicRequests:
 _GIVEN_UP = KafkaError(
     ErrorCode.LEADER_NOT_AVAILABLE, "it was not created in time", outcome=Outcome.NOT_WRITTEN
 )
-"""By whoever asked for the creation; compared by identity, never raised."""
+"""Result of a creation whose request ran out of time; compared by identity, never raised."""
 
 
 def _not_written(name: TopicName, failure: KafkaError) -> KafkaError:
-    """What the records of a topic that could not be created are told: they are surely not written.
+    """Return the error for records of a topic that could not be created: surely not written.
 
-    Whatever became of the topic. Too few live brokers is a state of the cluster here, not a wrong
-    request: its default asks for more than live just now, and who tries again may find them.
+    That holds whatever became of the topic. Too few live brokers is a state of the cluster here,
+    not a wrong request: its default needs more than live just now, and a retry may find them.
     """
     code = failure.code
     if code is ErrorCode.INVALID_REPLICATION_FACTOR:
@@ -331,7 +349,7 @@ def _not_written(name: TopicName, failure: KafkaError) -> KafkaError:
 
 
 def check_not_internal(name: str) -> None:
-    """Refuse to make, write or delete by hand what holds the groups."""
+    """Refuse a client's creation, produce or deletion of the topic that holds the groups."""
     if name in INTERNAL_TOPICS:
         text = f"{name} is the cluster's own: it is made on first use and written by coordinators"
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)

@@ -1,7 +1,9 @@
-"""Replicas that can't prove what they acknowledged; reported at registration (rule R6).
+"""Unclean replicas, which can't prove what they acknowledged; reported at registration (rule R6).
 
-A log is unclean if its bytes are damaged or gone, or if its topic had ``flush=os`` and this start
-is of another boot than the last run, so that the page cache may have been lost (ADR 0005).
+The `BrokerServer` collects them before it registers. A log is unclean if its bytes are damaged or
+lost, or if its topic had ``flush=os`` and this start is of another boot than the last run, so that
+the page cache may have been lost (ADR 0005). Two small files keep the facts: `PageCacheTopics` the
+topics of ``flush=os``, `note_boot` the boot.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ if TYPE_CHECKING:
 
 FILE = "page-cache-topics"
 SYNC_CHECK_MS = 200
-"""How often the logs of a topic that became ``ack`` are looked at, until they are durable."""
+"""Interval of checks whether the logs of a topic that became ``ack`` are durable."""
 _PAGE_CACHE = "os"
 
 _log = logging.getLogger("broker.server")
 
 
 class PageCacheTopics:
-    """Owned by the `BrokerServer`, on its loop.
+    """The topics that are acknowledged from the page cache, in a file.
 
-    Invariant: the file names every topic of which an unsynced record may have been acknowledged by
-    the page-cache rule; it may name more.
+    Owned by the `BrokerServer`, on its loop. Invariant: the file names every topic of which an
+    unsynced record may have been acknowledged by the page-cache rule; it may name more.
     """
 
     def __init__(self, config: BrokerConfig, logs: LogManager, disk: Disk | None = None) -> None:
@@ -52,22 +54,22 @@ class PageCacheTopics:
         self._image = MetadataImage()
         self._named: Set[TopicId] = frozenset()
         self.at_start: Set[TopicId] | None = None
-        """Those that stood in the file when this life began; None: there was no file yet."""
+        """Topics in the file when this run began; None: there was no file yet."""
         self._present: Set[TopicId] = frozenset()
-        """Those that are ``os`` in the newest image."""
+        """Topics that are ``os`` in the newest image."""
         self._left = asyncio.Event()
         self._is_written = self._is_default = False
 
     @property
     def named(self) -> Set[TopicId]:
-        """The topics that stand in the file."""
+        """Topics that the file names."""
         return self._named
 
     def read(self) -> None:
-        """What earlier lives noted. A damaged file is refused: it may hide a lost record.
+        """Read the file of earlier runs. A damaged file is refused: it may hide a lost record.
 
         Raises:
-            CorruptionError: naming the file, and what its operator can do.
+            CorruptionError: names the file, and what its operator can do.
         """
         path = f"{self._directory}/{FILE}"
         try:
@@ -81,7 +83,8 @@ class PageCacheTopics:
         self._is_written = content is not None
 
     def note(self, image: MetadataImage) -> None:
-        """Durable before any replica takes its role from this image."""
+        """Add the image's topics to the file; durable before a replica takes its role from the image.
+        """
         before, self._image = self._image, image
         same = before.configs is image.configs
         if same and (before.topics is image.topics or not self._is_default):
@@ -90,7 +93,10 @@ class PageCacheTopics:
         self._write(self._named | self._present)
 
     def followed(self) -> None:
-        """Every replica goes by the noted image now: nothing is acknowledged by older rules."""
+        """Have topics removed that became ``ack``: all replicas follow the noted image now.
+
+        Nothing is acknowledged by older configs from here on.
+        """
         if self._named - self._present:
             self._left.set()
 
@@ -108,10 +114,10 @@ class PageCacheTopics:
         return found
 
     async def run(self) -> None:
-        """Take topics out that are ``os`` no more, once all they have here is durable; endless.
+        """Remove topics that are ``os`` no more, once all they have here is durable; never returns.
 
-        To be started when this life's registration is settled: what an earlier one lost is
-        recorded by then.
+        To be started when this run's registration is settled: by then the losses of an earlier run
+        are recorded.
         """
         while True:
             await self._left.wait()
@@ -136,8 +142,9 @@ class PageCacheTopics:
 
 
 def _damaged(path: str, what: str) -> CorruptionError:
-    """Every log is synced before this file is read: only a power cut since can have cost records.
+    """Return the error for a damaged file of topics.
 
+    Every log is synced before the file is read: only a power cut since can have cost records.
     Without the file the topics count that are ``flush=os`` by now.
     """
     return CorruptionError(
@@ -149,7 +156,7 @@ def _damaged(path: str, what: str) -> CorruptionError:
 
 
 def _is_durable(waiting: tuple[PartitionLog, int]) -> bool:
-    """Whether a log has synced up to there, or has no more to sync."""
+    """Return whether a log has synced up to that offset, or has nothing more to sync."""
     log, end = waiting
     return log.failed is not None or log.durable_end >= min(end, log.log_end_offset)
 
@@ -159,7 +166,7 @@ BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
 def check_log_directory(data_dir: Path) -> None:
-    """Refuse to start where a broker has lived but its logs are gone (rule R6).
+    """Refuse to start if a broker has run here but its logs are missing (rule R6).
 
     Starting empty under the same directory id would keep the places of the lost replicas.
     """
@@ -172,7 +179,8 @@ def check_log_directory(data_dir: Path) -> None:
 
 
 def page_cache_is_kept(data_dir: Path, boot_id: str, disk: Disk | None = None) -> bool:
-    """Whether `note_boot` was last called under this boot. An unknown id ("") proves nothing."""
+    """Return whether `note_boot` was last called under this boot; False if the id is unknown ("").
+    """
     try:
         known = read_checkpoint(disk or Disk(), str(data_dir / BOOT_ID_FILE))
     except CorruptionError as error:
@@ -182,15 +190,16 @@ def page_cache_is_kept(data_dir: Path, boot_id: str, disk: Disk | None = None) -
 
 
 def note_boot(data_dir: Path, boot_id: str, disk: Disk | None = None) -> None:
-    """From now on the logs count under this boot; durable on return.
+    """Note that the logs belong to this boot from now on; durable on return.
 
-    Only once the registration is settled: else a crash in between would forget what was found.
+    To be called only once the registration is settled: else a crash in between would forget what
+    was found.
     """
     write_atomically(disk or Disk(), str(data_dir), BOOT_ID_FILE, encode_checkpoint(boot_id))
 
 
 def present_boot_id() -> str:
-    """The kernel's id of this boot, or "" where it has none."""
+    """Return the kernel's id of this boot, or "" if it has none."""
     return BOOT_ID_PATH.read_text().strip() if BOOT_ID_PATH.exists() else ""
 
 
@@ -202,14 +211,14 @@ def unclean_partitions(
     cache_is_kept: bool,
     page_cached: Set[TopicId] | None = None,
 ) -> PartitionSet:
-    """Everything this broker has to report unclean at registration.
+    """Return everything that this broker has to report unclean at registration.
 
     From feature level 2 on one range spans all of a topic whose page cache is lost: between two of
-    its replicas here are only partitions without one, or of which this image does not know yet
-    that there is one, just as unproven. Placement thus can't make the ranges many.
+    its replicas here are only partitions without a replica, or with one that this image does not
+    know yet and that is just as unproven. So the number of ranges does not depend on placement.
 
     ``page_cached``: the topics of which unsynced records may have been acknowledged when the last
-    life ended (`PageCacheTopics`); None: not known, those that are ``flush=os`` in the image.
+    run ended (`PageCacheTopics`); None: not known, then those that are ``flush=os`` in the image.
     """
     cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
     found = []

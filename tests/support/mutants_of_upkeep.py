@@ -245,9 +245,9 @@ def _shows_at_once(patch: Patch) -> None:
     first=428,
 )
 def _stays_without(patch: Patch) -> None:
-    real = partition.has_started_over
+    real = partition.start_over_if_required
 
-    def has_started_over(partition: Any, message: Any, end: int, **_: bool) -> bool:
+    def start_over_if_required(partition: Any, message: Any, end: int, **_: bool) -> bool:
         return real(partition, message, end, is_unclean=False)
 
-    patch.setattr(partition, "has_started_over", has_started_over)
+    patch.setattr(partition, "start_over_if_required", start_over_if_required)

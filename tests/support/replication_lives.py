@@ -182,7 +182,7 @@ class BrokerLife:
     def take_role(self, image: MetadataImage) -> None:
         registration = image.partition(*HERE)
         assert registration is not None
-        if self.mending.holds_back(registration):
+        if self.mending.apply_to_damaged(registration):
             return
         by_durable = not is_os(image)
         self.leaving = False

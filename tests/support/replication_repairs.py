@@ -116,8 +116,8 @@ class Mending:
     def report(self) -> tuple[DamagedReplica, ...]:
         return self.repairs.report()
 
-    def holds_back(self, registration: PartitionRegistration) -> bool:
-        return bool(self.repairs.damaged) and self.repairs.holds_back(KEY, registration)
+    def apply_to_damaged(self, registration: PartitionRegistration) -> bool:
+        return bool(self.repairs.damaged) and self.repairs.apply_to_damaged(KEY, registration)
 
     def forget(self) -> None:
         self.repairs.forget(KEY)
@@ -160,5 +160,5 @@ class Mending:
 def idle_mending() -> Any:
     """Of a broker whose log is in memory: nothing of it rots while it runs."""
     return SimpleNamespace(
-        is_due=False, report=tuple, holds_back=lambda _: False, forget=lambda: None
+        is_due=False, report=tuple, apply_to_damaged=lambda _: False, forget=lambda: None
     )
