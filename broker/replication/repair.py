@@ -74,7 +74,7 @@ class Repairs:
         unopenable: Set[TopicIdPartition],
         host: RepairHost,
     ) -> None:
-        """``unopenable``: damaged logs that can't be opened even where nobody has more."""
+        """``unopenable``: damaged logs that can't be opened even if no replica has more."""
         self._me = broker_id
         self._logs = logs
         self._events = events

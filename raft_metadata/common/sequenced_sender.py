@@ -103,11 +103,11 @@ class BatchState(IntEnum):
     DOUBTFUL = auto()
     """An attempt had an unknown outcome, so the batch may have been appended."""
     RESENDING = auto()
-    """As DOUBTFUL, with another attempt under way."""
+    """Another attempt is under way after one with an unknown outcome."""
     VOID = auto()
     """Surely never appended under its sequence: a batch before it left a gap."""
     SENDING_VOID = auto()
-    """As VOID; the attempt under way was made before the gap was known."""
+    """Void, with an attempt under way that was made before the gap was known."""
 
 
 class BatchEvent(IntEnum):

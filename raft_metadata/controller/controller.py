@@ -102,7 +102,7 @@ class ControllerConfig:
     fetch_waiting_max: int = 1_000
     changes_per_batch_max: int = 2_000
     leader_returned_ms: int = 30_000
-    """This and the next one as in `LeaderBalance`."""
+    """See `LeaderBalance`, for the next one too."""
     leader_moves_max: int = 500
     drain_moves_max: int = 50
     """Partitions under reassignment at once because of drains (`DrainMoves`)."""

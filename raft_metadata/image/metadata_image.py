@@ -76,7 +76,7 @@ class PartitionRegistration:
     leader_epoch_offset: MetadataOffset
     """Metadata offset of the record that set ``leader_epoch`` (rule R3)."""
     adding: tuple[BrokerId, ...] = ()
-    """This and the three below as in `PartitionChangeRecord`."""
+    """See `PartitionChangeRecord`, for the three below too."""
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER

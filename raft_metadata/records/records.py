@@ -228,7 +228,7 @@ class PartitionRecord:
     leader_epoch_offset: MetadataOffset | None = None
     """Metadata offset that set the leader epoch (rule R3). None: this record's own offset."""
     adding: tuple[BrokerId, ...] = ()
-    """This and the three below as in `PartitionChangeRecord`."""
+    """See `PartitionChangeRecord`, for the three below too."""
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER

@@ -179,16 +179,25 @@ def test_a_file_name_stands_once_in_its_package() -> None:
 
 
 RIDDLE = re.compile(
-    r"(?:What|Whether|Who|Whose|Where|How|Why|Which|When|It|They|He|This|That|These|Those|As|Somebody|Nobody)\b"
+    r"(?:What|Whether|Who|Whose|Where|How|Why|Which|When|It|They|He|This(?! \w+'s)|That|These|Those|"
+    r"As|Somebody|Nobody)\b"
 )
 PERSON = re.compile(r"\b(?:somebody|nobody|whoever|anybody|someone|everybody)\b", re.IGNORECASE)
 
 
+def is_command(node: ast.AST) -> bool:
+    """A command of the CLI: its docstring is a help text."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(re.search(r"\.(?:command|group)\b", ast.unparse(each)) for each in decorators)
+
+
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of each docstring of a module, and of each string below an attribute."""
+    nodes = [*ast.walk(syntax(path))]
+    help_texts = {id(node.body[0]) for node in nodes if is_command(node)}
     for node in ast.walk(syntax(path)):
         match node:
-            case ast.Expr(value=ast.Constant(value=str() as said)):
+            case ast.Expr(value=ast.Constant(value=str() as said)) if id(node) not in help_texts:
                 yield node.lineno, said.strip()
 
 
