@@ -47,6 +47,22 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
     assert found == []
 
 
+MODULE = re.compile(r"`([a-z_/]+\.py)`")
+
+
+def test_every_module_that_a_document_names_is_there() -> None:
+    """`segments.py` means one beside the document, or the end of a path in the tree."""
+    there = [f"/{path}" for path in python_files(*PACKAGES, "benchmarks", "tests", "docs")]
+    found = [
+        f"{path} names {name}"
+        for path in markdown_files()
+        if path.name != "CHANGELOG.md"
+        for name in MODULE.findall(text(path))
+        if not any(each.endswith(f"/{name}") for each in there)
+    ]
+    assert found == []
+
+
 def headings(path: Path) -> set[str]:
     """What links call the headings of a document: lower case, hyphens, no punctuation."""
     titles = re.findall(r"(?m)^#+ (.*)$", prose(path))
