@@ -145,15 +145,15 @@ CARRIED_MAX_MS = 43_200_000
 MAJORITY_OF = 3
 """Clocks of which one may be wrong; with fewer controllers this broker's own clock counts too."""
 LOOK_AGAIN_MS = 50
-"""Time for which a clock that was right is not compared again, so that appends need no second clock.
-A smaller step of the clock shows that much later."""
+"""Time for which a clock that was right is not compared again, so that an append reads one clock. A
+smaller step of the clock shows that much later."""
 ONLY_ONE = NodeId(0)
 """Id for a controller that did not name itself."""
 _log = logging.getLogger("broker.lifecycle")
 
 
 class ControllerClock:
-    """A `Clock` whose wall time stamps records: corrected if it is far from the controllers' clocks.
+    """A `Clock` whose wall time stamps records, corrected if it is far from the controllers'.
 
     Owned by the `Lifecycle`, on the broker's loop. Offsets are wall clocks minus this machine's
     monotonic time; a change of this machine's wall clock does not change the controllers' offsets.
@@ -199,9 +199,10 @@ class ControllerClock:
         *,
         is_active: bool = True,
     ) -> None:
-        """Take the wall time in a controller's answer to a heartbeat sent at ``sent_ms``, monotonic.
+        """Take the wall time in a controller's answer to a heartbeat sent at ``sent_ms``.
 
-        ``controller_wall_ms`` is 0 if that controller is of an older version and reports no time.
+        ``sent_ms`` is monotonic. ``controller_wall_ms`` is 0 if that controller is of an older
+        version and reports no time.
         """
         if not controller_wall_ms:
             return
@@ -306,14 +307,16 @@ class ControllerClock:
 
 REGISTER_RETRY_MS = 200
 PROGRESS_MS = 50
-"""Interval at which the loop shows the heartbeats that it turns, and how far the image is (M7)."""
+"""Interval at which the loop shows the heartbeats its progress and that of the image (rule M7)."""
 PROOF_MARGIN_MS = 1_000
 """Time before the end of a session at which a proof ends; in very short sessions a proof lasts for
 a sixth of the session (rule G3)."""
 
 
 class Lifecycle:
-    """The broker's session with the controllers. Owned by the `BrokerServer`; ``run`` is its one task.
+    """The broker's session with the controllers.
+
+    Owned by the `BrokerServer`, on its loop; ``run`` is its one task.
     """
 
     def __init__(

@@ -82,8 +82,7 @@ class MetadataApis(Protocol):
         ...
 
     async def image_at(self, path: Sequence[str]) -> tuple[MetadataOffset, Plain]:
-        """Return (next offset, value at the path) of this broker's image, or raise `UnknownPathError`.
-        """
+        """Return (next offset, value at the path) of this broker's image; `UnknownPathError`."""
         ...
 
     async def health(self) -> ClusterHealth:
@@ -102,8 +101,7 @@ class MetadataRequests:
         controllers: ControllerChannel,
         ask_damage: AskDamage,
     ) -> None:
-        """Take ``ask_damage``, which requests from a broker the partitions it leads over damaged logs.
-        """
+        """Take ``ask_damage``, which requests from a broker what it leads over damaged logs."""
         self._ask_damage = ask_damage
         self._config = config
         self._loader = loader

@@ -159,9 +159,10 @@ class ProduceRouting:
         return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
 
     async def _claimed(self, append: Append, deadline_ms: int) -> int:
-        """Append under a client's id; repeat attempts of unknown outcome, which the leader recognises.
+        """Append under a client's id; repeat attempts of unknown outcome until the deadline.
 
-        After an attempt of unknown outcome only another attempt's answer is certain (rule F1).
+        The leader recognises a repeat. After an attempt of unknown outcome only another attempt's
+        answer is certain (rule F1).
         """
         doubt: list[KafkaError] = []
 

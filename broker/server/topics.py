@@ -73,7 +73,7 @@ class LiveConfigs:
         return limit
 
     def is_compacted(self, image: MetadataImage, topic_id: TopicId) -> bool:
-        """Return whether the topic keeps the newest record of each key, so that every record needs one.
+        """Return whether the topic keeps each key's newest record: then every record needs a key.
         """
         self._look_at(image)
         compacted = self._compacted.get(topic_id)

@@ -83,8 +83,7 @@ class PageCacheTopics:
         self._is_written = content is not None
 
     def note(self, image: MetadataImage) -> None:
-        """Add the image's topics to the file; durable before a replica takes its role from the image.
-        """
+        """Add the image's topics to the file; durable before a replica takes its role from it."""
         before, self._image = self._image, image
         same = before.configs is image.configs
         if same and (before.topics is image.topics or not self._is_default):

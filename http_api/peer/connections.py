@@ -1,7 +1,8 @@
 """Addresses of nodes, and the hand-over of a live connection to another protocol.
 
-A node is dialled at its advertised ``host:port``, unless this node has its own way to it
-(``[dial]`` in its config). A hand-over loses and reorders no byte.
+The peer channel and the peer server use it. A node is dialled at its advertised ``host:port``,
+unless this node has its own address for it (``[dial]`` in its config). A hand-over loses and
+reorders no byte.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
-"""A peer that vanished without a word (power, cable) is given up after about a minute."""
+"""A peer that vanished without closing (power, cable) is given up after about a minute."""
 
 _Id = TypeVar("_Id", bound=int)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` in two. INVALID_CONFIG names what can't be read."""
+    """Split ``host:port`` or ``[v6]:port``; INVALID_CONFIG names an address that is neither."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise KafkaError(
@@ -37,12 +38,16 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def dial_address(node_id: _Id, advertised: str, dial: Mapping[_Id, str]) -> str:
-    """This node's own way to the target, else the advertised one: a proxy fits on any link."""
+    """Return this node's own address for the target, else the advertised one.
+
+    An address of its own lets a proxy fit on any link.
+    """
     return dial.get(node_id, advertised)
 
 
 def tune_socket(sock: socket.socket | None) -> None:
-    """No Nagle delay on small frames; dead peers are found by keep-alive probes."""
+    """Switch off Nagle's delay, for small frames; switch on keep-alive probes, to find dead peers.
+    """
     if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -55,10 +60,10 @@ def tune_socket(sock: socket.socket | None) -> None:
 def hand_over(
     transport: asyncio.Transport, protocol: asyncio.BaseProtocol, received: bytes
 ) -> None:
-    """Make ``protocol`` the owner of the connection; it first gets what was already received.
+    """Make ``protocol`` the owner of the connection; it first gets the bytes already received.
 
     ``set_protocol`` itself changes how both asyncio and uvloop read (data_received or get_buffer).
-    The dialling side stopped reading at the answer to its hello; from here on nothing waits.
+    The dialling side stopped reading at the answer to its hello; reading is resumed here.
     """
     transport.set_protocol(protocol)
     transport.resume_reading()
@@ -87,10 +92,10 @@ def _feed_buffered(
 
 
 class DialledGreeting(asyncio.Protocol):
-    """The dialling side: says hello, takes the answer, then stops reading for the hand-over.
+    """Dialling side of a new connection: sends the hello, takes the answer, then stops reading.
 
-    Owner: the coroutine that dials and awaits ``answered``. That is the JSON of the answer, or the
-    OSError / ProtocolViolationError that ended the connection.
+    Owner: the coroutine that dials and awaits ``answered``. The result is the JSON of the answer,
+    or the OSError / ProtocolViolationError that ended the connection.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -103,7 +108,7 @@ class DialledGreeting(asyncio.Protocol):
 
     @property
     def leftover(self) -> bytes:
-        """What came after the answer: it belongs to the next protocol."""
+        """Bytes received behind the answer; they belong to the next protocol."""
         return bytes(self._received)
 
     @override

@@ -1,4 +1,9 @@
-"""A broker's way to the controllers: commands to the active one, heartbeats and sessions to all."""
+"""A broker's channel to the controllers: commands to the active one, heartbeats to all.
+
+The broker calls `HttpControllerChannel` on its loop. A command follows the active controller from
+one `ControllerLink` to the next, by the hints of inactive ones, by heartbeats' answers, or in turn.
+The `HeartbeatThread`, which also holds the sessions, has links of its own.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +42,20 @@ from raft_metadata.records.commands import (
 from raft_metadata.records.quorum_view import ControllerState, DescribeQuorum
 
 CONNECT_TIMEOUT_MS = 500
-"""A controller behind a black hole costs a command this much before the next one is asked."""
+"""Time for a connection: the cost of a controller behind a black hole before the next is tried."""
 COMMAND_TIMEOUT_MS = 5_000
-"""For commands whose caller names no deadline: registration and AlterPartition."""
+"""Time for commands whose caller names no deadline: registration and AlterPartition."""
 FETCH_MARGIN_MS = 2_000
-"""A long poll that is this late isn't coming: a slow snapshot must still fit in."""
+"""Time for a long poll's answer beyond its own wait; a slow snapshot must still fit in."""
 ROUND_BACKOFF_FIRST_MS = 20
 ROUND_BACKOFF_MAX_MS = 250
-"""Pause after every controller has been asked in vain; an election takes about half a second."""
+"""Pauses after every controller has been tried in vain; an election takes about half a second."""
 LOOP_PROGRESS_MAX_MS = 1_200
-"""How long the broker's loop may stand still: its session (see `HeartbeatThread`)."""
+"""Time for which the broker's loop may stand still: its session (see `HeartbeatThread`)."""
 LAST_ATTEMPT_MS = 50
-"""With less time left nobody is asked any more: the answer could not come, only the doubt."""
+"""With less time left no attempt is made: its answer could not come, only an unknown outcome."""
 MIN_ATTEMPT_MS = 1_000
-"""A repeatable command gives one attempt a third of its time, but not less than this."""
+"""Least time for an attempt of a repeatable command, which gets a third of the command's time."""
 
 _SURELY_NOT_APPENDED = frozenset(
     {ErrorCode.NOT_CONTROLLER, ErrorCode.QUEUE_FULL, ErrorCode.NETWORK_EXCEPTION}
@@ -64,8 +69,9 @@ class HttpControllerChannel:
     """`broker.ports.ControllerChannel` over the controllers' HTTP listeners.
 
     Owner: the broker's node; single-threaded, on its loop; call `start` first, `stop` last.
-    Invariant (rule F1): a command whose attempt may have been appended is not sent again, but for
-    create_topic, whose topic id lets the controller recognise the repeat.
+    Invariant (rule F1): a command whose attempt may have been appended is not sent again, unless it
+    is repeatable: create_topic, whose topic id lets the controller recognise the repeat, and admin
+    commands whose row says so.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class HttpControllerChannel:
         self._active = next(iter(self._links))
         self._on_answer: Callable[[HeartbeatAnswer, int], None] = lambda _answer, _sent_ms: None
         self._claims: dict[NodeId, MetadataOffset] = {}
-        """Who says that it is active, and how far it has committed."""
+        """Controllers that report to be active, with their committed offsets."""
         self._refusals: dict[NodeId, KafkaError] = {}
 
     @property
@@ -114,12 +120,12 @@ class HttpControllerChannel:
 
     @property
     def believed_active(self) -> NodeId:
-        """The controller the next command goes to first."""
+        """Controller that the next command is sent to first."""
         return self._active
 
     @property
     def heartbeat_refusals(self) -> Mapping[NodeId, KafkaError]:
-        """Who refused the last heartbeat, and why (STALE_BROKER_EPOCH: register again)."""
+        """Refusals of the last heartbeat, by controller (STALE_BROKER_EPOCH: register again)."""
         return self._refusals
 
     async def start(self) -> None:
@@ -129,7 +135,7 @@ class HttpControllerChannel:
         self._beats.start()
 
     async def stop(self) -> None:
-        """End the sessions, close every connection."""
+        """End the sessions and close every connection."""
         await self._beats.stop()
         for link in self._links.values():
             await link.close()
@@ -137,7 +143,7 @@ class HttpControllerChannel:
     # -- commands
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
-        """See the Protocol. With the answer the sessions of the new broker epoch are opened."""
+        """Register this broker, and open the sessions of its new broker epoch."""
         registered = await self._command(
             paths.REGISTER_BROKER, command, BrokerRegistered, self._command_timeout_ms
         )
@@ -145,11 +151,11 @@ class HttpControllerChannel:
         return registered
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        """One attempt to one controller (rule M3): the caller's next attempt is a new proposal."""
+        """Send one attempt to one controller; the caller's next one is a new proposal (rule M3)."""
         return await self._once(paths.ALTER_PARTITION, command, PartitionAltered)
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """As `alter_partition`, for all attempts together."""
+        """Send several attempts together to one controller, once (rule M3)."""
         return await self._once(paths.ALTER_PARTITIONS, command, PartitionsAltered)
 
     async def _once(self, path: str, command: object, answer: type[_A]) -> _A:
@@ -162,17 +168,17 @@ class HttpControllerChannel:
             raise
 
     async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated:
-        """See the Protocol. Repeated after an unknown outcome: the topic id is recognised."""
+        """Create a topic; repeated after an unknown outcome, because its id is recognised."""
         return await self._command(
             paths.CREATE_TOPIC, command, TopicCreated, timeout_ms, repeatable=True
         )
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted:
-        """See the Protocol. Never repeated after an unknown outcome: the name may live again."""
+        """Delete a topic; not repeated after an unknown outcome, as the name may live again."""
         return await self._command(paths.DELETE_TOPIC, command, TopicDeleted, timeout_ms)
 
     async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
-        """See the Protocol. Repeated after an unknown outcome only where its row says so."""
+        """Send an admin command; repeated after an unknown outcome only if its row allows it."""
         name = ADMIN_NAMES[type(command)]
         row = ADMIN_COMMANDS[name]
         answer: type[A] = row.answer
@@ -189,7 +195,11 @@ class HttpControllerChannel:
         *,
         repeatable: bool = False,
     ) -> _A:
-        """Find the active controller and follow it until the deadline."""
+        """Find the active controller, send it the command, and follow it until the deadline.
+
+        An attempt that surely appended nothing is repeated; one of unknown outcome only if
+        ``repeatable``.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         backoff_ms = ROUND_BACKOFF_FIRST_MS
@@ -220,9 +230,9 @@ class HttpControllerChannel:
             await asyncio.sleep(pause_s)
 
     def _look_elsewhere(self, target: NodeId, error: KafkaError) -> None:
-        """Follow the hint of a controller that isn't active, else ask the next one in turn."""
+        """Choose another controller: the one that an inactive one names, else the next in turn."""
         if self._active != target:
-            return  # another caller, or a heartbeat, knows better meanwhile
+            return  # another caller or a heartbeat has already chosen another one
         hint = error.leader_id if isinstance(error, RefusedError) else None
         if hint is not None and hint != target and hint in self._links:
             self._active = hint
@@ -238,7 +248,7 @@ class HttpControllerChannel:
     def heartbeats(
         self, on_answer: Callable[[HeartbeatAnswer, int], None]
     ) -> Iterator[HeartbeatThread]:
-        """See the Protocol. Refusals are kept in `heartbeat_refusals`."""
+        """Send heartbeats until the block is left; refusals are kept in `heartbeat_refusals`."""
         self._on_answer = on_answer
         try:
             yield self._beats
@@ -246,7 +256,7 @@ class HttpControllerChannel:
             self._beats.hush()
 
     def _heard(self, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int) -> None:
-        """A controller's answer, or why there is none; called on the broker's loop."""
+        """Take a controller's answer, or the error in its place; called on the broker's loop."""
         if isinstance(result, RefusedError):
             if node_id not in self._refusals:
                 _log.warning("heartbeat refused controller=%d error=%s", node_id, result.code.name)
@@ -259,14 +269,14 @@ class HttpControllerChannel:
         self._refusals.pop(node_id, None)
         self._claims.pop(node_id, None)
         if result.is_active:
-            # Two may believe for a moment: the one that has committed more is the later one.
+            # Two may report so for a moment: the one that has committed more is the later one.
             if all(result.committed_offset >= other for other in self._claims.values()):
                 self._active = node_id
             self._claims[node_id] = result.committed_offset
         self._on_answer(replace(result, controller_id=node_id), sent_ms)
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
-        """See the Protocol: a long poll of at most ``max_wait_ms`` and a margin."""
+        """Long-poll a controller for at most ``max_wait_ms`` and a margin."""
         return await self._links[source].post(
             paths.FETCH_METADATA,
             request,
@@ -276,13 +286,11 @@ class HttpControllerChannel:
         )
 
     async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
-        """See the Protocol."""
         return await self._links[source].post(
             paths.DESCRIBE_QUORUM, DescribeQuorum(), ControllerState, timeout_ms
         )
 
     def controller_url(self, controller: NodeId) -> str:
-        """See the Protocol."""
         return f"http://{self._advertised[controller]}"
 
 
@@ -291,7 +299,10 @@ def _surely_not_appended(error: KafkaError) -> bool:
 
 
 def _doubtful(error: KafkaError) -> KafkaError:
-    """A late refusal proves nothing about an earlier attempt that may still be on its way."""
+    """Return the error with an unknown outcome.
+
+    A late refusal proves nothing about an earlier attempt that may still be on its way.
+    """
     return KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
 
 

@@ -1,4 +1,9 @@
-"""One broker's HTTP connections to one controller. Every request is sent once (rules F1, F2)."""
+"""HTTP connections of one broker to one controller; each request is sent once (rules F1, F2).
+
+The controller channel and the heartbeat thread have links of their own. A failed `post` reports
+whether the request may have arrived: NOT_WRITTEN only if nothing was sent, or the controller
+answered so.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +29,16 @@ IDLE_CONNECTION_S = 30.0
 so that a command is rarely written to a connection the other side is closing."""
 
 CONNECT_SHARE = 0.8
-"""Of the time a command has, what a connection may take of it."""
+"""Share of a command's time that its connection may take."""
 LARGE_BODY_BYTES = 262_144
-"""Larger ones are sent in pieces, and decoded off the loop."""
+"""Size beyond which a body is sent in pieces, and decoded off the loop."""
 
 _A = TypeVar("_A")
 
 
 class RefusedError(KafkaError):
-    """A controller answered with an error; ``leader_id`` is whom it believes active, or None."""
+    """Error answered by a controller; ``leader_id`` is the controller it believes active, or None.
+    """
 
     def __init__(self, error: KafkaError, leader_id: NodeId | None) -> None:
         super().__init__(error.code, error.message, outcome=error.outcome)
@@ -44,7 +50,7 @@ class _NeverSentError(Exception):
 
 
 class _Command(aiohttp.BytesPayload):
-    """A body that tells "nothing was written" from "it may have arrived"."""
+    """Request body that distinguishes "nothing was written" from "it may have arrived"."""
 
     @override
     async def write_with_length(
@@ -56,10 +62,11 @@ class _Command(aiohttp.BytesPayload):
 
 
 class ControllerLink:
-    """Owner: a channel. Heartbeats have a connection of their own; the rest shares a pool.
+    """Connections to one controller. Owner: the controller channel or the heartbeat thread.
 
-    aiohttp's client repeats idempotent methods on a broken kept-alive connection, and follows
-    redirects: only POST is used here, and redirects are refused.
+    Heartbeats have a connection of their own; the rest shares a pool. aiohttp's client repeats
+    idempotent methods on a broken kept-alive connection, and follows redirects: only POST is used
+    here, and redirects are refused.
     """
 
     def __init__(
@@ -99,14 +106,15 @@ class ControllerLink:
     ) -> _A:
         """Send ``command`` once and decode its answer.
 
-        Raises RefusedError when the controller answered with an error; KafkaError
-        NETWORK_EXCEPTION NOT_WRITTEN when there was no connection, or only one that was closing,
-        else NETWORK_EXCEPTION or REQUEST_TIMED_OUT with outcome UNKNOWN: it may have been taken.
+        Raises RefusedError when the controller answered with an error; KafkaError NETWORK_EXCEPTION
+        NOT_WRITTEN when there was no connection, or only one that was closing; else
+        NETWORK_EXCEPTION or REQUEST_TIMED_OUT with outcome UNKNOWN, because the command may have
+        been taken.
         """
         client = self._urgent if urgent else self._pool
         assert client is not None, "open() comes first"
         total_s = timeout_ms / 1000
-        # A connection that takes all the time there is must fail as one: nothing was written then.
+        # A connection that takes all the time must fail as a connection: then nothing was written.
         connect_s = min(self._connect_timeout_s, total_s * CONNECT_SHARE)
         timeout = aiohttp.ClientTimeout(total=total_s, connect=connect_s)
         try:
@@ -137,10 +145,10 @@ class ControllerLink:
         try:
             if len(body) <= LARGE_BODY_BYTES:
                 return from_json(body, answer)
-            # A snapshot of 100,000 partitions: the loop has its turns meanwhile.
+            # A snapshot of 100,000 partitions, say: the loop goes on meanwhile.
             return await asyncio.to_thread(from_json, body, answer)
         except KafkaError as error:
-            # It did something, we just can't read what.
+            # The command was taken, but its answer can't be read.
             raise self._failed(
                 ErrorCode.OUTCOME_UNKNOWN, "unreadable answer", error, Outcome.UNKNOWN
             ) from error
@@ -180,7 +188,7 @@ class ControllerLink:
 
 
 def _payload(body: bytes) -> _Command | BytesIO:
-    """Large bodies as a file: aiohttp writes those in pieces, and warns of large bytes."""
+    """Wrap large bodies as files: aiohttp writes those in pieces, and warns of large bytes."""
     return _Command(body) if len(body) <= LARGE_BODY_BYTES else BytesIO(body)
 
 
@@ -194,7 +202,7 @@ def _client(*, limit: int) -> aiohttp.ClientSession:
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body, never more than the limit of it. ClientPayloadError when it is longer."""
+    """Return the body, never more than the limit; ClientPayloadError when it is longer."""
     if (response.content_length or 0) > limit:
         raise aiohttp.ClientPayloadError(f"answer over {limit} bytes")
     received = bytearray()

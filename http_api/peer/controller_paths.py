@@ -1,4 +1,4 @@
-"""Names and limits both ends of the controllers' HTTP plane agree on.
+"""Paths, headers and limits that both ends of the controllers' HTTP plane share.
 
 Commands are ``POST /controller/v1/<name>`` with a JSON body of ``raft_metadata.records.serde``.
 Everything but the pages for people is a POST, since aiohttp's client silently repeats idempotent
@@ -21,13 +21,13 @@ STATE = PREFIX + "state"
 """GET, for people and checkers: a `ControllerState` in JSON."""
 DESCRIBE_QUORUM = PREFIX + "describe-quorum"
 VOTERS = PREFIX + "voters"
-"""GET: the directory id of every voter, as this one knows it (rule Q4)."""
+"""GET: the directory id of every voter, as this controller knows it (rule Q4)."""
 ACCEPT_VOTER = PREFIX + "accept-voter"
-"""An operator says that a voter lost its disk: ``{"node_id", "directory_id"}`` (rule Q4)."""
+"""POST of an operator: a voter lost its disk, ``{"node_id", "directory_id"}`` (rule Q4)."""
 
 CLUSTER_HEADER = "Quorumlog-Cluster-Id"
 ADDRESSEE_HEADER = "Quorumlog-Addressee"
-"""The controller id the sender believes it dials: a wrong cable is noticed at once."""
+"""The controller id that the sender means to dial: a wrong address is noticed at once."""
 
 MAX_COMMAND_BYTES = 4_194_304
 """4 MiB: a registration naming 50,000 unclean partitions is about 3 MB."""
@@ -35,6 +35,6 @@ MAX_ANSWER_BYTES = 4_194_304
 MAX_METADATA_ANSWER_BYTES = 268_435_456
 """256 MiB: a snapshot of 100,000 partitions is about 30 MB."""
 MAX_METADATA_WAIT_MS = 60_000
-"""A fetch-metadata that wants to wait longer is answered then."""
+"""Longest wait of a fetch-metadata; one with a longer wait is answered then."""
 SESSION_PING_MS = 1_000
 """The controller sends a line this often; after three missed the broker opens a new session."""

@@ -1,4 +1,9 @@
-"""The controllers' HTTP listener: commands and sessions of brokers, pages for operators."""
+"""The controllers' HTTP listener: commands and sessions of brokers, pages for operators.
+
+A controller's node runs one `ControllerServer`. It checks the sender, decodes a command, hands it
+to the controller once, and encodes the answer or the error. A broker's session is a request that
+stays open; its end is reported to the controller.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +45,25 @@ from raft_metadata.records.quorum_view import ControllerState, DescribeQuorum
 from raft_metadata.records.serde import from_json, to_json
 
 MAX_HEADER_BYTES = 8_190
-"""Per header line; the whole head has at most `MAX_HEADERS` of them."""
+"""Size of a header line; the whole head has at most `MAX_HEADERS` of them."""
 MAX_HEADERS = 64
 BODY_TIMEOUT_S = 10.0
-"""A command whose body isn't here by then is dropped."""
+"""Time for a command's body; a command with a later one is dropped."""
 MAX_SESSION_BYTES = 65_536
-"""A session's body says nothing but line breaks."""
+"""Size of a session's body, which holds nothing but line breaks."""
 MAX_INDEX_DIGITS = 18
-"""These always fit into 64 bits."""
+"""Digits of an index that always fit into 64 bits."""
 KEEPALIVE_TIMEOUT_S = 75.0
 """Longer than the channel keeps an idle connection, so that the channel closes first."""
 SHUTDOWN_GRACE_S = 2.0
-"""Commands under way may still be answered this long."""
+"""Time for commands under way to be answered when the server stops."""
 
 _log = logging.getLogger("controller.http")
 _C = TypeVar("_C")
 
 
 class Controller(Protocol):
-    """What this listener serves: ``raft_metadata.quorum``'s active controller."""
+    """Port to the active controller of ``raft_metadata.quorum``, which this listener serves."""
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered: ...
@@ -77,16 +82,19 @@ class StateView(Protocol):
     """The controller's own state, for operators and checkers."""
 
     def state(self, index: int | None = None) -> ControllerState:
-        """INVALID_REQUEST for an index that is not applied yet."""
+        """Return the state, by default now, or at a Raft entry's index.
+
+        INVALID_REQUEST for an index that is not applied yet.
+        """
         ...
 
     async def image_hash(self) -> tuple[int, str]:
-        """(next offset, hash of the whole image there)."""
+        """Return (next offset, hash of the whole image there)."""
         ...
 
 
 class VoterDirectories(Protocol):
-    """What `quorumlog controller rejoin` needs of a voter (rule Q4)."""
+    """Port to the voters' directory ids, for `quorumlog controller rejoin` (rule Q4)."""
 
     def voter_directories(self) -> Mapping[NodeId, DirectoryId]: ...
     def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None: ...
@@ -97,11 +105,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ControllerServer:
-    """Owner: the controller's node; single-threaded, on its loop.
+    """HTTP listener of one controller.
 
-    Invariants: a command is handed to the controller at most once per request; a lost connection
-    does not cancel it. ``session_closed`` follows ``session_opened`` once no connection of that
-    (broker, broker epoch) is left, so a quick reconnect that overlaps the old one closes nothing.
+    Owner: the controller's node; single-threaded, on its loop. Invariants: a command is handed to
+    the controller at most once per request; a lost connection does not cancel it.
+    ``session_closed`` follows ``session_opened`` once no connection of that (broker, broker epoch)
+    is left, so a quick reconnect that overlaps the old one closes nothing.
     """
 
     def __init__(
@@ -127,7 +136,7 @@ class ControllerServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` really bound (the port matters when 0 was asked for)."""
+        """Address ``host:port`` that is really bound; the port matters when 0 was configured."""
         assert self._runner is not None
         host, port = self._runner.addresses[0][:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -178,7 +187,7 @@ class ControllerServer:
         _log.info("controller listener open address=%s", self.address)
 
     async def stop(self) -> None:
-        """Stop listening, answer what waits, close every connection."""
+        """Stop listening, answer waiting requests, close every connection."""
         self._stopping = True
         now = asyncio.get_running_loop().time()
         for wait in self._waits:
@@ -234,7 +243,7 @@ class ControllerServer:
     # -- sessions
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
-        """Stays open as long as the broker lives; its end is news for the controller."""
+        """Hold a broker's session open as long as the broker lives; report its end."""
         self._check_sender(request)
         session = _session_of(request)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
@@ -250,7 +259,7 @@ class ControllerServer:
         return response
 
     async def _hold(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Until the body ends or breaks, or this server stops; pings meanwhile."""
+        """Read until the body ends or breaks, or this server stops; send pings meanwhile."""
         received = 0
         while not self._stopping and received <= MAX_SESSION_BYTES:
             try:
@@ -274,7 +283,7 @@ class ControllerServer:
         if self._sessions[session] > 0:
             return
         del self._sessions[session]
-        # A controller that stops has no opinion about its brokers.
+        # When this controller stops, the end of a session says nothing about the broker.
         if not self._stopping:
             _log.info("session closed broker=%d broker_epoch=%d", *session)
             self._controller.session_closed(*session)
@@ -288,7 +297,11 @@ class ControllerServer:
         return self._own_view.state()
 
     async def _state(self, request: web.Request) -> web.Response:
-        """`?index=N`: the hash after that Raft entry; `?image_hash=true`: of the image, too."""
+        """Return the controller's state.
+
+        `?index=N`: with the hash after that Raft entry; `?image_hash=true`: with the image's hash,
+        too.
+        """
         wanted = request.query.get("index")
         if wanted is not None and not (wanted.isdecimal() and len(wanted) <= MAX_INDEX_DIGITS):
             message = f"index is '{wanted[:20]}': expected the number of a Raft entry"
@@ -380,7 +393,7 @@ class ControllerServer:
 
 
 async def _body(request: web.Request) -> bytes:
-    """The whole body, capped before and while it is read. Any failure here hands nothing on."""
+    """Return the whole body, limited before and while it is read; a failure hands nothing on."""
     if (request.content_length or 0) > paths.MAX_COMMAND_BYTES:
         raise web.HTTPRequestEntityTooLarge(paths.MAX_COMMAND_BYTES)
     try:
@@ -407,7 +420,7 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 
 class _StoppableWait:
-    """`asyncio.timeout` that the server's stop ends early. TimeoutError either way."""
+    """`asyncio.timeout` that the server's stop ends early; TimeoutError either way."""
 
     __slots__ = ("_timeout", "_waits")
 

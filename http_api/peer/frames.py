@@ -1,6 +1,7 @@
-"""The bytes between brokers: one hello, then request and answer frames. Pure.
+"""Bytes between brokers: one hello, then request and answer frames. Pure.
 
-A `KafkaError` crosses between nodes as a JSON object of its number, name, message and outcome; the
+The two ends of a peer connection, `peer_channel` and `peer_server`, encode and decode with it. A
+`KafkaError` crosses between nodes as a JSON object of its number, name, message and outcome; the
 controllers' HTTP plane uses the same body.
 """
 
@@ -16,12 +17,12 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
 
 MAX_MESSAGE_CHARACTERS = 4096
-"""A message is cut there: it is for people, and an error must never be too large to send."""
+"""Longest message of an error, cut there: an error must never be too large to send."""
 
 
 def body_of(error: KafkaError) -> dict[str, object]:
-    """The JSON object that `error_from_body` turns back into an equal error."""
-    # File names may hold bytes that are no text; JSON has no way to say them.
+    """Return the JSON object that `error_from_body` turns back into an equal error."""
+    # File names may hold bytes that are no text, which JSON can't represent.
     message = error.message[:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
     return {
         "error": error.code.number,
@@ -32,7 +33,7 @@ def body_of(error: KafkaError) -> dict[str, object]:
 
 
 def error_from_body(body: object) -> KafkaError:
-    """The error another node sent. ValueError when this is no such body."""
+    """Return the error that another node sent; ValueError when this is no such body."""
     match body:
         case {"error": int(number), "message": str(message), "outcome": str(outcome)}:
             return KafkaError(ErrorCode.from_number(number), message, outcome=Outcome(outcome))
@@ -58,11 +59,11 @@ _MAX_TIMEOUT_MS = 0xFFFFFFFF
 
 
 class ProtocolViolationError(Exception):
-    """The other side speaks something else. The connection is of no use any more."""
+    """The other side speaks another protocol; the connection is of no more use."""
 
 
 class Plane(Enum):
-    """What a connection is for."""
+    """Purpose of a connection."""
 
     RPC = "rpc"
     REPLICATION = "replication"
@@ -70,7 +71,8 @@ class Plane(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who dials whom, in which cluster, for what."""
+    """First message on a connection: the dialling broker, the addressee, the cluster, the purpose.
+    """
 
     cluster_id: ClusterId
     from_broker: BrokerId
@@ -80,7 +82,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Asks for one thing, ``kind`` of it, to be answered within ``timeout_ms``."""
+    """A request of one ``kind``, to be answered within ``timeout_ms``."""
 
     request_id: int
     kind: int
@@ -90,7 +92,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The request was done."""
+    """Answer to a request that was carried out."""
 
     request_id: int
     body: bytes
@@ -98,7 +100,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The request failed; the error says what it left behind."""
+    """Answer to a request that failed; the error's outcome shows what it left behind."""
 
     request_id: int
     error: KafkaError
@@ -108,7 +110,7 @@ Frame = Request | Answer | Refusal
 
 
 class FrameType(IntEnum):
-    """The byte after the length."""
+    """Type of a frame: the byte after the length."""
 
     REQUEST = 1
     ANSWER = 2
@@ -119,7 +121,7 @@ class FrameType(IntEnum):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The first bytes the dialling side sends."""
+    """Encode the first bytes that the dialling side sends."""
     return _hello_frame(
         {
             "version": VERSION,
@@ -132,15 +134,15 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def encode_welcome(error: KafkaError | None) -> bytes:
-    """The answer to a hello: None accepts it, an error refuses it."""
+    """Encode the answer to a hello: None accepts it, an error refuses it."""
     return _hello_frame({"ok": True} if error is None else body_of(error))
 
 
 def take_hello(received: bytearray) -> dict[str, object] | None:
-    """Take one hello frame off the front; None while it is incomplete.
+    """Take one hello frame off the front; return None while it is incomplete.
 
-    Raises ProtocolViolationError as soon as the bytes can't become one: a stranger is shown the
-    door after four bytes, and a length over the limit is never waited for.
+    Raises ProtocolViolationError as soon as the bytes can't become one: another protocol is refused
+    after four bytes, and a length over the limit is never waited for.
     """
     if not MAGIC.startswith(received[: len(MAGIC)]):
         msg = "not a peer connection"
@@ -167,7 +169,7 @@ def take_hello(received: bytearray) -> dict[str, object] | None:
 
 
 def decode_hello(body: dict[str, object]) -> Hello:
-    """What `take_hello` found, checked field by field."""
+    """Return the hello in a body from `take_hello`, checked field by field."""
     if body.get("version") != VERSION:
         msg = f"peer version {body.get('version')!r} is not {VERSION}"
         raise ProtocolViolationError(msg)
@@ -190,7 +192,7 @@ def decode_hello(body: dict[str, object]) -> Hello:
 
 
 def decode_welcome(body: dict[str, object]) -> KafkaError | None:
-    """None when the hello was accepted, else why not."""
+    """Return None when the hello was accepted, else the refusal."""
     if body.get("ok") is True:
         return None
     try:
@@ -209,7 +211,7 @@ def _hello_frame(fields: dict[str, object]) -> bytes:
 
 
 def request_head(request_id: int, kind: int, timeout_ms: int, body_bytes: int) -> bytes:
-    """What stands before the body of a request (sent beside it, so that the body isn't copied)."""
+    """Return the bytes before a request's body, which is sent beside them and not copied."""
     return _REQUEST_HEAD.pack(
         _REQUEST_HEAD.size - _LENGTH_BYTES + body_bytes,
         FrameType.REQUEST,
@@ -220,28 +222,28 @@ def request_head(request_id: int, kind: int, timeout_ms: int, body_bytes: int) -
 
 
 def answer_head(request_id: int, body_bytes: int) -> bytes:
-    """What stands before the body of an answer."""
+    """Return the bytes before an answer's body."""
     return _HEAD.pack(_SHORTEST + body_bytes, FrameType.ANSWER, request_id)
 
 
 def encode_refusal(request_id: int, error: KafkaError) -> bytes:
-    """A whole refusal frame."""
+    """Encode a whole refusal frame."""
     body = orjson.dumps(body_of(error))
     return _HEAD.pack(_SHORTEST + len(body), FrameType.REFUSAL, request_id) + body
 
 
 def request_frame_bytes(body_bytes: int) -> int:
-    """The ``length`` field of a request with such a body: what the limit is compared with."""
+    """Return the ``length`` field of a request with such a body, to compare with the limit."""
     return _REQUEST_HEAD.size - _LENGTH_BYTES + body_bytes
 
 
 def answer_frame_bytes(body_bytes: int) -> int:
-    """The ``length`` field of an answer with such a body."""
+    """Return the ``length`` field of an answer with such a body."""
     return _SHORTEST + body_bytes
 
 
 class FrameReader:
-    """Cuts received bytes into frames. Keeps at most one incomplete frame, never over the limit.
+    """Decoder of received bytes; keeps at most one incomplete frame, never over the limit.
 
     Owner: one connection's protocol. Nothing is allocated ahead for a length that was announced:
     memory grows with the bytes that really came.
@@ -258,11 +260,11 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
+        """Bytes of the incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. ProtocolViolationError ends the connection."""
+        """Return the frames that are complete now. ProtocolViolationError ends the connection."""
         buffer = self._buffer
         if buffer:
             buffer += data

@@ -1,7 +1,9 @@
 """Heartbeats and session connections to every controller, from a thread of their own (rule M7).
 
-The thread also requires that the broker's event loop makes progress. A session connection tells
-every controller at once when this broker's process dies.
+The controller channel starts the thread. The broker's loop sets the content of heartbeats many
+times a session, which also proves that the loop makes progress; the thread sends it to each
+controller and hands the answers back to the loop. A session connection lets every controller notice
+at once that this broker's process has died.
 """
 
 from __future__ import annotations
@@ -28,42 +30,44 @@ if TYPE_CHECKING:
 
 
 TICK_MS = 100
-"""How often the thread looks whether the loop went on."""
+"""Interval at which the thread checks the loop's progress."""
 BEAT_GAP_MS = 5
-"""Heartbeats that are asked for out of turn come no faster than this, on each connection."""
+"""Least time between two heartbeats on a connection, those requested out of turn included."""
 PAGE_GAP_MS = 50
-"""Between two pages of what is damaged: 10,000 replicas are named in 5 s, 300 KB/s each link."""
+"""Time between two pages of damaged replicas: 10,000 are named in 5 s, 300 KB/s on each link."""
 JOIN_TIMEOUT_S = 5.0
-"""Closing the connections takes a moment; a thread that takes longer is left to the process end."""
+"""Time for the thread to close its connections; a slower one is left to the process's end."""
 
 _log = logging.getLogger("controller.heartbeats")
 
 OnResult = Callable[["NodeId", HeartbeatAnswer | KafkaError, int], None]
-"""Which controller, what it answered, and when that heartbeat was sent (the clock's monotonic)."""
+"""Takes a controller, its answer, and when the heartbeat was sent (monotonic milliseconds)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What heartbeats say: one object, swapped whole, is the way from the loop to the thread."""
+    """Content of heartbeats: one object, swapped as a whole, goes from the loop to the thread."""
 
     life: int
     command: BrokerHeartbeat
 
 
 class HeartbeatThread:
-    """Owned by the controller channel, on the broker's loop; ``start`` first, ``stop`` last.
+    """Heartbeats to all controllers, as long as the broker's loop makes progress.
+
+    Owned by the controller channel, on the broker's loop; ``start`` first, ``stop`` last.
 
     Two hand-over points and no lock: `say` swaps one reference that the thread reads, and
-    `_hand_over` queues a call of ``on_result`` on the broker's loop. Everything else belongs to
-    one side: the connections to the thread, all judgement of answers to the loop. Invariant: an
-    answer reaches ``on_result`` only while the life (one registration) that sent it lasts.
+    `_hand_over` queues a call of ``on_result`` on the broker's loop. Everything else belongs to one
+    side: the connections to the thread, all judgement of answers to the loop. Invariant: an answer
+    reaches ``on_result`` only while the life (one registration) that sent it lasts.
 
     ``progress_max_ms`` is how long the loop may stand still: one broker session. Stalls of some
     hundred milliseconds (a large image, a collection, a burst) cost nothing. A loop that did
     nothing for a session is as dead to its clients as a process that stopped; then the heartbeats
-    end and the session connections are closed, so that the controllers fence after their
-    disconnect grace, not after another session: 1.5 s after the loop's last turn by default. The
-    thread counts the stall in its own ticks: where the whole process stood still, nobody is blamed.
+    end and the session connections are closed, so that the controllers fence after their disconnect
+    grace, not after another session: 1.5 s after the loop's last turn by default. The thread counts
+    the stall in its own ticks, so that a stop of the whole process does not count.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class HeartbeatThread:
         clock: Clock,
         on_result: OnResult,
     ) -> None:
-        """``links``: this thread's own; it opens and closes them."""
+        """Take ``links`` of this thread's own, which it opens and closes."""
         self._links = links
         self._interval_ms = interval_ms
         self._progress_max_ms = progress_max_ms
@@ -103,7 +107,7 @@ class HeartbeatThread:
     # -- on the broker's loop
 
     def start(self) -> None:
-        """Start the thread; connections are made once there is something to say."""
+        """Start the thread; it connects once there is a heartbeat to send."""
         self._home = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._thread.start()
@@ -121,9 +125,10 @@ class HeartbeatThread:
         self._call(self._changed.set)
 
     def say(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
-        """The loop turns and stands like this: what every heartbeat says from now on.
+        """Set the content of every heartbeat from now on; the call counts as progress of the loop.
 
-        RuntimeError when the thread has died: this broker must end, not be fenced in silence.
+        Raises RuntimeError when the thread has died: this broker must end, not be fenced in
+        silence.
         """
         if self._failure is not None:
             raise RuntimeError("the heartbeat thread failed") from self._failure
@@ -133,13 +138,13 @@ class HeartbeatThread:
             self._call(self._beat_at_once)
 
     def hush(self) -> None:
-        """No more heartbeats until the next `say`; answers under way are dropped."""
+        """Stop the heartbeats until the next `say`; drop answers under way."""
         self._life += 1
         self._said = None
 
     def _call(self, function: Callable[[], object]) -> None:
         if self._loop is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # it ended this very moment
+            with suppress(RuntimeError):  # the thread's loop has just been closed
                 self._loop.call_soon_threadsafe(function)
 
     def _take(
@@ -156,7 +161,7 @@ class HeartbeatThread:
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._run())
-        except BaseException as error:  # noqa: BLE001 told to the loop, which ends the process
+        except BaseException as error:  # noqa: BLE001 `say` raises it, which ends the process
             _log.critical("heartbeat thread failed error=%r", error, exc_info=error)
             self._failure = error
 
@@ -182,7 +187,7 @@ class HeartbeatThread:
             asked.set()
 
     async def _watch(self) -> None:
-        """Judge the loop, and keep the sessions open as long as it lives."""
+        """Check the loop's progress, and keep the sessions open as long as it lasts."""
         opened: tuple[BrokerId, BrokerEpoch] | None = None
         while True:
             self._judge(self._clock.monotonic_ms())
@@ -196,7 +201,10 @@ class HeartbeatThread:
             self._changed.clear()
 
     def _judge(self, now_ms: int) -> None:
-        """Rule M7, both ways: heartbeats need loop progress, and our own stall blames nobody."""
+        """Decide whether the loop makes progress; heartbeats need it (rule M7).
+
+        Time in which this thread stood still as well does not count against the loop.
+        """
         self._idle_ms += min(now_ms - self._ran_ms, 2 * TICK_MS)
         self._ran_ms = now_ms
         if self._progress != self._seen_progress or self._said is None:
@@ -215,18 +223,18 @@ class HeartbeatThread:
         self._loop_lives = lives
 
     async def _beat(self, link: ControllerLink, asked: asyncio.Event) -> None:
-        """One controller after the other would wait for the slowest: each has its own time.
+        """Send heartbeats to one controller, on its own time and not that of the slowest; endless.
 
-        And its own pages, where more is damaged than one heartbeat says.
+        If more is damaged than one heartbeat names, each controller gets its own pages.
         """
         loop = asyncio.get_running_loop()
         told_to: TopicIdPartition | None = None
         while True:
             due = loop.time() + self._interval_ms / 1000
-            asked.clear()  # whoever asks from here on gets a heartbeat of its own
+            asked.clear()  # a request from here on gets a heartbeat of its own
             said = self._said
             if said is not None and self._loop_lives:
-                # Rule G3: what an answer proves, it proves from before the heartbeat was sent.
+                # An answer proves the state of a time before its heartbeat was sent (rule G3).
                 sent_ms = self._clock.monotonic_ms()
                 page = next_page(said.command, told_to)
                 result = await self._send(link, page)
@@ -251,14 +259,14 @@ class HeartbeatThread:
     def _hand_over(
         self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
     ) -> None:
-        """The one way back to the broker's loop."""
+        """Queue a result on the broker's loop: the only way back to it."""
         assert self._home is not None, "start() came first"
-        with suppress(RuntimeError):  # the broker's loop is closed: nobody asks any more
+        with suppress(RuntimeError):  # the broker's loop is closed: the result has no use
             self._home.call_soon_threadsafe(self._take, life, node_id, result, sent_ms)
 
 
 async def _pause(event: asyncio.Event, seconds: float) -> None:
-    """Until the event is set, or so long."""
+    """Wait until the event is set, for at most so many seconds."""
     try:
         async with asyncio.timeout(max(seconds, 0.001)):
             await event.wait()
@@ -270,15 +278,15 @@ BACKOFF_FIRST_MS = 20
 """Far below ``broker_disconnect_grace_ms`` (300): a cut that heals at once costs no leadership."""
 BACKOFF_MAX_MS = 1_000
 STABLE_AFTER_S = 2.0
-"""A session that lasted this long starts with the first back-off again."""
+"""Duration of a session after which the back-off begins anew."""
 MISSED_PINGS = 3
 
 
 class ControllerSessions:
-    """One open request per controller, reopened whenever it breaks.
+    """Open requests, one to each controller, each reopened whenever it breaks.
 
-    Owner: the controller channel, which opens it with each registration. A session is an early
-    word only (``broker_disconnect_grace_ms``): heartbeats stay the judge.
+    Owner: the heartbeat thread, which opens them with each registration. The end of a session is
+    only an early sign (``broker_disconnect_grace_ms``): heartbeats decide.
     """
 
     def __init__(self, links: Sequence[ControllerLink]) -> None:
@@ -294,7 +302,7 @@ class ControllerSessions:
         }
 
     async def stop(self) -> None:
-        """Close the sessions; the controllers hear it at once."""
+        """Close the sessions; the controllers notice at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -319,7 +327,7 @@ class ControllerSessions:
             backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
 
     async def _one(self, link: ControllerLink, query: dict[str, str]) -> str:
-        """One session, until the controller ends it; errors when the connection breaks."""
+        """Hold one session until the controller ends it; raise when the connection breaks."""
         patience_s = MISSED_PINGS * paths.SESSION_PING_MS / 1000
         async with link.session(query, _open_body(), patience_s) as response:
             if response.status != 200:
@@ -330,6 +338,6 @@ class ControllerSessions:
 
 
 async def _open_body() -> AsyncIterator[bytes]:
-    """A body that says it has begun and never ends by itself."""
+    """Yield one line break, then stay open without end."""
     yield b"\n"
     await asyncio.get_running_loop().create_future()

@@ -1,4 +1,9 @@
-"""A broker's way to other brokers: requests sent at most once, and dialled replication streams."""
+"""A broker's channel to other brokers: requests sent at most once, and replication streams.
+
+The broker calls `TcpPeerChannel` on its loop. Requests to one broker share an `RpcConnection`,
+which is dialled when first needed and again, after a back-off, when it is lost. A replication
+stream is a connection of its own, handed over to the follower after the hello.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +30,12 @@ if TYPE_CHECKING:
     from broker.ports import PeerRequest
 
 CONNECT_TIMEOUT_MS = 1_000
-"""TCP and hello together. A black-holed link must not cost a caller more."""
+"""Time for TCP and hello together: a black-holed link costs a caller no more."""
 BACKOFF_FIRST_MS = 20
 BACKOFF_MAX_MS = 200
 """A broker that is back is reached at most this much later."""
 MAX_REQUESTS_IN_FLIGHT = 20_000
-"""Per connection, as on the serving side."""
+"""Unanswered requests per connection, as on the serving side."""
 
 _log = logging.getLogger("peer.channel")
 
@@ -38,8 +43,8 @@ _log = logging.getLogger("peer.channel")
 class TcpPeerChannel:
     """`broker.ports.PeerChannel` over TCP: one connection per target, opened when first needed.
 
-    Owner: the node; single-threaded, on its loop. Invariant (rule F1): a request is written at
-    most once. NOT_WRITTEN is only said when not a byte of it was handed to a connection.
+    Owner: the node; single-threaded, on its loop. Invariant (rule F1): a request is written at most
+    once. The outcome is NOT_WRITTEN only if no byte of it was handed to a connection.
     """
 
     def __init__(
@@ -76,13 +81,13 @@ class TcpPeerChannel:
         for transport in self._streams:
             transport.abort()
         self._streams.clear()
-        # Connections learn that they are lost one loop turn after the abort.
+        # Connections are notified of their loss one loop turn after the abort.
         await asyncio.sleep(0)
 
     async def call(
         self, broker_id: BrokerId, peer: str, kind: int, body: bytes, timeout_ms: int
     ) -> bytes:
-        """See `broker.ports.PeerChannel`. REQUEST_TIMED_OUT has outcome UNKNOWN, too."""
+        """Send a request and await its answer. REQUEST_TIMED_OUT has outcome UNKNOWN, too."""
         if request_frame_bytes(len(body)) > self._max_frame_bytes:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -105,7 +110,6 @@ class TcpPeerChannel:
     def post(
         self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
     ) -> Sequence[PostedCall] | None:
-        """See `broker.ports.PeerChannel`."""
         connection = self._ready(broker_id, peer)
         if connection is None or len(requests) > connection.room:
             return None
@@ -120,7 +124,7 @@ class TcpPeerChannel:
         peer: str,
         factory: Callable[[], asyncio.BaseProtocol],
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """See `broker.ports.PeerChannel`. The caller closes the transport.
+        """Dial a replication stream and hand it over to ``factory()``; the caller closes it.
 
         Raises KafkaError: NETWORK_EXCEPTION when the broker can't be reached, else its refusal.
         """
@@ -138,7 +142,7 @@ class TcpPeerChannel:
     # -- connections
 
     def _ready(self, broker_id: BrokerId, peer: str) -> RpcConnection | None:
-        """The open connection, if it can take a request in this very moment."""
+        """Return the open connection if it can take a request at this moment, else None."""
         link = self._links.get(broker_id)
         if link is None or link.peer != peer:
             return None
@@ -148,7 +152,7 @@ class TcpPeerChannel:
         return connection
 
     async def _connected(self, broker_id: BrokerId, peer: str) -> RpcConnection:
-        """The connection to this broker at this address; dials if there is none.
+        """Return the connection to this broker at this address; dial if there is none.
 
         All callers that come meanwhile share one attempt and its failure.
         """
@@ -169,7 +173,7 @@ class TcpPeerChannel:
         return await asyncio.shield(link.attempt)
 
     async def _open(self, link: _Link, attempt: asyncio.Future[RpcConnection]) -> None:
-        """One attempt, after what is left of the back-off. Resolves ``attempt`` in any case."""
+        """Dial once, after the rest of the back-off; resolve ``attempt`` in any case."""
         loop = asyncio.get_running_loop()
         try:
             await asyncio.sleep(max(0.0, link.not_before - loop.time()))
@@ -198,7 +202,7 @@ class TcpPeerChannel:
     async def _dial_peer(
         self, broker_id: BrokerId, peer: str, plane: Plane
     ) -> tuple[asyncio.Transport, DialledGreeting]:
-        """A connection whose hello was accepted; its reading is paused."""
+        """Return a connection whose hello was accepted; its reading is paused."""
         address = dial_address(broker_id, peer, self._dial)
         host, port = split_address(address)
         hello = Hello(
@@ -233,14 +237,14 @@ class TcpPeerChannel:
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """What is known about the way to one broker at one address."""
+    """Connection, attempt to connect and back-off of one broker at one address."""
 
     broker_id: BrokerId
     peer: str
     connection: RpcConnection | None = None
     attempt: asyncio.Future[RpcConnection] | None = None
     not_before: float = 0.0
-    """Loop time before which nobody dials."""
+    """Loop time before which no connection is tried."""
     backoff_ms: int = field(default=BACKOFF_FIRST_MS)
 
     def fail(self, now: float) -> None:

@@ -1,4 +1,9 @@
-"""The peer listener of a broker: requests of other brokers, and their replication streams."""
+"""The peer listener of a broker: requests of other brokers, and their replication streams.
+
+A broker's node runs one `PeerServer`. A connection begins with a hello, taken by `_Greeting`, which
+then hands it to an `_RpcService` or to a replication stream. An `_RpcService` decodes requests,
+lets `PeerServices` answer them, and writes the answers of one turn together.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +37,32 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
 
 BATCH_TEXT_BYTES_MAX = 65_536
-"""Answers that wait for each other; larger ones gain nothing by it."""
+"""Bytes of answers that are gathered for one write; larger writes gain nothing."""
 
 _log = logging.getLogger("peer.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """What the peer listener takes at most."""
+    """Limits of the peer listener."""
 
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_connections: int = 1_024
-    """Two per broker and some to spare for reconnects: brokers count in tens."""
+    """Connections: two per broker and some to spare for reconnects; brokers count in tens."""
     max_requests_in_flight: int = 20_000
-    """Per connection; as many as the broker parks (``max_parked_fetches``)."""
+    """Unanswered requests per connection; as many as may wait in the broker
+    (``max_parked_fetches``)."""
     max_bytes_in_flight: int = 268_435_456
     """Bodies of unanswered requests per connection (256 MiB): over it, QUEUE_FULL."""
     hello_timeout_ms: int = 5_000
-    """A connection that hasn't said who it is by then is closed."""
+    """Time for a connection's hello; without it the connection is closed."""
 
 
 class PeerServer:
-    """Listens, checks hellos, runs requests and hands replication streams over.
+    """Listener that checks hellos, runs requests and hands replication streams over.
 
-    Owner: the node; single-threaded, on its loop. Every handler task and connection belongs to
-    this object: when `stop` has returned, none of them is left.
+    Owner: the node; single-threaded, on its loop. Every handler task and connection belongs to this
+    object: when `stop` has returned, none of them is left.
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class PeerServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` really bound (the port matters when 0 was asked for)."""
+        """Address ``host:port`` that is really bound; the port matters when 0 was configured."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -101,14 +107,14 @@ class PeerServer:
         for task in self._handlers:
             task.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
-        # Connections learn that they are lost one loop turn after the abort.
+        # Connections are notified of their loss one loop turn after the abort.
         await asyncio.sleep(0)
         self._transports.clear()
 
     # -- for the protocols of this module
 
     def admit(self, transport: asyncio.Transport) -> bool:
-        """Whether there is room for one more connection."""
+        """Take one more connection; return False if there is no room for it."""
         # Streams that were handed over no longer report their end to this object.
         self._transports = {each for each in self._transports if not each.is_closing()}
         if self._stopping or len(self._transports) >= self.limits.max_connections:
@@ -117,7 +123,7 @@ class PeerServer:
         return True
 
     def forget(self, transport: asyncio.Transport) -> None:
-        """The connection is closed."""
+        """Remove a closed connection."""
         self._transports.discard(transport)
 
     def run(self, handler: Coroutine[object, object, None]) -> None:
@@ -128,7 +134,7 @@ class PeerServer:
 
 
 class _Greeting(asyncio.Protocol):
-    """The first seconds of a connection: who is it, and what for?"""
+    """The first phase of a connection: waits for the hello, checks it and answers it."""
 
     def __init__(self, server: PeerServer) -> None:
         self._server = server
@@ -217,7 +223,7 @@ class _Greeting(asyncio.Protocol):
 
 
 class _RpcService(asyncio.Protocol):
-    """One broker's requests. Answers leave in any order, those of one turn as one write.
+    """Serving end of one broker's requests; answers of one turn leave as one write, in any order.
 
     A request runs as a task of its own, unless `PeerServices.answer_directly` takes it.
     """
@@ -232,7 +238,7 @@ class _RpcService(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._leaving: list[bytes] = []
-        """Frames that are written at the end of this turn of the loop."""
+        """Frames to be written at the end of this turn of the loop."""
         self._leaving_bytes = 0
 
     @override
@@ -256,7 +262,7 @@ class _RpcService(asyncio.Protocol):
 
     @override
     def pause_writing(self) -> None:
-        # Who doesn't read answers can't ask more: else answers would pile up here.
+        # A peer that reads no answers sends no requests: else answers would pile up here.
         self._writable.clear()
         assert self._transport is not None
         if self._transport.is_reading():
@@ -304,7 +310,10 @@ class _RpcService(asyncio.Protocol):
     def _answered(
         self, request: Request, before: list[None], body: bytes, error: KafkaError | None
     ) -> None:
-        """To a request that was taken without a task. ``before``: it was answered already."""
+        """Send the answer to a request that was taken without a task.
+
+        ``before`` is not empty if the request was answered before, which is a bug.
+        """
         if before:
             _log.error("peer request answered twice kind=%d broker=%d", request.kind, self._from)
             return
@@ -317,7 +326,7 @@ class _RpcService(asyncio.Protocol):
             self._send([encode_refusal(request.request_id, error)])
 
     def _failure(self, request: Request, error: Exception) -> KafkaError:
-        """What is said of a request that an exception ended."""
+        """Return the error to send for a request that an exception ended."""
         if isinstance(error, KafkaError):
             return error
         _log.error(
@@ -350,7 +359,7 @@ class _RpcService(asyncio.Protocol):
         self._send(frames)
 
     def _send(self, frames: list[bytes]) -> None:
-        """Written with what else is answered in this turn; at once, if that is much."""
+        """Write frames with all other answers of this turn; at once, if there is much to write."""
         if not self._leaving:
             asyncio.get_running_loop().call_soon(self._write)
         self._leaving += frames

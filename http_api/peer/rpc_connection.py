@@ -1,7 +1,8 @@
 """The dialling end of a connection between brokers: requests under way, by number.
 
-A request is awaited by a task of its own (`request`), or answered to a function (`post`): those
-that are posted together leave as one write, and one timer is there for all of them.
+`TcpPeerChannel` owns the connections. A request is awaited by a task of its own (`request`), or its
+answer goes to a function (`post`): those that are posted together leave as one write, and one timer
+serves all of them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import BrokerId
 
 ANSWER_GRACE_MS = 250
-"""How long after the time-out an answer is still taken: the other side, which was told the same
-time-out, then says in its own words what it left behind."""
+"""Time after the time-out in which an answer is still taken: the other side has the same time-out,
+and then reports what the request left behind."""
 SWEEP_STEP_S = 0.01
-"""Posted requests are told of their time-out at most this late."""
+"""Longest delay of a posted request's time-out."""
 
 _log = logging.getLogger("peer.channel")
 
@@ -54,7 +55,6 @@ class PostedCall:
         self.hastened = False
 
     def hasten(self, left_ms: int) -> None:
-        """See `PeerCall`."""
         deadline = asyncio.get_running_loop().time() + left_ms / 1000
         if deadline < self.deadline:
             self.deadline, self.hastened = deadline, True
@@ -88,7 +88,7 @@ class RpcConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether new requests may be written."""
+        """True if new requests may be written."""
         return (
             self._lost is None
             and not self._retired
@@ -98,7 +98,7 @@ class RpcConnection(asyncio.Protocol):
 
     @property
     def room(self) -> int:
-        """How many more requests may be under way."""
+        """Number of further requests that may be under way."""
         return self._max_in_flight - len(self._waiting) - len(self._posted)
 
     async def request(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
@@ -119,7 +119,7 @@ class RpcConnection(asyncio.Protocol):
         answer: asyncio.Future[bytes] = loop.create_future()
         self._waiting[request_id] = answer
         sent_at = loop.time()
-        # Rule F1: from here on the request may have been read by the other side.
+        # From here on the request may have been read by the other side (rule F1).
         self._transport.writelines([request_head(request_id, kind, timeout_ms, len(body)), body])
         patience_s = (timeout_ms + ANSWER_GRACE_MS) / 1000
         timer = loop.call_later(patience_s, self._expire, answer, timeout_ms, sent_at)
@@ -131,7 +131,7 @@ class RpcConnection(asyncio.Protocol):
             self._close_if_retired()
 
     def post(self, requests: Sequence[PeerRequest]) -> Sequence[PostedCall]:
-        """Write these in one go; there is `room` for them. Each is answered once, later."""
+        """Write these requests in one go; each is answered once, later. There must be `room`."""
         assert self._transport is not None
         sent_at = asyncio.get_running_loop().time()
         calls: dict[int, PostedCall] = {}
@@ -140,14 +140,14 @@ class RpcConnection(asyncio.Protocol):
             calls[self._next_id] = PostedCall(self, answered, timeout_ms, sent_at)
             pieces += (request_head(self._next_id, kind, timeout_ms, len(body)), body)
             self._next_id += 1
-        # Rule F1: from here on the requests may have been read by the other side.
+        # From here on the requests may have been read by the other side (rule F1).
         self._transport.writelines(pieces)
         self._posted |= calls
         self.look_at(min(call.deadline for call in calls.values()))
         return list(calls.values())
 
     def look_at(self, deadline: float) -> None:
-        """Posted requests are looked through then, or before."""
+        """Check posted requests for their time-outs at this loop time, or before."""
         if self._sweep is not None:
             if self._sweep_at <= deadline:
                 return
@@ -156,7 +156,7 @@ class RpcConnection(asyncio.Protocol):
         self._sweep = asyncio.get_running_loop().call_at(deadline, self._swept)
 
     def _swept(self) -> None:
-        """Those whose time is over have an unknown outcome."""
+        """End posted requests whose time is over, with an unknown outcome."""
         self._sweep = None
         now = asyncio.get_running_loop().time()
         late = [(number, call) for number, call in self._posted.items() if call.deadline <= now]
@@ -179,7 +179,7 @@ class RpcConnection(asyncio.Protocol):
         self._close_if_retired()
 
     def close(self, reason: str) -> None:
-        """Close now; what is in flight ends with an unknown outcome."""
+        """Close now; requests in flight end with an unknown outcome."""
         self._lose(reason)
         if self._transport is not None:
             self._transport.abort()
@@ -211,7 +211,7 @@ class RpcConnection(asyncio.Protocol):
                 call.answered(frame.body, None)
             return
         waiting = self._waiting.get(frame.request_id)
-        # Nobody waits any more when the caller timed out or was cancelled.
+        # The caller may have timed out or may have been cancelled.
         if waiting is None or waiting.done():
             return
         if isinstance(frame, Refusal):
@@ -266,7 +266,7 @@ class RpcConnection(asyncio.Protocol):
 
     def _suspect(self, sent_at: float) -> None:
         if self._heard_at < sent_at:
-            # Perhaps a black hole: the next request tries a new connection, others may wait here.
+            # Perhaps a black hole: the next request dials anew, earlier ones may wait here.
             self.retire("silent")
 
     def _close_if_retired(self) -> None:
@@ -276,7 +276,7 @@ class RpcConnection(asyncio.Protocol):
 
 
 def unreachable(broker_id: BrokerId, reason: str) -> KafkaError:
-    """Not a byte was handed to a connection."""
+    """Return the error for a request of which no byte was handed to a connection."""
     return KafkaError(
         ErrorCode.NETWORK_EXCEPTION,
         f"broker {broker_id} is not reachable: {reason}",

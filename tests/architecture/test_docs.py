@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.architecture.tree import (
     names_of_tests,
     project_files,
     python_files,
+    syntax,
     text,
 )
 
@@ -61,6 +63,35 @@ def test_every_module_that_a_document_names_is_there() -> None:
         if not any(each.endswith(f"/{name}") for each in there)
     ]
     assert found == []
+
+
+HOP = re.compile(r"`([a-z0-9_/]+\.py):([A-Za-z_.]+)`")
+
+
+def defined(path: Path) -> set[str]:
+    """Names of functions and classes of a module, methods as `Class.method`."""
+    names = set()
+    for node in syntax(path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{each.name}"
+                for each in node.body
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return names
+
+
+def test_every_hop_of_the_walks_names_a_function_that_exists() -> None:
+    hops = HOP.findall(text(Path("docs/architecture.md")))
+    assert len(hops) > 50
+    missing = [
+        f"{path}:{name}"
+        for path, name in hops
+        if not (ROOT / path).exists() or name not in defined(Path(path))
+    ]
+    assert missing == []
 
 
 def headings(path: Path) -> set[str]:

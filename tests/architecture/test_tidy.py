@@ -179,8 +179,8 @@ def test_a_file_name_stands_once_in_its_package() -> None:
 
 
 RIDDLE = re.compile(
-    r"(?:What|Whether|Who|Whose|Where|How|Why|Which|When|It|They|He|This(?! \w+'s)|That|These|Those|"
-    r"As|Somebody|Nobody)\b"
+    r"(?:What|Whether|Who|Whose|Where|How|Why|Which|When|It|They|He|This(?! \w+'s)|That|These|"
+    r"Those|As|Somebody|Nobody)\b"
 )
 PERSON = re.compile(r"\b(?:somebody|nobody|whoever|anybody|someone|everybody)\b", re.IGNORECASE)
 
