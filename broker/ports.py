@@ -87,7 +87,7 @@ class ControllerChannel(Protocol):
         ...
 
     async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
-        """Return one controller's view of the quorum. Raises NETWORK_EXCEPTION, REQUEST_TIMED_OUT."""
+        """Return one controller's view of the quorum. NETWORK_EXCEPTION, REQUEST_TIMED_OUT."""
         ...
 
     def controller_url(self, controller: NodeId) -> str:

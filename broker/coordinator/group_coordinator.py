@@ -240,7 +240,7 @@ class GroupCoordinator:
             self._tick()
 
     def _follow_topics(self, image: MetadataImage) -> bool:
-        """Return True if topics were created, deleted or grew; leaders and replicas don't matter."""
+        """Return True if topics were created or deleted, or grew; leaders don't matter."""
         self._seen = image.topics
         topics = {
             topic.name: TopicFacts(topic.topic_id, topic.routed_count)

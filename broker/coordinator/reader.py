@@ -64,7 +64,7 @@ class DataDoor(Protocol):
 
 
 class Proof(Protocol):
-    """The port that tells whether this broker may have been deposed without knowing it (rule G3)."""
+    """Port for the proof that this broker was not deposed without knowing it (rule G3)."""
 
     def is_proven(self) -> bool: ...
 

@@ -246,7 +246,7 @@ def _set_member(
 
 
 def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None:
-    """Drop the start offsets of partitions that no member reads; a later reader resolves them anew."""
+    """Drop the start offsets of partitions that no member reads; a later reader resolves anew."""
     used: set[TopicPartition] = set()
     for one in _all(group):
         used |= one.manual

@@ -227,7 +227,7 @@ class Shard:
         self._wake_writer.set()
 
     def _drop(self, error: KafkaError) -> None:
-        """Drop the records that gather: they were never written, so they surely never take effect."""
+        """Drop the gathered records: they were never written, so they never take effect."""
         self.generation += 1
         self._loaded = False
         self._topics = None
