@@ -1,1 +1,1 @@
-"""Lifecycle of a broker and the one door to it, `BrokerApis`."""
+"""A broker on its one event loop, and the port to it for HTTP, `BrokerApis`."""

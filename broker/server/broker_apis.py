@@ -375,7 +375,7 @@ class RoutedBrokerApis:
         return await self._routed(partition, attempt, deadline_ms)
 
     async def _pause(self, deadline_ms: int) -> None:
-        """Wait for a new image, for `REROUTE_PAUSE_MS`, or for the deadline, whichever comes first."""
+        """Wait for a new image, `REROUTE_PAUSE_MS` or the deadline, whichever comes first."""
         pause_ms = min(REROUTE_PAUSE_MS, max(1, deadline_ms - self._clock.monotonic_ms()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_ms / 1000):
@@ -442,7 +442,7 @@ class RoutedBrokerApis:
         attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
         deadline_ms: int,
     ) -> T:
-        """Call `attempt` as `_routed` does, and repeat it after an unknown outcome: it only reads."""
+        """Call `attempt` as `_routed` does, and also repeat it after an unknown outcome."""
 
         async def pure(registration: PartitionRegistration, timeout_ms: int) -> T:
             try:

@@ -178,7 +178,7 @@ class BrokerServer:
         )
 
     def _follow(self, image: MetadataImage) -> Iterator[None]:
-        """Give the replicas their roles by a new image, in steps. Called for each image, in order."""
+        """Give the replicas their roles by a new image, in steps. Called for each one, in order."""
         self._page_cached.note(image)
         yield from self.manager.follow(image)
 

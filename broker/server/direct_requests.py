@@ -190,7 +190,7 @@ class DirectRequests:
         return True
 
     def _route(self, request: DirectProduce) -> _Route | None:
-        """Return the route of all records; None if they have several partitions or no known leader."""
+        """Return the route of all records; None if they have several partitions or no leader."""
         image = self._loader.image
         if image is not self._routed_by:
             self._routed_by, self._routes = image, {}

@@ -55,7 +55,10 @@ TIME_LOOKUP_MS: Final = 5_000
 
 
 class ReadRouting:
-    """Reads on the broker that received them. Owned by `RoutedBrokerApis`, on its loop; stateless."""
+    """Reads on the broker that received them.
+
+    Owned by `RoutedBrokerApis`, on its loop. Stateless.
+    """
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ class Post(Protocol):
 
 
 class LeaderQueue:
-    """Produces of one partition on their way to its leader: sender, timers and posted batches.
+    """Produces of one partition that wait for its leader: sender, timers and posted batches.
 
     Owned by `ForwardedProduces`, until the topic is deleted.
     """
@@ -139,7 +139,7 @@ class _Posting(NamedTuple):
 
 
 class ForwardedProduces:
-    """Produces on their way to other brokers. Owned by `RoutedBrokerApis`, on the broker's loop.
+    """Produces for partitions led elsewhere. Owned by `RoutedBrokerApis`, on the broker's loop.
 
     Requests for one broker in one turn of the loop leave as one write. An attempt is a task of
     `run` only if that is not possible: no connection, no known leader, or a partition that is led
@@ -456,7 +456,7 @@ class ForwardedProduces:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
     def _pause(self, way: LeaderQueue, error: KafkaError) -> None:
-        """Delay the next attempt of the first batch. A batch that gets a new number is not delayed."""
+        """Delay the next attempt of the first batch, unless it gets a new number."""
         if way.pause is None and way.channel.has_failed:
             unknown = error.outcome is Outcome.UNKNOWN
             pause_s = PAUSE_UNKNOWN_S if unknown else PAUSE_REFUSED_S

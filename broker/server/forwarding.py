@@ -157,7 +157,7 @@ def decode_log_start(body: bytes) -> int:
 
 
 def encode_await_metadata(offset: MetadataOffset) -> bytes:
-    """Encode an AWAIT_METADATA body; it is answered once the peer's image has reached this offset."""
+    """Encode an AWAIT_METADATA body; it is answered once the peer's image has this offset."""
     return _join({"offset": offset})
 
 
@@ -289,7 +289,7 @@ def _append_in(kind: int, head: dict[str, Any], payload: bytes) -> Append:
 
 
 class NearReads(Protocol):
-    """Reads from a replica that follows here; implemented by `broker.server.fetch.FollowerReads`."""
+    """Port to the reads from a replica that follows here, `broker.server.fetch.FollowerReads`."""
 
     async def serve(self, read: Read) -> FetchResult: ...
 

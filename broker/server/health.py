@@ -216,7 +216,7 @@ def _tally_topic(tallies: PartitionTallies, topic: TopicImage, min_isr: int) -> 
 
 
 def _wanted(partition: PartitionRegistration) -> int:
-    """Return the number of replicas that should exist; one that is being added is not missing yet."""
+    """Return the number of replicas that should exist; one being added is not missing yet."""
     return len(partition.replicas) - len(partition.adding)
 
 

@@ -1,9 +1,17 @@
 """A broker's membership: registration, heartbeats, unfencing, controlled shutdown; and its clock.
 
-`Lifecycle` owns the session with the controllers: it registers this incarnation, keeps the content
-of heartbeats current, and tells other parts whether the broker may have been replaced.
-`ControllerClock` stamps records, as far as the controllers' clocks and this broker's own agree
-(rule R10).
+The `BrokerServer` makes and runs `Lifecycle`, which owns the session with the controllers: it
+registers this incarnation, keeps the content of heartbeats current, and reports to other parts
+whether the broker may have been replaced. `ControllerClock` stamps records, as far as the
+controllers' clocks and this broker's own agree (rule R10).
+
+`DiskStallWatch` finds a disk that has stopped answering, so that this broker stops leading. A
+leader drops followers whose disks are silent from the ISR, but nothing drops the leader, whose own
+durable end then holds the high watermark back. A broker whose disk is silent while a partition that
+it leads waits for a sync therefore withholds its heartbeats until the disk answers: its session
+ends, and another replica leads. A voter of the quorum does the same (decision 0006). While nothing
+waits (``flush=os``) a long sync does not concern the session: all brokers may have one at the same
+time. Logs sync through `WatchedDisk`.
 """
 
 from __future__ import annotations
@@ -245,8 +253,7 @@ class ControllerClock:
     # as a Clock
 
     def wall_ms(self) -> int:
-        """Return the time for stamps: this clock's, or the majority's if this one is far from it.
-        """
+        """Return the time for stamps: this clock's, or the majority's if this one is far off."""
         wall_ms = self._own_wall_ms()
         if self._right_from_ms <= wall_ms < self._right_until_ms:
             return wall_ms
@@ -499,8 +506,7 @@ class Lifecycle:
         return silent
 
     def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
-        """Take an answer, on the loop and only here: the image by which it is judged is the newest.
-        """
+        """Take an answer, on the loop and only here, so that the newest image judges it."""
         self.controller_clock.heard(
             answer.wall_ms, sent_ms, answer.controller_id, is_active=answer.is_active
         )

@@ -174,16 +174,14 @@ class Reads:
 def read_now(
     log: PartitionLog, offset: int, max_bytes: int, partition: Partition, *, packed: bool
 ) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
-    """Return the records below the high watermark as (`FetchResult.slices`, `FetchResult.packed`).
-    """
+    """Return the records below the high watermark, as (`slices`, `packed`) of a `FetchResult`."""
     if packed:
         return parted(log.read_packed(offset, max_bytes, partition.high_watermark))
     return log.read(offset, max_bytes, partition.high_watermark), ()
 
 
 def parted(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
-    """Return the pieces as (`FetchResult.slices`, `FetchResult.packed`); one of the two is empty.
-    """
+    """Return the pieces as (`slices`, `packed`) of a `FetchResult`; one of the two is empty."""
     for piece in found:
         if isinstance(piece, PackedSlice):
             return (), found
@@ -352,8 +350,7 @@ class LocalPartitions:
         self._lookups = TimeLookups(clock)
 
     def leading(self, partition: TopicIdPartition) -> tuple[Replica, LeaderState]:
-        """Return the replica and the role of a partition led here, or raise NOT_LEADER_OR_FOLLOWER.
-        """
+        """Return the replica and the role of a partition led here; NOT_LEADER_OR_FOLLOWER."""
         replica = self._manager.replica(partition)
         if replica is None or not isinstance(replica.partition.role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -639,8 +636,7 @@ class LocalPartitions:
 
 
 def _waits(replica: Replica, acks: int) -> bool:
-    """Return whether an append is answered later, once its replicas prove it as ``acks`` requires.
-    """
+    """Return whether an append is answered later, once proven as ``acks`` requires."""
     return acks == ACKS_ALL or (acks != ACKS_NONE and replica.partition.settings.by_durable)
 
 

@@ -44,8 +44,7 @@ MAX_LOG_READERS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumView:
-    """The quorum, as its leader reports it or, if no leader answers, the most advanced controller.
-    """
+    """The quorum as its leader reports it; without one, as the most advanced controller does."""
 
     told_by: ControllerState
     is_from_leader: bool
@@ -91,7 +90,9 @@ class MetadataApis(Protocol):
 
 
 class MetadataRequests:
-    """Implementation of `MetadataApis`, on the broker's loop. Keeps nothing but the newest tallies.
+    """Implementation of `MetadataApis`, on the broker's loop.
+
+    Keeps nothing but the newest tallies of partitions.
     """
 
     def __init__(
@@ -173,8 +174,7 @@ class MetadataRequests:
             self._readers -= 1
 
     async def _fetch(self, offset: MetadataOffset) -> FetchMetadataAnswer:
-        """Return a page from the first controller that answers; the known leader is called first.
-        """
+        """Return a page from the first controller that answers; the known leader is tried first."""
         request = FetchMetadata(
             cluster_id=self._config.cluster_id,
             broker_id=self._config.broker_id,

@@ -41,8 +41,7 @@ _NULL_LENGTH = len(NULL)
 
 
 def is_keyless(record: ProduceRecord) -> bool:
-    """Return whether the record has no key, or null: compaction can't replace it by a newer record.
-    """
+    """Return whether the record has no key, or null, so that compaction can't replace it."""
     key = record.key
     return len(key) == _NULL_LENGTH and bytes(key) == NULL
 
@@ -197,8 +196,7 @@ class ProduceRouting:
 
 
 def _is_full_of_producers(placed: Sequence[Placed]) -> bool:
-    """Return whether every piece was refused for the number of producers, so that none is written.
-    """
+    """Return whether every piece was refused for the number of producers; none is written."""
     return all(each.error is not None and may_go_plain(each.error) for each in placed)
 
 

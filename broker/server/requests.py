@@ -64,7 +64,9 @@ class ProduceRequest:
 
 
 class RecordResult(NamedTuple):
-    """Result of one record, in request order. ``offset`` is -1 for acks=0; None with an ``error``.
+    """Result of one record. ``offset`` is -1 for acks=0, None with an ``error``.
+
+    A request has one for each record, in its order.
     """
 
     partition: PartitionId | None
@@ -276,13 +278,11 @@ class BrokerApis(Protocol):
     async def replication_progress(
         self, partitions: Sequence[TopicIdPartition]
     ) -> Mapping[TopicIdPartition, PartitionProgress]:
-        """Return the progress of replicas as their leaders report it, without what is unknown now.
-        """
+        """Return the progress of replicas as their leaders report it, without what is unknown."""
         ...
 
     async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
-        """Return the facts that only that broker knows; BROKER_NOT_AVAILABLE if it does not answer.
-        """
+        """Return the facts that only that broker knows; BROKER_NOT_AVAILABLE without an answer."""
         ...
 
     async def group(self, request: GroupRequest[A]) -> A:

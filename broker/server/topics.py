@@ -73,8 +73,7 @@ class LiveConfigs:
         return limit
 
     def is_compacted(self, image: MetadataImage, topic_id: TopicId) -> bool:
-        """Return whether the topic keeps each key's newest record: then every record needs a key.
-        """
+        """Return whether the topic keeps each key's newest record; then each record needs a key."""
         self._look_at(image)
         compacted = self._compacted.get(topic_id)
         if compacted is None:
@@ -196,8 +195,7 @@ class TopicRequests:
         return await self.create_internal(command)
 
     async def create_internal(self, command: CreateTopic) -> TopicCreated:
-        """Create a topic, perhaps an internal one; return once its partitions have ready leaders.
-        """
+        """Create a topic, internal ones included; return once its partitions have ready leaders."""
         limit = self._config.limits.max_partitions_per_topic
         if command.partitions_count is not None and command.partitions_count > limit:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"

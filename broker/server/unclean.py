@@ -178,8 +178,7 @@ def check_log_directory(data_dir: Path) -> None:
 
 
 def page_cache_is_kept(data_dir: Path, boot_id: str, disk: Disk | None = None) -> bool:
-    """Return whether `note_boot` was last called under this boot; False if the id is unknown ("").
-    """
+    """Return whether `note_boot` was last called under this boot; False for an unknown id, ""."""
     try:
         known = read_checkpoint(disk or Disk(), str(data_dir / BOOT_ID_FILE))
     except CorruptionError as error:

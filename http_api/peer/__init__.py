@@ -1,1 +1,1 @@
-"""Servers and clients between nodes."""
+"""Servers and clients between nodes: brokers to brokers, and brokers to controllers."""

@@ -46,8 +46,7 @@ def dial_address(node_id: _Id, advertised: str, dial: Mapping[_Id, str]) -> str:
 
 
 def tune_socket(sock: socket.socket | None) -> None:
-    """Switch off Nagle's delay, for small frames; switch on keep-alive probes, to find dead peers.
-    """
+    """Switch off Nagle's delay of small frames; switch on keep-alive probes of dead peers."""
     if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -155,7 +155,7 @@ class HttpControllerChannel:
         return await self._once(paths.ALTER_PARTITION, command, PartitionAltered)
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Send several attempts together to one controller, once (rule M3)."""
+        """Send attempts to one controller, once; the next ones are new proposals (rule M3)."""
         return await self._once(paths.ALTER_PARTITIONS, command, PartitionsAltered)
 
     async def _once(self, path: str, command: object, answer: type[_A]) -> _A:

@@ -37,8 +37,7 @@ _A = TypeVar("_A")
 
 
 class RefusedError(KafkaError):
-    """Error answered by a controller; ``leader_id`` is the controller it believes active, or None.
-    """
+    """Error answered by a controller, and the controller it believes active, or None."""
 
     def __init__(self, error: KafkaError, leader_id: NodeId | None) -> None:
         super().__init__(error.code, error.message, outcome=error.outcome)

@@ -71,8 +71,7 @@ class Plane(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """First message on a connection: the dialling broker, the addressee, the cluster, the purpose.
-    """
+    """First message on a connection: dialling broker, addressee, cluster, purpose."""
 
     cluster_id: ClusterId
     from_broker: BrokerId

@@ -312,7 +312,7 @@ class _RpcService(asyncio.Protocol):
     ) -> None:
         """Send the answer to a request that was taken without a task.
 
-        ``before`` is not empty if the request was answered before, which is a bug.
+        ``before`` is not empty if the request is answered already, which is a bug.
         """
         if before:
             _log.error("peer request answered twice kind=%d broker=%d", request.kind, self._from)
