@@ -159,7 +159,7 @@ async def crossing(partitions: int, *, tasks: bool) -> AsyncIterator[Callable[[]
     )  # fmt: skip
     running = asyncio.get_running_loop().create_task(forwards.run())
     await asyncio.sleep(0)
-    assert await forwards.may_take(ACKS_ALL)
+    assert await forwards.acquire_producer_id(ACKS_ALL)
     records = decode_records(BODY)
     requests = [
         Append(

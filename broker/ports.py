@@ -33,8 +33,8 @@ from raft_metadata.records.quorum_view import ControllerState
 class Heartbeats(Protocol):
     """Heartbeats on their own time, as long as the loop makes progress (rule M7)."""
 
-    def say(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
-        """The loop turns: this is what heartbeats say from now on; the next one now if asked.
+    def set_content(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
+        """Report that the loop turns, and what heartbeats carry now; send one at once if asked.
 
         To be called many times a session: each call is the progress that heartbeats need.
         """

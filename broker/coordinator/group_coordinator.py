@@ -43,7 +43,7 @@ from broker.coordinator.group_messages import (
 )
 from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts, Topics
 from broker.coordinator.instances import topic_names
-from broker.coordinator.reader import DataDoor, InstanceReader, Proof
+from broker.coordinator.reader import DataReader, InstanceReader, Proof
 from broker.coordinator.rebalance import ASSIGNOR
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
 from broker.coordinator.shard import Shard, ShardLog
@@ -203,10 +203,10 @@ class GroupCoordinator:
         """The topics of the image that ``_topics`` was made from."""
         self._partitions = 0
         self._tasks: asyncio.TaskGroup | None = None
-        self._door: DataDoor | None = None
+        self._door: DataReader | None = None
         self._reader: InstanceReader | None = None
 
-    def attach(self, door: DataDoor) -> None:
+    def attach(self, door: DataReader) -> None:
         """The broker's own door, which leads back here: it is made after this object."""
         self._door = door
         self._reader = InstanceReader(
@@ -505,7 +505,7 @@ class GroupCoordinator:
         replica has seen a newer epoch. It proves that for its own moment only, so it must begin
         after the request (rule G3).
         """
-        if self._proof.is_proven() or await self._proof.prove(PROOF_WAIT_MS):
+        if self._proof.check_proof() or await self._proof.prove(PROOF_WAIT_MS):
             shard.check_leads()
             return
         try:

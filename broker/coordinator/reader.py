@@ -41,7 +41,7 @@ class Ends(NamedTuple):
     end: int
 
 
-class DataDoor(Protocol):
+class DataReader(Protocol):
     """The broker's own door, for partitions wherever they are led. Raises `KafkaError`."""
 
     async def fetch(
@@ -66,7 +66,7 @@ class DataDoor(Protocol):
 class Proof(Protocol):
     """Port for the proof that this broker was not deposed without knowing it (rule G3)."""
 
-    def is_proven(self) -> bool: ...
+    def check_proof(self) -> bool: ...
 
     async def prove(self, timeout_ms: int) -> bool: ...
 
@@ -191,7 +191,7 @@ class InstanceReader:
 
     def __init__(
         self,
-        door: DataDoor,
+        door: DataReader,
         clock: Clock,
         topics: Callable[[], Topics],
         prove: Callable[[Shard], Awaitable[None]],

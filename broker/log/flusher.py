@@ -91,9 +91,17 @@ class LogFlusher:
     synced, and so nothing acknowledged, ever again, and ``on_failed`` is called (rules Q2, Q6).
     """
 
-    def __init__(self, disk: Disk, root: str, on_failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        on_failed: Callable[[BaseException], None],
+        on_cache_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_cache_lost`` is called at once, on the thread, when a sync has failed."""
         self._disk = disk
         self._on_failed = on_failed
+        self._on_cache_lost = on_cache_lost
         # Opened once and kept: syncfs reports the errors since its descriptor was opened.
         self._filesystem = disk.open_directory(root)
         self._wanted: dict[Flushable, None] = {}
@@ -247,6 +255,7 @@ class LogFlusher:
             for token in tokens:
                 self._write_checkpoints(token)
         except BaseException as error:  # noqa: BLE001 handed over, then reported (rule Q6)
+            self._on_cache_lost()
             return error
         return None
 

@@ -236,14 +236,17 @@ class LogManager:
     ``open`` locks the directory, recovers every log in it and syncs what it found (rule Q1);
     nothing may be acknowledged or registered before. A partition whose durable bytes are damaged is
     in ``offline``; the others serve. After a failed sync or write the whole directory is in doubt:
-    all logs go offline, ``on_failed`` is called once, and the broker must end (rule Q2).
+    all logs go offline, ``on_failed`` is called once, and the broker must end (rule Q2). Before
+    that ``on_cache_lost`` is called, on the flusher's thread too: it must not raise, and the next
+    start must not count on the page cache.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 each is set once, by name, where a broker is wired
         self,
         data_dir: Path,
         *,
         on_failed: Callable[[BaseException], None],
+        on_cache_lost: Callable[[], None] = lambda: None,
         disk: Disk | None = None,
         max_open_segments: int = 4_096,
         flush_interval_ms: int = 1_000,
@@ -266,6 +269,7 @@ class LogManager:
         self._marks = DamageMarks(self._directory_files)
         self._quarantine = Quarantine(self._disk, self.root)
         self._on_failed = on_failed
+        self._on_cache_lost = on_cache_lost
         self._files = OpenFiles(self._disk, min(max_open_segments, descriptors_for_segments()))
         self._files.on_pressure = self._flush_for_descriptors
         self._flush_interval_ms = flush_interval_ms
@@ -299,7 +303,7 @@ class LogManager:
             disk.close(self._lock)
             self._lock = -1
             raise
-        flusher = LogFlusher(disk, self.root, self._fail_all)
+        flusher = LogFlusher(disk, self.root, self._fail_all, self._on_cache_lost)
         self._shared = LogDirectory(
             self.root,
             self._files,
@@ -798,6 +802,7 @@ class LogManager:
         if self.failed is not None:
             return
         self.failed = error
+        self._on_cache_lost()
         for log in self._logs.values():
             log.take_offline(error)
         self._on_failed(error)

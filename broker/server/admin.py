@@ -155,18 +155,20 @@ class AdminRequests:
         With ``validate_only`` nothing is awaited. Raises REQUEST_TIMED_OUT if the command was
         decided but its result did not show within ``topic_ready_ms``.
         """
-        had = 0
+        partitions_before = 0
         if isinstance(command, AddPartitions):
             self._check_growth(command)
             before = self._loader.image.topic(command.topic)
-            had = 0 if before is None else len(before.partitions)
+            partitions_before = 0 if before is None else len(before.partitions)
         answer: A = await self._controllers.ask(command, COMMAND_TIMEOUT_MS)
         if getattr(command, "validate_only", False):
             return answer
         try:
             async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
                 if isinstance(answer, PartitionsAdded):
-                    await self._topics.until_ready(answer.topic_id, answer.next_offset, had)
+                    await self._topics.until_ready(
+                        answer.topic_id, answer.next_offset, partitions_before
+                    )
                 elif isinstance(answer, AlterAnswer | LeadersElected | MetadataUpgraded):
                     await self._loader.wait_for(answer.next_offset)
                 if isinstance(command, AlterConfigs) and isinstance(answer, AlterAnswer):

@@ -21,7 +21,12 @@ from broker.record.values import partition_for_key
 from broker.server.admin import AdminRequests
 from broker.server.direct_requests import DirectRequests
 from broker.server.fetch import ReadRouting
-from broker.server.forwarded_produce import DEPOSED_GRACE_MS, ForwardedProduces, Placed, ProducerIds
+from broker.server.forwarded_produce import (
+    DEPOSED_GRACE_MS,
+    ForwardedProduces,
+    PlacedRecords,
+    ProducerIds,
+)
 from broker.server.groups import GroupRequests
 from broker.server.health import damage_led_here
 from broker.server.local_partitions import Append, LocalPartitions
@@ -119,7 +124,7 @@ class RoutedBrokerApis:
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
         self._admin = AdminRequests(
-            config, local, loader, controllers, peers, self.facts_of_mine, self._topics
+            config, local, loader, controllers, peers, self.local_facts, self._topics
         )
         self._groups = GroupRequests(
             config, self, coordinator, loader, self._topics, clock, random_bytes
@@ -195,7 +200,7 @@ class RoutedBrokerApis:
     async def own_facts(self, broker_id: BrokerId) -> OwnFacts:
         return await self._admin.own_facts(broker_id)
 
-    def facts_of_mine(self) -> OwnFacts:
+    def local_facts(self) -> OwnFacts:
         """Return the facts that only this broker knows of itself."""
         return OwnFacts(
             static_configs=self._static_configs,
@@ -318,7 +323,7 @@ class RoutedBrokerApis:
         except KafkaError as error:
             if request.claim is not None and error.code in REFUSED_WHOLE:
                 raise
-            placed = [Placed(len(indexes), -1, error)]
+            placed = [PlacedRecords(len(indexes), -1, error)]
         rest = iter(indexes)
         for count, base, error_of_piece in placed:
             for at, index in enumerate(islice(rest, count)):

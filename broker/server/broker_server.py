@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.coordinator.group_coordinator import GroupCoordinator
@@ -22,7 +23,7 @@ from broker.replication.log_start_manager import LogTrimming
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.admin import RecordDeletion
 from broker.server.broker_apis import RoutedBrokerApis
-from broker.server.coordinator_ports import OwnDoor, ReplicaShardLog
+from broker.server.coordinator_ports import BrokerDataReader, ReplicaShardLog
 from broker.server.debug_state import BrokerDebugState
 from broker.server.fetch import FollowerReads
 from broker.server.forwarding import PeerRequests
@@ -38,6 +39,7 @@ from broker.server.metadata_loader import MetadataLoader
 from broker.server.unclean import (
     PageCacheTopics,
     check_log_directory,
+    forget_boot,
     note_boot,
     page_cache_is_kept,
     present_boot_id,
@@ -90,11 +92,11 @@ class BrokerServer:
             self._loader,
             self._unclean_partitions,
             clock,
-            self._make_disk_watch(disk, clock).is_silent,
+            self._make_disk_watch(disk, clock).check_silence,
             self.manager.repairs.report,
         )
         stamps = self._lifecycle.controller_clock  # for append times (rule R10)
-        local = LocalPartitions(config, self.manager, stamps, self._lifecycle.is_proven)
+        local = LocalPartitions(config, self.manager, stamps, self._lifecycle.check_proof)
         self._coordinator = self._make_coordinator(local, clock)
         self.apis = RoutedBrokerApis(
             config,
@@ -107,13 +109,13 @@ class BrokerServer:
             clock,
             random_bytes,
         )
-        self._coordinator.attach(OwnDoor(self.apis))
+        self._coordinator.attach(BrokerDataReader(self.apis))
         follower_reads = FollowerReads(
-            config, self.manager, peers, clock, self._lifecycle.is_proven
+            config, self.manager, peers, clock, self._lifecycle.check_proof
         )
         self.apis.follower_reads = follower_reads
         self.apis.deletion = RecordDeletion(config.broker_id, self.apis, self.trimming, clock)
-        self.white_box = BrokerDebugState(
+        self.debug_state = BrokerDebugState(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
         self.peer_services = PeerRequests(
@@ -121,7 +123,7 @@ class BrokerServer:
             self.manager,
             self._loader,
             self._coordinator,
-            self.apis.facts_of_mine,
+            self.apis.local_facts,
             follower_reads,
         )
         self.peer_services.trimming = self.trimming
@@ -132,6 +134,7 @@ class BrokerServer:
             config.data_dir,
             disk=disk,
             on_failed=lambda error: faults.fatal("log directory failed", error),
+            on_cache_lost=partial(forget_boot, config.data_dir),
             max_open_segments=config.limits.max_open_segments,
             flush_interval_ms=config.timeouts.log_flush_interval_ms,
             remove_delay_ms=config.timeouts.log_segment_delete_delay_ms,

@@ -1,7 +1,8 @@
 """Ports of the group coordinator: the log of its own partition, and reads of any topic.
 
 The `BrokerServer` makes them and gives them to the coordinator. `ReplicaShardLog` implements
-`broker.coordinator.shard.ShardLog`; `OwnDoor` implements `broker.coordinator.reader.DataDoor`.
+`broker.coordinator.shard.ShardLog`; `BrokerDataReader` implements
+`broker.coordinator.reader.DataReader`.
 """
 
 from __future__ import annotations
@@ -104,10 +105,10 @@ class ReplicaShardLog:
         )
 
 
-class OwnDoor:
+class BrokerDataReader:
     """Reads of any partition through this broker's `BrokerApis`; those led elsewhere are forwarded.
 
-    Implements `DataDoor`.
+    Implements `DataReader`.
     """
 
     def __init__(self, apis: BrokerApis) -> None:

@@ -100,12 +100,14 @@ class BrokerDebugState:
             "events": {"sequence": events.sequence, "dropped": events.dropped},
             "replicas": hosted,
             "leaders": led,
-            "offline": self._named({where: str(log.error) for where, log in logs.offline.items()}),
-            "unclean": self._named(logs.unclean),
-            "damaged": self._named(self._manager.repairs.reasons()),
+            "offline": self._named_partitions(
+                {where: str(log.error) for where, log in logs.offline.items()}
+            ),
+            "unclean": self._named_partitions(logs.unclean),
+            "damaged": self._named_partitions(self._manager.repairs.reasons()),
         }
 
-    def _named(self, partitions: Mapping[TopicIdPartition, str]) -> Facts:
+    def _named_partitions(self, partitions: Mapping[TopicIdPartition, str]) -> Facts:
         rows: list[Facts] = []
         for where, reason in partitions.items():
             if len(rows) == NAMED_MAX:
@@ -144,7 +146,7 @@ class BrokerDebugState:
             rows.append(replica_facts(replica, self._clock.monotonic_ms()))
             last = (topic.name, number)
         if wanted is not None and after is None and not rows:
-            raise self._not_here(*wanted)
+            raise self._no_replica_error(*wanted)
         return rows, None
 
     def _places(
@@ -166,7 +168,7 @@ class BrokerDebugState:
             for number in numbers:
                 yield topic, PartitionId(number)
 
-    def _not_here(self, topic: TopicName, partition: PartitionId | None) -> KafkaError:
+    def _no_replica_error(self, topic: TopicName, partition: PartitionId | None) -> KafkaError:
         where = f"topic {topic}" if partition is None else f"{topic}-{partition}"
         known = self._manager.image.topic(topic)
         why = "has no replica on" if known is not None else "is unknown to"
@@ -186,7 +188,7 @@ class BrokerDebugState:
         where = TopicIdPartition(image.topic_id, partition) if image is not None else None
         replica = None if where is None else self._manager.replica(where)
         if where is None or replica is None:
-            raise self._not_here(topic, partition)
+            raise self._no_replica_error(topic, partition)
         async with self._walking:
             for _ in range(CHAIN_ATTEMPTS):
                 found = await self._walk(where, replica, start, end)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from broker.record.batch import RecordFormat
 from broker.record.lines import are_bare, key_view
 from broker.record.values import partition_for_key
-from broker.server.forwarded_produce import ForwardedProduces, may_go_plain
+from broker.server.forwarded_produce import ForwardedProduces, is_refused_for_producers
 from broker.server.local_partitions import Append, AppendBatchKey, LocalPartitions, TurnBudget
 from broker.server.produce import is_keyless
 from broker.server.requests import FINAL
@@ -28,7 +28,7 @@ from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.record.lines import ProduceRecord
-    from broker.server.local_partitions import Waiting
+    from broker.server.local_partitions import GatheredProduce
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import DirectProduce, FetchResult
     from broker.server.topics import LiveConfigs
@@ -49,7 +49,7 @@ class _Gathered:
 
     def __init__(self) -> None:
         self.records: list[ProduceRecord] = []
-        self.waiting: list[Waiting] = []
+        self.waiting: list[GatheredProduce] = []
         self.body_bytes = 0
 
 
@@ -65,7 +65,7 @@ class GatheredAppends:
 
     def add(
         self,
-        alike: AppendBatchKey,
+        batch_key: AppendBatchKey,
         records: Sequence[ProduceRecord],
         body_bytes: int,
         answered: Callable[[PartitionId, int, KafkaError | None], None],
@@ -75,37 +75,37 @@ class GatheredAppends:
         ``answered`` must not raise. After an error of outcome NOT_WRITTEN nothing was done with the
         records, and the request may be repeated.
         """
-        gathered = self._gathered.get(alike)
+        gathered = self._gathered.get(batch_key)
         if gathered is None:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._write_all)
-            gathered = self._gathered[alike] = _Gathered()
+            gathered = self._gathered[batch_key] = _Gathered()
         gathered.waiting.append((len(gathered.records), answered))
         gathered.records += records
         gathered.body_bytes += body_bytes
         if gathered.body_bytes >= GATHERED_BYTES_MAX:
-            del self._gathered[alike]
-            self._write(alike, gathered)
+            del self._gathered[batch_key]
+            self._write(batch_key, gathered)
 
     def _write_all(self) -> None:
         gathered, self._gathered = self._gathered, {}
-        for alike, each in gathered.items():
-            self._write(alike, each)
+        for batch_key, each in gathered.items():
+            self._write(batch_key, each)
 
-    def _write(self, alike: AppendBatchKey, gathered: _Gathered) -> None:
+    def _write(self, batch_key: AppendBatchKey, gathered: _Gathered) -> None:
         try:
-            self._local.append_together(alike, gathered.records, gathered.waiting)
+            self._local.append_together(batch_key, gathered.records, gathered.waiting)
         except KafkaError as error:
-            self._refuse(alike, gathered, error)
+            self._refuse(batch_key, gathered, error)
         except Exception as error:  # noqa: BLE001 a bug: each request is answered
-            _log.exception("append failed partition=%s", alike.place)
+            _log.exception("append failed partition=%s", batch_key.place)
             text = f"{type(error).__name__}: see the log of the broker"
             unknown = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text, outcome=Outcome.UNKNOWN)
-            self._refuse(alike, gathered, unknown)
+            self._refuse(batch_key, gathered, unknown)
 
-    def _refuse(self, alike: AppendBatchKey, gathered: _Gathered, error: KafkaError) -> None:
+    def _refuse(self, batch_key: AppendBatchKey, gathered: _Gathered, error: KafkaError) -> None:
         for _, answered in gathered.waiting:
-            answered(alike.place.partition, -1, error)
+            answered(batch_key.place.partition, -1, error)
 
 
 CUT_OUT_BYTES_MIN: Final = 1_024
@@ -175,14 +175,16 @@ class DirectRequests:
                 acks=request.acks,
                 timeout_ms=timeout_ms,
             )
-            told = partial(self._answers.call, _tell_forwarded, answered, place.partition)
-            return self._forwarded.take(append, told, _elements(request))
-        alike = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
+            answered_forward = partial(
+                self._answers.call, _tell_forwarded, answered, place.partition
+            )
+            return self._forwarded.take(append, answered_forward, _elements(request))
+        batch_key = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
         if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
-            self._gathered.add(alike, request.records, request.body_bytes, answered)
+            self._gathered.add(batch_key, request.records, request.body_bytes, answered)
             return True
         try:
-            self._local.append_together(alike, request.records, [(0, answered)])
+            self._local.append_together(batch_key, request.records, [(0, answered)])
         except KafkaError as error:
             if error.outcome is Outcome.NOT_WRITTEN:
                 return False  # `BrokerApis.produce` tries again, and reports a lasting refusal
@@ -279,5 +281,5 @@ def _tell_forwarded(
     exception is a refusal for the number of producers: then `BrokerApis.produce` may send it
     without an id.
     """
-    final = error is not None and not may_go_plain(error)
+    final = error is not None and not is_refused_for_producers(error)
     answered(partition, FINAL if final else base, error)

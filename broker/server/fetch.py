@@ -164,16 +164,16 @@ class FollowerReads:
         manager: ReplicaManager,
         peers: PeerChannel,
         clock: Clock,
-        is_proven: Callable[[], bool],
+        check_proof: Callable[[], bool],
     ) -> None:
-        """Take ``is_proven``: an active controller knew this broker less than a session ago."""
+        """Take ``check_proof``: an active controller knew this broker less than a session ago."""
         self._me = config.broker_id
         self._static = config.static()
         self._limits = config.limits
         self._manager = manager
         self._peers = peers
         self._clock = clock
-        self._is_proven = is_proven
+        self._is_proven = check_proof
         self._reads = Reads(config.limits.max_parked_fetches, clock)
 
     # on the broker that received the request
@@ -188,8 +188,8 @@ class FollowerReads:
             return None
         if broker_layers(image, self._me, self._static).word(REPLICA_SELECTOR) != "rack":
             return None
-        follower_reads = choose(image, partition, registration, request.rack, self._me)
-        if follower_reads is None:
+        follower = choose_follower(image, partition, registration, request.rack, self._me)
+        if follower is None:
             return None
         read = Read(
             partition=partition,
@@ -200,18 +200,18 @@ class FollowerReads:
             packed=request.packed,
         )
         try:
-            if follower_reads == self._me:
+            if follower == self._me:
                 return await self.serve(read)
-            return await self._ask(image, follower_reads, read)
+            return await self._ask(image, follower, read)
         except (KafkaError, TimeoutError):
             return None  # whatever failed there, the leader can serve the read
 
-    async def _ask(self, image: MetadataImage, follower_reads: BrokerId, read: Read) -> FetchResult:
-        peer = image.brokers[follower_reads].peer
+    async def _ask(self, image: MetadataImage, follower: BrokerId, read: Read) -> FetchResult:
+        peer = image.brokers[follower].peer
         body, timeout_ms = forwarding.encode_fetch(read), read.max_wait_ms + ANSWER_MARGIN_MS
         async with asyncio.timeout(timeout_ms / 1000):
             answer = await self._peers.call(
-                follower_reads, peer, forwarding.FETCH_NEAR, body, timeout_ms
+                follower, peer, forwarding.FETCH_FOLLOWER, body, timeout_ms
             )
         return forwarding.decode_fetch(answer)
 
@@ -225,12 +225,12 @@ class FollowerReads:
         offset = -1 if read.offset is None else read.offset
         deadline_ms = self._clock.monotonic_ms() + read.max_wait_ms
 
-        def standing() -> ServingReplica:
+        def serving_replica() -> ServingReplica:
             replica, role = self._in_sync(read.partition)
             return ServingReplica(replica, role.leader, role.epoch)
 
         found = await self._reads.read(
-            offset, read.max_bytes, deadline_ms, standing, _check_range, packed=read.packed
+            offset, read.max_bytes, deadline_ms, serving_replica, _check_range, packed=read.packed
         )
         return replace(found, served_by=self._me)
 
@@ -264,7 +264,7 @@ def _check_range(replica: Replica, offset: int) -> None:
         raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
 
 
-def choose(
+def choose_follower(
     image: MetadataImage,
     partition: TopicIdPartition,
     registration: PartitionRegistration,
@@ -275,7 +275,7 @@ def choose(
 
     The leader serves if it is in that rack itself, or if no such follower exists. Pure.
     """
-    follower_reads = [
+    followers = [
         replica
         for replica in registration.replicas
         if replica in registration.isr
@@ -283,6 +283,6 @@ def choose(
         and broker.rack == rack
         and broker.state is BrokerState.UNFENCED
     ]
-    if not follower_reads or registration.leader in follower_reads or not registration.has_leader:
+    if not followers or registration.leader in followers or not registration.has_leader:
         return None
-    return me if me in follower_reads else follower_reads[partition.partition % len(follower_reads)]
+    return me if me in followers else followers[partition.partition % len(followers)]

@@ -72,7 +72,7 @@ ID_RETRY_S = 5.0
 _log = logging.getLogger("broker.forwards")
 
 
-class Placed(NamedTuple):
+class PlacedRecords(NamedTuple):
     """Outcome of some consecutive records of a request: their first offset, or an error."""
 
     records: int
@@ -131,8 +131,8 @@ class LeaderQueue:
 class _Posting(NamedTuple):
     """A request that leaves with the others of its turn for the same leader."""
 
-    way: LeaderQueue
-    crossing: InFlightBatch
+    queue: LeaderQueue
+    batch: InFlightBatch
     may_begin: bool
     epoch: LeaderEpoch
     request: PeerRequest
@@ -164,7 +164,7 @@ class ForwardedProduces:
         self._post = post
         self._clock = clock
         self._tasks: asyncio.TaskGroup | None = None
-        self._ways: dict[tuple[TopicIdPartition, bool], LeaderQueue] = {}
+        self._queues: dict[tuple[TopicIdPartition, bool], LeaderQueue] = {}
         self._added: dict[LeaderQueue, None] = {}
         """Queues that may have something to send at the end of this turn of the loop."""
         self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
@@ -178,18 +178,18 @@ class ForwardedProduces:
         self._ask_again_s = 0.0
 
     async def run(self) -> None:
-        """Own the tasks of attempts until cancelled. Without it `may_take` returns False."""
+        """Own the tasks of attempts until cancelled; else `acquire_producer_id` returns False."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 await asyncio.get_running_loop().create_future()
         finally:
             self._tasks = None
-            for way in self._ways.values():
-                way.channel.give_up()
-                way.stop_timers()
+            for queue in self._queues.values():
+                queue.channel.give_up()
+                queue.stop_timers()
 
-    async def may_take(self, acks: int) -> bool:
+    async def acquire_producer_id(self, acks: int) -> bool:
         """Return whether forwards can be numbered now; wait up to `ID_TIMEOUT_S` for the first id.
 
         All brokers must know numbered forwards, and a producer id must be available.
@@ -213,14 +213,14 @@ class ForwardedProduces:
             self._ask_again_s = 0.0
         return True
 
-    async def append(self, request: Append, deadline_ms: int) -> list[Placed]:
+    async def append(self, request: Append, deadline_ms: int) -> list[PlacedRecords]:
         """Forward the records behind all earlier ones of their partition and await the outcome.
 
         They are sent in pieces of at most one batch, each with its own outcome. Raises QUEUE_FULL,
         and only if nothing was taken.
         """
-        way = self._way(request.partition, request.acks)
-        texts = _texts(request.records)
+        queue = self._queue_of(request.partition, request.acks)
+        texts = _encode_arrays(request.records)
         size = sum(len(text) for text, _ in texts)
         if self._waiting >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
             said = f"{self._waiting} produces wait to be forwarded ({self._waiting_bytes} bytes)"
@@ -228,19 +228,19 @@ class ForwardedProduces:
         loop = asyncio.get_running_loop()
         futures = []
         for text, count in texts:
-            future: asyncio.Future[Placed] = loop.create_future()
+            future: asyncio.Future[PlacedRecords] = loop.create_future()
             futures.append(future)
-            told = partial(_place, future, count)
-            self._add(way, request, text, count, deadline_ms + LATE_GRACE_MS, told)
+            answered = partial(_resolve_placed, future, count)
+            self._add(queue, request, text, count, deadline_ms + LATE_GRACE_MS, answered)
         return [await future for future in futures]
 
-    def take(self, request: Append, told: Done, text: bytes | None = None) -> bool:
-        """Forward as `append` does, without a task; call ``told(base offset, error)`` once, later.
+    def take(self, request: Append, answered: Done, text: bytes | None = None) -> bool:
+        """Forward like `append`, without a task; call ``answered(base offset, error)`` once.
 
-        ``told`` must not raise, nor call this object. Returns False if nothing was done, because
-        forwards are not numbered (yet), too many wait, or the records are more than one batch.
-        ``text``: the records as elements of a JSON array, on one line, if they need not be encoded
-        anew.
+        ``answered`` must not raise, nor call this object. Returns False if nothing was done,
+        because forwards are not numbered (yet), too many wait, or the records are more than one
+        batch. ``text``: the records as elements of a JSON array, on one line, if they need not be
+        encoded anew.
         """
         if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
             return False
@@ -248,24 +248,24 @@ class ForwardedProduces:
             return False
         count = len(request.records)
         if text is None or len(text) > BATCH_BYTES_MAX:
-            ((text, _), *more) = _texts(request.records)
+            ((text, _), *more) = _encode_arrays(request.records)
             if more:
                 return False
         if self._waiting >= WAITING_MAX or self._waiting_bytes + len(text) > WAITING_BYTES_MAX:
             return False
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms + LATE_GRACE_MS
-        way = self._way(request.partition, request.acks)
-        self._add(way, request, text, count, deadline_ms, told)
+        queue = self._queue_of(request.partition, request.acks)
+        self._add(queue, request, text, count, deadline_ms, answered)
         return True
 
     def _add(
         self,
-        way: LeaderQueue,
+        queue: LeaderQueue,
         request: Append,
         text: bytes,
         count: int,
         deadline_ms: int,
-        told: Done,
+        answered: Done,
     ) -> None:
         """Queue a produce, to be sent with all others at the end of this turn of the loop."""
 
@@ -273,120 +273,120 @@ class ForwardedProduces:
             self._waiting -= 1
             self._waiting_bytes -= len(text)
             try:
-                told(base_offset, error)
+                answered(base_offset, error)
             except Exception:  # noqa: BLE001 a bug: those behind it get their answers
-                _log.exception("forward not told partition=%s", way.partition)
+                _log.exception("result of a forward not delivered partition=%s", queue.partition)
 
         self._waiting += 1
         self._waiting_bytes += len(text)
         kind = (request.key_format, request.value_format, request.acks)
-        way.channel.add(PendingProduce(text, count, kind, deadline_ms, done))
-        if way.expiry is None or deadline_ms < way.expiry_ms:
-            self._expire_at(way, deadline_ms)
-        self._pump_soon(way)
+        queue.channel.add(PendingProduce(text, count, kind, deadline_ms, done))
+        if queue.expiry is None or deadline_ms < queue.expiry_ms:
+            self._expire_at(queue, deadline_ms)
+        self._pump_soon(queue)
 
-    def _pump_soon(self, way: LeaderQueue) -> None:
+    def _pump_soon(self, queue: LeaderQueue) -> None:
         if not self._added:
             asyncio.get_running_loop().call_soon(self._pump_added)
-        self._added[way] = None
+        self._added[queue] = None
 
     def _pump_added(self) -> None:
         added, self._added = self._added, {}
-        for way in added:
-            self._pump(way)
+        for queue in added:
+            self._pump(queue)
         for broker_id, peer in list(self._postings):
             self._post_all(broker_id, peer)
 
-    def _way(self, partition: TopicIdPartition, acks: int) -> LeaderQueue:
+    def _queue_of(self, partition: TopicIdPartition, acks: int) -> LeaderQueue:
         key = (partition, acks == ACKS_ALL)
-        way = self._ways.get(key)
-        if way is None:
+        queue = self._queues.get(key)
+        if queue is None:
             self._forget_deleted()
-            way = self._ways[key] = LeaderQueue(partition, self._producer_ids[acks == ACKS_ALL])
-        return way
+            queue = self._queues[key] = LeaderQueue(partition, self._producer_ids[acks == ACKS_ALL])
+        return queue
 
     def _forget_deleted(self) -> None:
         topics = self._image().topics
-        if len(self._ways) % 64 == 63:
-            self._ways = {
-                key: way
-                for key, way in self._ways.items()
-                if key[0].topic_id in topics or not way.channel.is_idle
+        if len(self._queues) % 64 == 63:
+            self._queues = {
+                key: queue
+                for key, queue in self._queues.items()
+                if key[0].topic_id in topics or not queue.channel.is_idle
             }
 
     # time and images
 
     def image_changed(self) -> None:
         """Resume queues that wait for a leader; shorten the wait for answers of deposed leaders."""
-        for way in list(self._paused):
-            self._resume(way)
-        for way in self._posted:
-            registration = self._image().partition(*way.partition)
-            for call, epoch in way.calls.values():
+        for queue in list(self._paused):
+            self._resume(queue)
+        for queue in self._posted:
+            registration = self._image().partition(*queue.partition)
+            for call, epoch in queue.calls.values():
                 if registration is not None and registration.leader_epoch > epoch:
                     call.hasten(DEPOSED_GRACE_MS)
 
-    def _resume(self, way: LeaderQueue) -> None:
-        if way.pause is not None:
-            way.pause.cancel()
-            way.pause = None
-        self._paused.discard(way)
-        self._pump_soon(way)
+    def _resume(self, queue: LeaderQueue) -> None:
+        if queue.pause is not None:
+            queue.pause.cancel()
+            queue.pause = None
+        self._paused.discard(queue)
+        self._pump_soon(queue)
 
-    def _expire_at(self, way: LeaderQueue, deadline_ms: int) -> None:
-        if way.expiry is not None:
-            way.expiry.cancel()
+    def _expire_at(self, queue: LeaderQueue, deadline_ms: int) -> None:
+        if queue.expiry is not None:
+            queue.expiry.cancel()
         delay_s = max(EXPIRY_STEP_MS, deadline_ms - self._clock.monotonic_ms()) / 1000
-        way.expiry_ms = deadline_ms
-        way.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, way)
+        queue.expiry_ms = deadline_ms
+        queue.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, queue)
 
-    def _expire(self, way: LeaderQueue) -> None:
-        if way.expiry is not None:
-            way.expiry.cancel()
-            way.expiry = None
-        way.channel.expire(self._clock.monotonic_ms())
-        following = way.channel.next_deadline_ms()
+    def _expire(self, queue: LeaderQueue) -> None:
+        if queue.expiry is not None:
+            queue.expiry.cancel()
+            queue.expiry = None
+        queue.channel.expire(self._clock.monotonic_ms())
+        following = queue.channel.next_deadline_ms()
         if following is not None:
-            self._expire_at(way, following)
-        self._pump_soon(way)
+            self._expire_at(queue, following)
+        self._pump_soon(queue)
 
     # sending
 
-    def _pump(self, way: LeaderQueue) -> None:
+    def _pump(self, queue: LeaderQueue) -> None:
         """Send all batches of a queue that may be sent now."""
-        if way.pause is not None or self._tasks is None:
+        if queue.pause is not None or self._tasks is None:
             return
-        while way.pause is None and (crossing := way.channel.due()) is not None:
-            may_begin = way.channel.is_head(crossing)
-            if not self._gather(way, crossing, may_begin=may_begin):
-                self._tasks.create_task(self._send(way, crossing, may_begin=may_begin))
-        if way.channel.needs_producer_id and not way.asks_id:
-            way.asks_id = True
-            self._tasks.create_task(self._spare_id(way))
+        while queue.pause is None and (batch := queue.channel.due()) is not None:
+            may_begin = queue.channel.is_head(batch)
+            if not self._prepare_post(queue, batch, may_begin=may_begin):
+                self._tasks.create_task(self._send(queue, batch, may_begin=may_begin))
+        if queue.channel.needs_producer_id and not queue.asks_id:
+            queue.asks_id = True
+            self._tasks.create_task(self._request_spare_id(queue))
 
-    async def _spare_id(self, way: LeaderQueue) -> None:
+    async def _request_spare_id(self, queue: LeaderQueue) -> None:
         try:
-            way.channel.spare_producer_id = await self._ids.next()
+            queue.channel.spare_producer_id = await self._ids.next()
         except KafkaError as error:
             _log.warning("no further producer id for forwards error=%s", error)
             await asyncio.sleep(ID_RETRY_S)
-        way.asks_id = False
-        self._expire(way)
+        queue.asks_id = False
+        self._expire(queue)
 
-    def _gather(self, way: LeaderQueue, crossing: InFlightBatch, *, may_begin: bool) -> bool:
+    def _prepare_post(self, queue: LeaderQueue, batch: InFlightBatch, *, may_begin: bool) -> bool:
         """Have a batch posted at the end of this turn; return False if it can't be posted."""
         image = self._image()
-        registration = image.partition(*way.partition)
+        registration = image.partition(*queue.partition)
         if self._post is None or registration is None or registration.leader == self._broker_id:
             return False
         leader = image.brokers.get(registration.leader)
         if leader is None:
             return False
-        append = self._request(way.partition, crossing, may_begin=may_begin)
-        frame = forwarding.encode_claimed(append, *_body(crossing))
-        answered = partial(self._answered, way, crossing)
+        append = self._request(queue.partition, batch, may_begin=may_begin)
+        frame = forwarding.encode_claimed(append, *_body(batch))
+        answered = partial(self._take_answer, queue, batch)
         request = PeerRequest(forwarding.APPEND_CLAIMED, frame, append.timeout_ms, answered)
-        posting = _Posting(way, crossing, may_begin, registration.leader_epoch, request)
+        posting = _Posting(queue, batch, may_begin, registration.leader_epoch, request)
         self._postings.setdefault((leader.broker_id, leader.peer), []).append(posting)
         if len(frame) >= POSTED_BYTES_MAX:
             self._post_all(leader.broker_id, leader.peer)
@@ -399,24 +399,24 @@ class ForwardedProduces:
         try:
             calls = self._post(broker_id, peer, [posting.request for posting in postings])
         except Exception as error:  # noqa: BLE001 as in `_send`: these fail, the others go on
-            for way, crossing, *_ in postings:
-                self._ended(way, crossing, -1, self._bug(way, error))
+            for queue, batch, *_ in postings:
+                self._finish_attempt(queue, batch, -1, self._unexpected_error(queue, error))
             return
         if calls is None:
-            for way, crossing, may_begin, *_ in postings:
-                self._tasks.create_task(self._send(way, crossing, may_begin=may_begin))
+            for queue, batch, may_begin, *_ in postings:
+                self._tasks.create_task(self._send(queue, batch, may_begin=may_begin))
             return
         for posting, call in zip(postings, calls, strict=True):
-            posting.way.calls[posting.crossing] = (call, posting.epoch)
-            self._posted.add(posting.way)
+            posting.queue.calls[posting.batch] = (call, posting.epoch)
+            self._posted.add(posting.queue)
 
-    def _answered(
-        self, way: LeaderQueue, crossing: InFlightBatch, body: bytes, error: KafkaError | None
+    def _take_answer(
+        self, queue: LeaderQueue, batch: InFlightBatch, body: bytes, error: KafkaError | None
     ) -> None:
         """Take the answer to a posted batch."""
-        way.calls.pop(crossing, None)
-        if not way.calls:
-            self._posted.discard(way)
+        queue.calls.pop(batch, None)
+        if not queue.calls:
+            self._posted.discard(queue)
         if self._tasks is None:
             return  # stopped: `run` has given up all produces
         base_offset = -1
@@ -424,47 +424,47 @@ class ForwardedProduces:
             if error is None:
                 base_offset = forwarding.decode_base_offset(body)
         except Exception as failure:  # noqa: BLE001 as in `_send`
-            error = self._bug(way, failure)
-        self._ended(way, crossing, base_offset, error)
+            error = self._unexpected_error(queue, failure)
+        self._finish_attempt(queue, batch, base_offset, error)
 
-    async def _send(self, way: LeaderQueue, crossing: InFlightBatch, *, may_begin: bool) -> None:
+    async def _send(self, queue: LeaderQueue, batch: InFlightBatch, *, may_begin: bool) -> None:
         base_offset, failed = -1, None
         try:
-            base_offset = await self._attempt(way.partition, crossing, may_begin=may_begin)
+            base_offset = await self._attempt(queue.partition, batch, may_begin=may_begin)
         except KafkaError as error:
             failed = error
         except Exception as error:  # noqa: BLE001 one request fails, the others go on
-            failed = self._bug(way, error)
-        self._ended(way, crossing, base_offset, failed)
+            failed = self._unexpected_error(queue, error)
+        self._finish_attempt(queue, batch, base_offset, failed)
 
-    def _ended(
-        self, way: LeaderQueue, crossing: InFlightBatch, base_offset: int, error: KafkaError | None
+    def _finish_attempt(
+        self, queue: LeaderQueue, batch: InFlightBatch, base_offset: int, error: KafkaError | None
     ) -> None:
         """Report the outcome of an attempt to the sender of its queue."""
         if error is None:
-            way.channel.succeeded(crossing, base_offset)
+            queue.channel.succeeded(batch, base_offset)
         else:
-            gone = way.partition.topic_id not in self._image().topics
-            way.channel.failed(crossing, error, is_final=gone)
-            self._pause(way, error)
-        self._pump_soon(way)
+            is_deleted = queue.partition.topic_id not in self._image().topics
+            queue.channel.failed(batch, error, is_final=is_deleted)
+            self._pause(queue, error)
+        self._pump_soon(queue)
 
     @staticmethod
-    def _bug(way: LeaderQueue, error: Exception) -> KafkaError:
-        _log.error("forward failed partition=%s", way.partition, exc_info=error)
+    def _unexpected_error(queue: LeaderQueue, error: Exception) -> KafkaError:
+        _log.error("forward failed partition=%s", queue.partition, exc_info=error)
         text = f"this broker met {type(error).__name__}"
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
-    def _pause(self, way: LeaderQueue, error: KafkaError) -> None:
+    def _pause(self, queue: LeaderQueue, error: KafkaError) -> None:
         """Delay the next attempt of the first batch, unless it gets a new number."""
-        if way.pause is None and way.channel.has_failed:
+        if queue.pause is None and queue.channel.has_failed:
             unknown = error.outcome is Outcome.UNKNOWN
             pause_s = PAUSE_UNKNOWN_S if unknown else PAUSE_REFUSED_S
-            way.pause = asyncio.get_running_loop().call_later(pause_s, self._resume, way)
-            self._paused.add(way)
+            queue.pause = asyncio.get_running_loop().call_later(pause_s, self._resume, queue)
+            self._paused.add(queue)
 
     async def _attempt(
-        self, partition: TopicIdPartition, crossing: InFlightBatch, *, may_begin: bool
+        self, partition: TopicIdPartition, batch: InFlightBatch, *, may_begin: bool
     ) -> int:
         """Send a batch to the present leader and return the base offset.
 
@@ -476,22 +476,22 @@ class ForwardedProduces:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
         if registration is None or not registration.has_leader:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
-        append = self._request(partition, crossing, may_begin=may_begin)
+        append = self._request(partition, batch, may_begin=may_begin)
         if registration.leader == self._broker_id:
-            records = decode_records(b"".join(_body(crossing)))
+            records = decode_records(b"".join(_body(batch)))
             return await self._local.append(replace(append, records=records))
-        frame = forwarding.encode_claimed(append, *_body(crossing))
+        frame = forwarding.encode_claimed(append, *_body(batch))
         kind = forwarding.APPEND_CLAIMED
         answer = await self._forward(partition, registration, kind, frame, append.timeout_ms)
         return forwarding.decode_base_offset(answer)
 
     def _request(
-        self, partition: TopicIdPartition, crossing: InFlightBatch, *, may_begin: bool
+        self, partition: TopicIdPartition, batch: InFlightBatch, *, may_begin: bool
     ) -> Append:
         """Return the append to request from a leader, without its records."""
-        left_ms = crossing.deadline_ms - LATE_GRACE_MS - self._clock.monotonic_ms()
+        left_ms = batch.deadline_ms - LATE_GRACE_MS - self._clock.monotonic_ms()
         share_ms = min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
-        key_format, value_format, acks = crossing.first.kind
+        key_format, value_format, acks = batch.first.kind
         return Append(
             partition=partition,
             records=(),
@@ -499,17 +499,17 @@ class ForwardedProduces:
             value_format=RecordFormat(value_format),
             acks=acks,
             timeout_ms=max(1, min(left_ms, share_ms)),
-            claim=crossing.claim,
+            claim=batch.claim,
             may_begin=may_begin,
         )
 
 
-def _body(crossing: InFlightBatch) -> tuple[bytes, bytes, bytes]:
+def _body(batch: InFlightBatch) -> tuple[bytes, bytes, bytes]:
     """Return the body of a produce request, in pieces."""
-    return b'{"records":[', crossing.text, b"]}"
+    return b'{"records":[', batch.text, b"]}"
 
 
-def may_go_plain(error: KafkaError) -> bool:
+def is_refused_for_producers(error: KafkaError) -> bool:
     """Return whether a leader refused a producer id for the number of producers.
 
     The records were not written and may be sent without a producer id.
@@ -517,14 +517,14 @@ def may_go_plain(error: KafkaError) -> bool:
     return error.code is ErrorCode.POLICY_VIOLATION and error.outcome is Outcome.NOT_WRITTEN
 
 
-def _place(
-    future: asyncio.Future[Placed], count: int, base_offset: int, error: KafkaError | None
+def _resolve_placed(
+    future: asyncio.Future[PlacedRecords], count: int, base_offset: int, error: KafkaError | None
 ) -> None:
     if not future.done():
-        future.set_result(Placed(count, base_offset, error))
+        future.set_result(PlacedRecords(count, base_offset, error))
 
 
-def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
+def _encode_arrays(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
     """Return the records as elements of JSON arrays, one for each batch, each with their number."""
     for record in records:
         record.partition, record.offset = None, -1
@@ -532,7 +532,7 @@ def _texts(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
     if len(text) <= BATCH_BYTES_MAX or len(records) == 1:
         return [(text, len(records))]
     half = len(records) // 2
-    return [*_texts(records[:half]), *_texts(records[half:])]
+    return [*_encode_arrays(records[:half]), *_encode_arrays(records[half:])]
 
 
 ALLOCATE_TIMEOUT_MS = 5_000

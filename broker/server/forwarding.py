@@ -19,7 +19,7 @@ from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.health import Damage
-from broker.server.local_partitions import Append, Read, local_progress, parted
+from broker.server.local_partitions import Append, Read, local_progress, split_packed
 from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 APPEND, FETCH, OFFSETS, AWAIT_METADATA, GROUP, LIST_GROUPS = 1, 2, 3, 4, 5, 6
 PROGRESS, OWN_FACTS = 7, 8
-FETCH_NEAR = 11
+FETCH_FOLLOWER = 11
 """FETCH from a replica that follows (KIP-392)."""
 DELETE_RECORDS = 13
 APPEND_CLAIMED = 10
@@ -212,7 +212,7 @@ def decode_base_offset(body: bytes) -> int:
 def decode_fetch(body: bytes) -> FetchResult:
     """Decode the answer to FETCH."""
     head, payload = _split(body)
-    lines, frames = parted(_told_apart(decode_slices(payload), head.get("packed", ())))
+    lines, frames = split_packed(_mark_packed(decode_slices(payload), head.get("packed", ())))
     return FetchResult(
         slices=lines,
         packed=frames,
@@ -242,7 +242,7 @@ def _read(head: dict[str, Any]) -> Read:
     )
 
 
-def _told_apart(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Piece]:
+def _mark_packed(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Piece]:
     """Make packed slices of those at the indexes in `packed`; the others are lines.
 
     The bytes alone do not show it: lines cut out of a compressed frame are like any other lines.
@@ -288,7 +288,7 @@ def _append_in(kind: int, head: dict[str, Any], payload: bytes) -> Append:
         raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
 
 
-class NearReads(Protocol):
+class FollowerReadService(Protocol):
     """Port to the reads from a replica that follows here, `broker.server.fetch.FollowerReads`."""
 
     async def serve(self, read: Read) -> FetchResult: ...
@@ -307,10 +307,10 @@ class PeerRequests:
         loader: MetadataLoader,
         coordinator: GroupCoordinator,
         own_facts: Callable[[], OwnFacts],
-        follower_reads: NearReads | None = None,
+        follower_reads: FollowerReadService | None = None,
     ) -> None:
         self._own_facts = own_facts
-        self._near = follower_reads
+        self._follower_reads = follower_reads
         self.trimming: LogTrimming | None = None
         self._coordinator = coordinator
         self._local = local
@@ -328,8 +328,8 @@ class PeerRequests:
             match kind:
                 case 1 | 10 | 14:  # APPEND, APPEND_CLAIMED, REPEAT_CLAIMED
                     return await self._append(kind, head, payload)
-                case 2 | 11:  # FETCH, FETCH_NEAR
-                    return await self._fetch(head, follower_reads=kind == FETCH_NEAR)
+                case 2 | 11:  # FETCH, FETCH_FOLLOWER
+                    return await self._fetch(head, follower_reads=kind == FETCH_FOLLOWER)
                 case 3:  # OFFSETS
                     found = self._local.offsets(_partition(head))
                     return _join(
@@ -391,9 +391,9 @@ class PeerRequests:
         read = _read(head)
         if not follower_reads:
             return _fetched(await self._local.fetch(read))
-        if self._near is None:
+        if self._follower_reads is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "followers serve nobody here")
-        return _fetched(await self._near.serve(read))
+        return _fetched(await self._follower_reads.serve(read))
 
     def _facts(self) -> bytes:
         facts = self._own_facts()

@@ -119,10 +119,10 @@ class GroupRequests:
         _check_names(request)
         await self._check_partitions(request)
         wait_ms = GROUP_TIMEOUT_MS
-        asked: GroupRequest[A] = request
+        named_request: GroupRequest[A] = request
         if isinstance(request, CreateInstance) and request.instance is None:
             made_up = NAME_MADE_UP + id_from_bytes(self._random_bytes(16))
-            asked = cast("GroupRequest[A]", replace(request, instance=InstanceId(made_up)))
+            named_request = cast("GroupRequest[A]", replace(request, instance=InstanceId(made_up)))
         if isinstance(request, Poll):
             wait_ms = max(READ_TIMEOUT_MS, _poll_wait_ms(request))
         topic = await self._offsets_topic(request)
@@ -132,7 +132,7 @@ class GroupRequests:
         partition = TopicIdPartition(
             topic.topic_id, partition_of_group(request.group, topic.partitions_count)
         )
-        answer = await self._routed(partition, asked, deadline_ms)
+        answer = await self._routed(partition, named_request, deadline_ms)
         if isinstance(request, GroupOffsets):
             rows = cast("tuple[GroupOffsetRow, ...]", answer)
             return cast(A, await self._with_ends(rows))
@@ -251,7 +251,7 @@ class GroupRequests:
         if topic is None:
             return []
         deadline_ms = self._clock.monotonic_ms() + READ_TIMEOUT_MS
-        found = await _gathered(
+        found = await _await_all(
             [
                 self._list(TopicIdPartition(topic.topic_id, PartitionId(number)), deadline_ms)
                 for number in range(topic.partitions_count)
@@ -285,7 +285,7 @@ class GroupRequests:
             if self._clock.monotonic_ms() >= deadline_ms:
                 return (*done, *rows[at:])
             wave = rows[at : at + LAGS_AT_ONCE]
-            done += await _gathered([self._with_end(row) for row in wave])
+            done += await _await_all([self._with_end(row) for row in wave])
         return tuple(done)
 
     async def _with_end(self, row: GroupOffsetRow) -> GroupOffsetRow:
@@ -296,7 +296,7 @@ class GroupRequests:
         return replace(row, end_offset=ends.end_offset)
 
 
-async def _gathered(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
+async def _await_all(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all calls at once; raise the first error."""
     return list(await asyncio.gather(*calls))
 

@@ -85,11 +85,11 @@ async def _ask(broker: BrokerId, ask: AskDamage) -> Damage | None:
 
 def _total(image: MetadataImage, answers: Iterable[tuple[BrokerId, Damage | None]]) -> TotalDamage:
     count, named = 0, []
-    for broker, told in answers:
-        if told is None:
+    for broker, reported in answers:
+        if reported is None:
             continue
-        count += told.count
-        for where, reason in told.partitions:
+        count += reported.count
+        for where, reason in reported.partitions:
             topic = image.topics.get(where.topic_id)
             registration = image.partition(*where)
             if topic is None or registration is None or registration.leader != broker:
@@ -203,7 +203,7 @@ def _tally_topic(tallies: PartitionTallies, topic: TopicImage, min_isr: int) -> 
             tallies.offline.add(name, number)
         elif partition.leader != partition.replicas[0]:
             tallies.not_preferred.add(name, number)
-        wanted = _wanted(partition)
+        wanted = _wanted_replicas(partition)
         in_sync = len(partition.isr)
         if in_sync < min(min_isr, wanted):
             tallies.under_min_isr.add(name, number)
@@ -215,7 +215,7 @@ def _tally_topic(tallies: PartitionTallies, topic: TopicImage, min_isr: int) -> 
             tallies.reassigning.add(name, number)
 
 
-def _wanted(partition: PartitionRegistration) -> int:
+def _wanted_replicas(partition: PartitionRegistration) -> int:
     """Return the number of replicas that should exist; one being added is not missing yet."""
     return len(partition.replicas) - len(partition.adding)
 
@@ -286,7 +286,7 @@ def _controller_reasons(
             count=1,
         )
     if silent:
-        yield _named(
+        yield _named_reason(
             "CONTROLLER_DOWN",
             HealthStatus.DEGRADED,
             "controllers do not answer this broker",
@@ -300,7 +300,7 @@ def _controller_reasons(
         ]
         if behind:
             message = "controllers are not connected to the active one"
-            yield _named("VOTER_DISCONNECTED", HealthStatus.DEGRADED, message, behind)
+            yield _named_reason("VOTER_DISCONNECTED", HealthStatus.DEGRADED, message, behind)
     fenced = [
         str(controller)
         for controller, state in controllers.items()
@@ -308,7 +308,7 @@ def _controller_reasons(
     ]
     if fenced:
         message = "controllers that lost their disk may not vote yet"
-        yield _named("VOTER_REJOINING", HealthStatus.DEGRADED, message, fenced)
+        yield _named_reason("VOTER_REJOINING", HealthStatus.DEGRADED, message, fenced)
 
 
 def _broker_reasons(image: MetadataImage) -> Iterator[HealthReason]:
@@ -320,7 +320,7 @@ def _broker_reasons(image: MetadataImage) -> Iterator[HealthReason]:
     for state, (code, message) in words.items():
         found = [str(each.broker_id) for each in image.brokers.values() if each.state is state]
         if found:
-            yield _named(code, HealthStatus.DEGRADED, message, found)
+            yield _named_reason(code, HealthStatus.DEGRADED, message, found)
     if not image.brokers:
         yield HealthReason(
             code="NO_BROKER",
@@ -330,12 +330,14 @@ def _broker_reasons(image: MetadataImage) -> Iterator[HealthReason]:
         )
 
 
-def _named(code: str, status: HealthStatus, message: str, names: Iterable[str]) -> HealthReason:
+def _named_reason(
+    code: str, status: HealthStatus, message: str, names: Iterable[str]
+) -> HealthReason:
     found = list(names)
     return HealthReason(
         code=code,
         status=status,
-        message=f"{len(found)} {message}: {_shown(found[:EXAMPLES_MAX], len(found))}",
+        message=f"{len(found)} {message}: {_list_examples(found[:EXAMPLES_MAX], len(found))}",
         count=len(found),
         examples=tuple(found[:EXAMPLES_MAX]),
     )
@@ -368,7 +370,7 @@ def _partition_reasons(tallies: PartitionTallies) -> Iterator[HealthReason]:
             yield HealthReason(
                 code=code,
                 status=status,
-                message=f"{tally.count} {message}: {_shown(tally.examples, tally.count)}",
+                message=f"{tally.count} {message}: {_list_examples(tally.examples, tally.count)}",
                 count=tally.count,
                 examples=tuple(tally.examples),
             )
@@ -398,5 +400,5 @@ def _damage_reasons(damage: TotalDamage) -> Iterator[HealthReason]:
     )
 
 
-def _shown(examples: list[str], count: int) -> str:
+def _list_examples(examples: list[str], count: int) -> str:
     return ", ".join(examples) + (", …" if count > len(examples) else "")

@@ -129,7 +129,7 @@ class DiskStallWatch:
         self._looked_ms = clock.monotonic_ms()
         self._silent_ms = 0
 
-    def is_silent(self) -> bool:
+    def check_silence(self) -> bool:
         """Return whether one sync has lasted for too long while something waits for it."""
         now_ms = self._clock.monotonic_ms()
         passed_ms = min(now_ms - self._looked_ms, self._look_max_ms)
@@ -193,13 +193,13 @@ class ControllerClock:
         """The controllers' offsets, ascending."""
         self._agreed: int | None = None
         """The own offset when it last was near the active controller's; None: never yet."""
-        self._near = (1, 0)
+        self._near_offsets = (1, 0)
         """First and last own offset that need no correction; (1, 0) is none."""
         self._right_from_ms = self._right_until_ms = 0
         """Own wall clock times between which the clock is not compared again."""
         self._is_corrected = False
 
-    def heard(
+    def note_controller_time(
         self,
         controller_wall_ms: int,
         sent_ms: int,
@@ -227,7 +227,9 @@ class ControllerClock:
                 self._agreed = own
         self._heard[controller] = (own - ahead_ms, now_ms)
         self._heard = {
-            node: said for node, said in self._heard.items() if now_ms - said[1] <= CARRIED_MAX_MS
+            node: measurement
+            for node, measurement in self._heard.items()
+            if now_ms - measurement[1] <= CARRIED_MAX_MS
         }
         self._judge()
 
@@ -258,7 +260,7 @@ class ControllerClock:
         if self._right_from_ms <= wall_ms < self._right_until_ms:
             return wall_ms
         now_ms = self._clock.monotonic_ms()
-        first, last = self._near
+        first, last = self._near_offsets
         if not first <= wall_ms - now_ms <= last:
             return self._corrected(wall_ms, now_ms)
         self._right_from_ms, self._right_until_ms = wall_ms, wall_ms + LOOK_AGAIN_MS
@@ -294,7 +296,7 @@ class ControllerClock:
         lowest, highest = (offsets[0], offsets[-1]) if few else (middle, middle)
         most = self._difference_max_ms
         # A clock under correction is compared each time, so that its recovery is logged.
-        self._near = (1, 0) if self._is_corrected else (highest - most, lowest + most)
+        self._near_offsets = (1, 0) if self._is_corrected else (highest - most, lowest + most)
 
     def _wake(self) -> None:
         """Add the time that this machine slept to the controllers' offsets.
@@ -353,11 +355,11 @@ class Lifecycle:
         self._disk_is_silent = disk_is_silent
         self._was_silent = False
         self._failed_replicas = failed_replicas
-        self._said = 0
+        self._content_number = 0
         """Number of the newest heartbeat content; a controller ignores one that was overtaken."""
         self._want_shutdown = False
-        self._beat_now = asyncio.Event()
-        self._beaten = asyncio.Event()
+        self._heartbeat_wanted = asyncio.Event()
+        self._answer_received = asyncio.Event()
         """Set, and replaced by a new one, at every answer."""
 
     @property
@@ -388,7 +390,7 @@ class Lifecycle:
         margin_ms = max(session_ms - PROOF_MARGIN_MS, session_ms // 6)
         return min(margin_ms, timeouts.broker_disconnect_grace_ms * 2 // 3)
 
-    def is_proven(self) -> bool:
+    def check_proof(self) -> bool:
         """Return whether no other replica can have been elected in this broker's place.
 
         An active controller must have acknowledged a heartbeat that was *sent* no longer ago than
@@ -400,21 +402,21 @@ class Lifecycle:
             age_ms = self._clock.monotonic_ms() - self._proven_ms
             if age_ms < self.proof_age_max_ms:
                 if 2 * age_ms >= self.proof_age_max_ms:
-                    self._beat_now.set()  # renew the proof before it ends
+                    self._heartbeat_wanted.set()  # renew the proof before it ends
                 return True
-        self._beat_now.set()
+        self._heartbeat_wanted.set()
         return False
 
     async def prove(self, timeout_ms: int) -> bool:
-        """Wait up to `timeout_ms` for a heartbeat that proves `is_proven`; return the result."""
+        """Wait up to `timeout_ms` for a heartbeat that proves `check_proof`; return the result."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        while not self.is_proven():
+        while not self.check_proof():
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
             if remaining_ms <= 0 or self._want_shutdown:
                 return False
             try:
                 async with asyncio.timeout(remaining_ms / 1000):
-                    await self._beaten.wait()
+                    await self._answer_received.wait()
             except TimeoutError:
                 return False
         return True
@@ -422,7 +424,7 @@ class Lifecycle:
     def want_shutdown(self) -> None:
         """Request a controlled shutdown; ``may_stop`` is set once it is granted (rule R11)."""
         self._want_shutdown = True
-        self._beat_now.set()
+        self._heartbeat_wanted.set()
 
     async def run(self) -> None:
         """Register and send heartbeats; register again if the registration ends meanwhile.
@@ -472,27 +474,27 @@ class Lifecycle:
     async def _heartbeat_while_registered(self, epoch: BrokerEpoch) -> None:
         """Keep the content of the heartbeats current until the registration has ended."""
         at_once = True
-        told: tuple[tuple[DamagedReplica, ...], int] = ((), 0)
+        last_report: tuple[tuple[DamagedReplica, ...], int] = ((), 0)
         with self._controllers.heartbeats(self._heard) as heartbeats:
-            while not self._is_gone(epoch):
-                self._beat_now.clear()  # a request from here on gets a heartbeat of its own
-                self._said += 1
+            while not self._has_registration_ended(epoch):
+                self._heartbeat_wanted.clear()  # a request from here on gets a heartbeat of its own
+                self._content_number += 1
                 command = BrokerHeartbeat(
                     broker_id=self._config.broker_id,
                     broker_epoch=epoch,
                     metadata_offset=self._loader.image.next_offset,
                     want_shutdown=self._want_shutdown,
                     failed=self._failed_replicas(),
-                    number=self._said,
+                    number=self._content_number,
                 )
                 if command.failed:  # the controller's decisions wait for this report
                     news = (command.failed, command.metadata_offset)
-                    at_once, told = at_once or news != told, news
-                if not self._keeps_silent():
-                    heartbeats.say(command, at_once=at_once)
-                at_once = await self._asked_within(PROGRESS_MS)
+                    at_once, last_report = at_once or news != last_report, news
+                if not self._withholds_heartbeats():
+                    heartbeats.set_content(command, at_once=at_once)
+                at_once = await self._wait_for_request(PROGRESS_MS)
 
-    def _keeps_silent(self) -> bool:
+    def _withholds_heartbeats(self) -> bool:
         """Return whether heartbeats are withheld because the disk hangs.
 
         What is led here then moves to replicas whose disks answer.
@@ -507,7 +509,7 @@ class Lifecycle:
 
     def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
         """Take an answer, on the loop and only here, so that the newest image judges it."""
-        self.controller_clock.heard(
+        self.controller_clock.note_controller_time(
             answer.wall_ms, sent_ms, answer.controller_id, is_active=answer.is_active
         )
         if answer.is_active:
@@ -517,9 +519,9 @@ class Lifecycle:
             self.shutdown_blocked_by = answer.shutdown_blocked_by
             if answer.should_shut_down and self._want_shutdown:
                 self.may_stop.set()
-        self._tell_beaten()
+        self._announce_answer()
 
-    def _is_gone(self, epoch: BrokerEpoch) -> bool:
+    def _has_registration_ended(self, epoch: BrokerEpoch) -> bool:
         """Return whether the image has passed this registration and shows another one, or none."""
         image = self._loader.image
         known = image.brokers.get(self._config.broker_id)
@@ -534,9 +536,9 @@ class Lifecycle:
         _log.warning("another process registered broker_epoch=%d", known.broker_epoch)
         return True
 
-    def _tell_beaten(self) -> None:
-        self._beaten.set()
-        self._beaten = asyncio.Event()
+    def _announce_answer(self) -> None:
+        self._answer_received.set()
+        self._answer_received = asyncio.Event()
 
     def _proves(self, answer: HeartbeatAnswer) -> bool:
         """Return whether an answer proves that this broker has not been replaced.
@@ -550,10 +552,10 @@ class Lifecycle:
         alive = answer.state in (BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN)
         return alive and self._loader.image.next_offset >= answer.committed_offset
 
-    async def _asked_within(self, timeout_ms: int) -> bool:
+    async def _wait_for_request(self, timeout_ms: int) -> bool:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._beat_now.wait()
+                await self._heartbeat_wanted.wait()
         except TimeoutError:
             return False
         return True

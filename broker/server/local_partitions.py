@@ -107,18 +107,18 @@ class Reads:
         offset: int,
         max_bytes: int,
         deadline_ms: int,
-        standing: Callable[[], ServingReplica],
+        serving_replica: Callable[[], ServingReplica],
         check: Callable[[Replica, int], None],
         *,
         packed: bool = False,
     ) -> FetchResult:
         """Return records from an offset on, or none at the deadline.
 
-        ``standing`` raises if the replica may not serve any more, ``check`` if this offset may not
-        be read. Both are called again after every wait, and nothing is awaited between them and the
-        read. ``packed``: see `FetchResult.packed`.
+        ``serving_replica`` raises if the replica may not serve any more, ``check`` if this offset
+        may not be read. Both are called again after every wait, and nothing is awaited between them
+        and the read. ``packed``: see `FetchResult.packed`.
         """
-        now = standing()
+        now = serving_replica()
         first_epoch = now.epoch
         is_warm = False
         while True:
@@ -134,7 +134,7 @@ class Reads:
                 if cold is not None:
                     is_warm = True  # only once: pages evicted again are read on the loop
                     await warm(cold)
-                    now = standing()
+                    now = serving_replica()
                     continue
                 slices, frames = read_now(log, offset, max_bytes, partition, packed=packed)
                 if not slices and not frames:
@@ -152,7 +152,7 @@ class Reads:
                     leader_epoch=epoch,
                 )
             await self.wait(replica, remaining_ms)
-            now = standing()
+            now = serving_replica()
 
     async def wait(self, replica: Replica, at_most_ms: int) -> None:
         """Wait until the replica's high watermark or role has changed, or for `at_most_ms`."""
@@ -176,11 +176,11 @@ def read_now(
 ) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
     """Return the records below the high watermark, as (`slices`, `packed`) of a `FetchResult`."""
     if packed:
-        return parted(log.read_packed(offset, max_bytes, partition.high_watermark))
+        return split_packed(log.read_packed(offset, max_bytes, partition.high_watermark))
     return log.read(offset, max_bytes, partition.high_watermark), ()
 
 
-def parted(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
+def split_packed(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence[Piece]]:
     """Return the pieces as (`slices`, `packed`) of a `FetchResult`; one of the two is empty."""
     for piece in found:
         if isinstance(piece, PackedSlice):
@@ -212,19 +212,21 @@ class TimeLookups:
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    async def offset_of(self, timestamp_ms: int, standing: Callable[[], ServingReplica]) -> int:
+    async def offset_of(
+        self, timestamp_ms: int, serving_replica: Callable[[], ServingReplica]
+    ) -> int:
         """Return the first offset at or after `timestamp_ms`; the high watermark if all is older.
 
-        ``standing`` raises if the replica may not serve any more. It is called before each step,
-        and nothing is awaited between the last call and the return.
+        ``serving_replica`` raises if the replica may not serve any more. It is called before each
+        step, and nothing is awaited between the last call and the return.
 
-        Raises:
-            KafkaError: the error of ``standing``; NOT_LEADER_OR_FOLLOWER, the leader epoch changed;
+        Raises: KafkaError: the error of ``serving_replica``; NOT_LEADER_OR_FOLLOWER, the leader
+            epoch changed;
                 OFFSET_NOT_AVAILABLE, this leader does not know yet where what is committed ends;
                 KAFKA_STORAGE_ERROR, a batch is damaged; QUEUE_FULL; REQUEST_TIMED_OUT.
         """
         search = TimeSearch(timestamp_ms)
-        first = standing()
+        first = serving_replica()
         if first.replica.log.step_time_search(search):
             return _answer(search, first)
         if self._waiting >= LOOKUPS_MAX:
@@ -233,15 +235,15 @@ class TimeLookups:
         deadline_ms = self._clock.monotonic_ms() + LOOKUP_TIMEOUT_MS
         try:
             async with self._turn:
-                return await self._look(search, first, standing, deadline_ms)
+                return await self._search_in_turns(search, first, serving_replica, deadline_ms)
         finally:
             self._waiting -= 1
 
-    async def _look(
+    async def _search_in_turns(
         self,
         search: TimeSearch,
         first: ServingReplica,
-        standing: Callable[[], ServingReplica],
+        serving_replica: Callable[[], ServingReplica],
         deadline_ms: int,
     ) -> int:
         while True:
@@ -249,7 +251,7 @@ class TimeLookups:
                 await asyncio.sleep(0)
             else:
                 await asyncio.to_thread(search.work)
-            now = standing()
+            now = serving_replica()
             if now.epoch != first.epoch or now.replica is not first.replica:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
             if now.replica.log.step_time_search(search):
@@ -286,7 +288,7 @@ class AppendBatchKey(NamedTuple):
     timeout_ms: int
 
 
-Waiting = tuple[int, "Callable[[PartitionId, int, KafkaError | None], None]"]
+GatheredProduce = tuple[int, "Callable[[PartitionId, int, KafkaError | None], None]"]
 """A request in a batch: the number of records before its own, and the function that takes its
 (partition, base offset, error)."""
 
@@ -337,13 +339,13 @@ class LocalPartitions:
         config: BrokerConfig,
         manager: ReplicaManager,
         clock: Clock,
-        is_proven: Callable[[], bool],
+        check_proof: Callable[[], bool],
     ) -> None:
-        """Take ``is_proven``: an active controller knew this broker less than a session ago."""
+        """Take ``check_proof``: an active controller knew this broker less than a session ago."""
         self._config = config
         self._manager = manager
         self._clock = clock
-        self._is_proven = is_proven
+        self._is_proven = check_proof
         self._parked_produces = 0
         self._answers = TurnBudget()
         self._reads = Reads(config.limits.max_parked_fetches, clock)
@@ -391,12 +393,12 @@ class LocalPartitions:
         """
         replica, _ = self.leading(request.partition)
         if request.claim is not None:
-            found = self._repeated(replica, request, request.claim)
+            found = self._find_repeat(replica, request, request.claim)
             if found is not None:
-                self._answer_again(replica, found, request, done)
+                self._answer_repeat(replica, found, request, done)
                 return
             if request.refused is not None:
-                raise self._sure_refusal(request.refused)
+                raise self._certain_refusal(request.refused)
         role = self._check_may_append(replica, request.acks, 1)
         info = replica.log.append_as_leader(
             request.records,
@@ -404,18 +406,21 @@ class LocalPartitions:
             value_format=request.value_format,
             leader_epoch=role.epoch,
             now_ms=self._clock.wall_ms(),
-            **_claimed(request.claim),
+            **_producer_fields(request.claim),
         )
         base, last = info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
-        if not _waits(replica, request.acks):
+        if not _awaits_replicas(replica, request.acks):
             done(-1 if request.acks == ACKS_NONE else base, None)
             return
         tell = partial(self._answers.call, done, base)
-        self._park(replica, (role.epoch, base, last), request, 1, tell)
+        self._delay_answer(replica, (role.epoch, base, last), request, 1, tell)
 
     def append_together(
-        self, alike: AppendBatchKey, records: Sequence[ProduceRecord], waiting: Sequence[Waiting]
+        self,
+        batch_key: AppendBatchKey,
+        records: Sequence[ProduceRecord],
+        waiting: Sequence[GatheredProduce],
     ) -> None:
         """Append the records of several requests as one batch; answer each with its own offset.
 
@@ -424,20 +429,20 @@ class LocalPartitions:
         Raises:
             KafkaError: all were refused, or could not be written; no function is called.
         """
-        replica, _ = self.leading(alike.place)
-        role = self._check_may_append(replica, alike.acks, len(waiting))
+        replica, _ = self.leading(batch_key.place)
+        role = self._check_may_append(replica, batch_key.acks, len(waiting))
         info = replica.log.append_as_leader(
             records,
-            key_format=alike.stored_as,
-            value_format=alike.stored_as,
+            key_format=batch_key.stored_as,
+            value_format=batch_key.stored_as,
             leader_epoch=role.epoch,
             now_ms=self._clock.wall_ms(),
         )
-        number, base, last = alike.place.partition, info.base_offset, info.last_offset
+        number, base, last = batch_key.place.partition, info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
-        if not _waits(replica, alike.acks):
+        if not _awaits_replicas(replica, batch_key.acks):
             for first, answered in waiting:
-                at = -1 if alike.acks == ACKS_NONE else base + first
+                at = -1 if batch_key.acks == ACKS_NONE else base + first
                 self._answers.call(answered, number, at, None)
             return
 
@@ -445,7 +450,7 @@ class LocalPartitions:
             for first, answered in waiting:
                 self._answers.call(answered, number, base + first, error)
 
-        self._park(replica, (role.epoch, base, last), alike, len(waiting), tell)
+        self._delay_answer(replica, (role.epoch, base, last), batch_key, len(waiting), tell)
 
     def _check_may_append(self, replica: Replica, acks: int, requests: int) -> LeaderState:
         role = replica.partition.check_may_append(all_replicas=acks == ACKS_ALL)
@@ -453,7 +458,7 @@ class LocalPartitions:
             raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
         return role
 
-    def _park(
+    def _delay_answer(
         self,
         replica: Replica,
         entry: tuple[int, int, int],
@@ -466,16 +471,22 @@ class LocalPartitions:
         ``entry``: leader epoch, first and last offset.
         """
 
-        def resolved(fate: AppendOutcome) -> None:
+        def resolved(append_outcome: AppendOutcome) -> None:
             self._parked_produces -= requests
-            tell(None if fate is AppendOutcome.OK else self._no_success(replica, fate))
+            tell(
+                None
+                if append_outcome is AppendOutcome.OK
+                else self._error_of_outcome(replica, append_outcome)
+            )
 
         deadline_ms = self._clock.monotonic_ms() + asked.timeout_ms
         self._parked_produces += requests
         all_replicas = asked.acks == ACKS_ALL
         self._manager.park(replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved))
 
-    def _repeated(self, replica: Replica, request: Append, claim: Claim) -> RememberedBatch | None:
+    def _find_repeat(
+        self, replica: Replica, request: Append, claim: Claim
+    ) -> RememberedBatch | None:
         """Return the batch that this append repeats, or None.
 
         Checked before the number of in-sync replicas: a repeat appends nothing.
@@ -483,7 +494,7 @@ class LocalPartitions:
         count, now_ms = len(request.records), self._clock.wall_ms()
         return replica.log.repeated(claim, count, now_ms, may_begin=request.may_begin)
 
-    def _sure_refusal(self, refused: KafkaError) -> KafkaError:
+    def _certain_refusal(self, refused: KafkaError) -> KafkaError:
         """Return the refusal, or an error of unknown outcome if this broker may be deposed.
 
         A leader that was deposed and does not know it may lack the batch that is repeated
@@ -494,7 +505,7 @@ class LocalPartitions:
         text = f"not known to lead, so whether this is a repeat is not certain: {refused.message}"
         return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.UNKNOWN)
 
-    def _answer_again(
+    def _answer_repeat(
         self,
         replica: Replica,
         found: RememberedBatch,
@@ -503,25 +514,25 @@ class LocalPartitions:
     ) -> None:
         """Answer a repeat as the first append: not before it is certain to stay (rule R5)."""
         base, last = found.first_offset, found.last_offset
-        if not _waits(replica, request.acks) or last < replica.partition.high_watermark:
+        if not _awaits_replicas(replica, request.acks) or last < replica.partition.high_watermark:
             done(-1 if request.acks == ACKS_NONE else base, None)
             return
         if self._parked_produces >= self._config.limits.max_parked_produces:
             text = "written, and max_parked_produces is reached: nobody waits for it"
             raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.UNKNOWN)
         entry = (replica.log.epoch_at(last), base, last)
-        self._park(replica, entry, request, 1, partial(self._answers.call, done, base))
+        self._delay_answer(replica, entry, request, 1, partial(self._answers.call, done, base))
 
-    def _no_success(self, replica: Replica, fate: AppendOutcome) -> KafkaError:
-        if fate is AppendOutcome.NOT_WRITTEN:
+    def _error_of_outcome(self, replica: Replica, append_outcome: AppendOutcome) -> KafkaError:
+        if append_outcome is AppendOutcome.NOT_WRITTEN:
             return KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 "a newer leader's records stand in this place",
                 outcome=Outcome.NOT_WRITTEN,
             )
-        return self._unknown(replica)
+        return self._unknown_outcome(replica)
 
-    def _unknown(self, replica: Replica) -> KafkaError:
+    def _unknown_outcome(self, replica: Replica) -> KafkaError:
         role = replica.partition.role
         if isinstance(role, LeaderState) and len(role.isr) < role.min_isr:
             return KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
@@ -575,18 +586,18 @@ class LocalPartitions:
         """Read below the high watermark; wait for the first record as long as requested."""
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
 
-        def standing() -> ServingReplica:
+        def serving_replica() -> ServingReplica:
             replica, role = self.leading(request.partition)
             return ServingReplica(replica, self._config.broker_id, role.epoch)
 
         offset = request.offset
         if offset is None:
-            offset = await self._lookups.offset_of(request.timestamp_ms or 0, standing)
+            offset = await self._lookups.offset_of(request.timestamp_ms or 0, serving_replica)
         found = await self._reads.read(
             offset,
             request.max_bytes,
             deadline_ms,
-            standing,
+            serving_replica,
             self._check_range,
             packed=request.packed,
         )
@@ -635,12 +646,12 @@ class LocalPartitions:
         )
 
 
-def _waits(replica: Replica, acks: int) -> bool:
+def _awaits_replicas(replica: Replica, acks: int) -> bool:
     """Return whether an append is answered later, once proven as ``acks`` requires."""
     return acks == ACKS_ALL or (acks != ACKS_NONE and replica.partition.settings.by_durable)
 
 
-def _claimed(claim: Claim | None) -> dict[str, int]:
+def _producer_fields(claim: Claim | None) -> dict[str, int]:
     """Return the producer's fields of the batch header."""
     if claim is None:
         return {}

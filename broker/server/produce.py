@@ -18,8 +18,8 @@ from broker.server.forwarded_produce import (
     ATTEMPT_MS_MIN,
     ATTEMPTS,
     ForwardedProduces,
-    Placed,
-    may_go_plain,
+    PlacedRecords,
+    is_refused_for_producers,
 )
 from broker.server.local_partitions import Append, LocalPartitions
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -74,13 +74,13 @@ def refusals(
     timestamps = configs.timestamp_limits(image, topic.topic_id)
     if timestamps is not None and not are_bare(records):
         for index, record in enumerate(records):
-            why = _untimely(record.timestamp, timestamps, now_ms)
+            why = _timestamp_refusal(record.timestamp, timestamps, now_ms)
             if why and index not in refused:
                 refused[index] = KafkaError(ErrorCode.INVALID_TIMESTAMP, why)
     return refused
 
 
-def _untimely(timestamp: int | None, limits: TimestampLimits, now_ms: int) -> str:
+def _timestamp_refusal(timestamp: int | None, limits: TimestampLimits, now_ms: int) -> str:
     """Return why the topic takes no record with this timestamp; empty if it takes it."""
     if timestamp is None:
         return ""
@@ -130,34 +130,38 @@ class ProduceRouting:
         self._forwarded = forwarded
         self._clock = clock
 
-    async def place(self, append: Append, deadline_ms: int) -> list[Placed]:
+    async def place(self, append: Append, deadline_ms: int) -> list[PlacedRecords]:
         """Have the present leader append the records, until the deadline; in pieces, if large.
 
         Raises:
             KafkaError: no record was written, or nothing certain is known of any of them.
         """
         if append.claim is not None:
-            return [Placed(len(append.records), await self._claimed(append, deadline_ms))]
+            return [
+                PlacedRecords(len(append.records), await self._append_claimed(append, deadline_ms))
+            ]
 
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> list[Placed]:
+        async def attempt(
+            registration: PartitionRegistration, timeout_ms: int
+        ) -> list[PlacedRecords]:
             now = replace(append, timeout_ms=timeout_ms)
             if registration.leader == self._broker_id:
                 base = await self._local.append(now)
             else:
-                if await self._forwarded.may_take(append.acks):
+                if await self._forwarded.acquire_producer_id(append.acks):
                     placed = await self._forwarded.append(append, deadline_ms)
-                    if not _is_full_of_producers(placed):
+                    if not _all_refused_for_producers(placed):
                         return placed
                 body = forwarding.encode_append(now)
                 answer = await self._routing.forward(
                     append.partition, registration, forwarding.APPEND, body, timeout_ms
                 )
                 base = forwarding.decode_base_offset(answer)
-            return [Placed(len(append.records), base)]
+            return [PlacedRecords(len(append.records), base)]
 
         return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
 
-    async def _claimed(self, append: Append, deadline_ms: int) -> int:
+    async def _append_claimed(self, append: Append, deadline_ms: int) -> int:
         """Append under a client's id; repeat attempts of unknown outcome until the deadline.
 
         The leader recognises a repeat. After an attempt of unknown outcome only another attempt's
@@ -195,9 +199,9 @@ class ProduceRouting:
             raise
 
 
-def _is_full_of_producers(placed: Sequence[Placed]) -> bool:
+def _all_refused_for_producers(placed: Sequence[PlacedRecords]) -> bool:
     """Return whether every piece was refused for the number of producers; none is written."""
-    return all(each.error is not None and may_go_plain(each.error) for each in placed)
+    return all(each.error is not None and is_refused_for_producers(each.error) for each in placed)
 
 
 def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicImage) -> None:

@@ -146,8 +146,8 @@ class TopicRequests:
         self._random_bytes = random_bytes
         self._creating: dict[TopicName, asyncio.Future[KafkaError | None]] = {}
         """Topics that a produce is creating; the result is the creation's error, or None."""
-        self._looking = asyncio.Lock()
-        self._looks = 0
+        self._attempt_lock = asyncio.Lock()
+        self._attempts = 0
         self._found = (0, MetadataOffset(0))
         """Number and result of the last attempt that found an active controller."""
 
@@ -174,17 +174,17 @@ class TopicRequests:
         controllers during an election. A result counts only for requests that came before the
         attempt.
         """
-        came = self._looks
+        came = self._attempts
         with contextlib.suppress(KafkaError):
             return await self._loader.newest_offset()
         while True:
-            async with self._looking:
+            async with self._attempt_lock:
                 look, offset = self._found
                 if look > came:
                     return offset
                 await asyncio.sleep(LOOK_AGAIN_S)
-                self._looks += 1
-                look = self._looks
+                self._attempts += 1
+                look = self._attempts
                 with contextlib.suppress(KafkaError):
                     self._found = look, await self._loader.newest_offset()
 
@@ -280,17 +280,17 @@ class TopicRequests:
         requests that have more time go on.
         """
         deadline_ms = max(deadline_ms, self._clock.monotonic_ms() + AUTO_CREATE_MS_MIN)
-        failure: KafkaError | None = _GIVEN_UP
-        while failure is _GIVEN_UP:
+        failure: KafkaError | None = _OUT_OF_TIME
+        while failure is _OUT_OF_TIME:
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
             if remaining_ms <= 0:
-                raise _not_written(name, _GIVEN_UP)
+                raise _not_written(name, _OUT_OF_TIME)
             under_way = self._creating.get(name)
             if under_way is None:
                 failure = await self._create_for_all(name, remaining_ms)
             else:  # `wait` does not cancel the future, which other requests share
                 done, _ = await asyncio.wait([under_way], timeout=remaining_ms / 1000)
-                failure = under_way.result() if done else _GIVEN_UP
+                failure = under_way.result() if done else _OUT_OF_TIME
         if failure is None:
             return
         if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -299,7 +299,7 @@ class TopicRequests:
 
     async def _create_for_all(self, name: TopicName, at_most_ms: int) -> KafkaError | None:
         """Create a topic; return the error, or None, here and to all requests that wait for it."""
-        failure: KafkaError | None = _GIVEN_UP
+        failure: KafkaError | None = _OUT_OF_TIME
         done = self._creating[name] = asyncio.get_running_loop().create_future()
         try:
             topic_id = TopicId(id_from_bytes(self._random_bytes(16)))
@@ -325,7 +325,7 @@ class TopicRequests:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text) from None
 
 
-_GIVEN_UP = KafkaError(
+_OUT_OF_TIME = KafkaError(
     ErrorCode.LEADER_NOT_AVAILABLE, "it was not created in time", outcome=Outcome.NOT_WRITTEN
 )
 """Result of a creation whose request ran out of time; compared by identity, never raised."""

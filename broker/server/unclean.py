@@ -14,7 +14,12 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from broker.log.checkpoints import (
+    encode_checkpoint,
+    place_file,
+    read_checkpoint,
+    write_atomically,
+)
 from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
@@ -102,14 +107,14 @@ class PageCacheTopics:
     def _page_cached(self, image: MetadataImage) -> Set[TopicId]:
         default = broker_layers(image, self._broker_id, self._static).word(FLUSH)
         self._is_default = default == _PAGE_CACHE
-        said = {
+        configured = {
             TopicId(name): configs[FLUSH]
             for (kind, name), configs in image.configs.items()
             if kind is ResourceType.TOPIC and FLUSH in configs
         }
-        found = {topic_id for topic_id, flush in said.items() if flush == _PAGE_CACHE}
+        found = {topic_id for topic_id, flush in configured.items() if flush == _PAGE_CACHE}
         if self._is_default:
-            found |= image.topics.keys() - said.keys()
+            found |= image.topics.keys() - configured.keys()
         return found
 
     async def run(self) -> None:
@@ -121,15 +126,15 @@ class PageCacheTopics:
         while True:
             await self._left.wait()
             self._left.clear()
-            gone = self._named - self._present
+            removed = self._named - self._present
             waiting = [
-                (log, log.log_end_offset) for log in self._logs.logs() if log.topic_id in gone
+                (log, log.log_end_offset) for log in self._logs.logs() if log.topic_id in removed
             ]
             while not all(map(_is_durable, waiting)):
                 for log, _ in waiting:
                     log.request_flush()
                 await asyncio.sleep(SYNC_CHECK_MS / 1000)
-            self._write(self._named - (gone - self._present))
+            self._write(self._named - (removed - self._present))
 
     def _write(self, topics: Set[TopicId]) -> None:
         if topics != self._named or not self._is_written:
@@ -194,6 +199,27 @@ def note_boot(data_dir: Path, boot_id: str, disk: Disk | None = None) -> None:
     was found.
     """
     write_atomically(disk or Disk(), str(data_dir), BOOT_ID_FILE, encode_checkpoint(boot_id))
+
+
+def forget_boot(data_dir: Path, disk: Disk | None = None) -> None:
+    """Make the next start of this boot distrust the page cache: a sync or write has failed.
+
+    After a failed sync the kernel may drop pages that were never written, while it keeps running:
+    then the boot id proves nothing (rules Q2, R6). Not synced, as the next boot has another id. On
+    a full disk the file is emptied, which needs no room. Never raises; may be called on any thread.
+    """
+    disk = disk or Disk()
+    try:
+        try:
+            place_file(disk, str(data_dir), BOOT_ID_FILE, encode_checkpoint(""), sync=False)
+        except OSError:
+            fd = disk.open(str(data_dir / BOOT_ID_FILE), create=True)
+            try:
+                disk.truncate(fd, 0)
+            finally:
+                disk.close(fd)
+    except OSError as error:
+        _log.error("boot id not forgotten error=%s", error)
 
 
 def present_boot_id() -> str:

@@ -105,7 +105,9 @@ async def _listen(
         await peer_server.start()
     listeners.push_async_callback(peer_server.stop)
     http = HttpServer(
-        build_app(server.apis, config.limits, f"http://{config.advertised_http}", server.white_box),
+        build_app(
+            server.apis, config.limits, f"http://{config.advertised_http}", server.debug_state
+        ),
         config.limits,
         insecure=node.insecure,
         shutdown_grace_s=HTTP_SHUTDOWN_GRACE_S,

@@ -99,17 +99,17 @@ class HttpControllerChannel:
 
         self._advertised = dict(controllers)
         self._links = links()
-        self._beats = HeartbeatThread(
+        self._heartbeats = HeartbeatThread(
             list(links().values()),
             interval_ms=heartbeat_interval_ms,
             progress_max_ms=loop_progress_max_ms,
             clock=clock or SystemClock(),
-            on_result=self._heard,
+            on_result=self._take_result,
         )
         self._command_timeout_ms = command_timeout_ms
         self._active = next(iter(self._links))
         self._on_answer: Callable[[HeartbeatAnswer, int], None] = lambda _answer, _sent_ms: None
-        self._claims: dict[NodeId, MetadataOffset] = {}
+        self._active_claims: dict[NodeId, MetadataOffset] = {}
         """Controllers that report to be active, with their committed offsets."""
         self._refusals: dict[NodeId, KafkaError] = {}
 
@@ -132,11 +132,11 @@ class HttpControllerChannel:
         """Open the HTTP clients; connections are made when first needed."""
         for link in self._links.values():
             link.open()
-        self._beats.start()
+        self._heartbeats.start()
 
     async def stop(self) -> None:
         """End the sessions and close every connection."""
-        await self._beats.stop()
+        await self._heartbeats.stop()
         for link in self._links.values():
             await link.close()
 
@@ -147,7 +147,7 @@ class HttpControllerChannel:
         registered = await self._command(
             paths.REGISTER_BROKER, command, BrokerRegistered, self._command_timeout_ms
         )
-        self._beats.open_sessions(command.broker_id, registered.broker_epoch)
+        self._heartbeats.open_sessions(command.broker_id, registered.broker_epoch)
         return registered
 
     async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
@@ -217,7 +217,7 @@ class HttpControllerChannel:
                 uncertain = uncertain or unknown
                 if not (_surely_not_appended(error) or (unknown and repeatable)):
                     if uncertain and not unknown:
-                        raise _doubtful(error) from error
+                        raise _with_unknown_outcome(error) from error
                     raise
                 self._look_elsewhere(target, error)
                 attempts += 1
@@ -226,7 +226,7 @@ class HttpControllerChannel:
                     pause_s = backoff_ms / 1000
                     backoff_ms = min(2 * backoff_ms, ROUND_BACKOFF_MAX_MS)
                 if loop.time() + pause_s + LAST_ATTEMPT_MS / 1000 >= deadline:
-                    raise _gave_up(timeout_ms, error, uncertain=uncertain) from error
+                    raise _deadline_error(timeout_ms, error, uncertain=uncertain) from error
             await asyncio.sleep(pause_s)
 
     def _look_elsewhere(self, target: NodeId, error: KafkaError) -> None:
@@ -251,11 +251,13 @@ class HttpControllerChannel:
         """Send heartbeats until the block is left; refusals are kept in `heartbeat_refusals`."""
         self._on_answer = on_answer
         try:
-            yield self._beats
+            yield self._heartbeats
         finally:
-            self._beats.hush()
+            self._heartbeats.stop_heartbeats()
 
-    def _heard(self, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int) -> None:
+    def _take_result(
+        self, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
+    ) -> None:
         """Take a controller's answer, or the error in its place; called on the broker's loop."""
         if isinstance(result, RefusedError):
             if node_id not in self._refusals:
@@ -264,15 +266,15 @@ class HttpControllerChannel:
         elif isinstance(result, KafkaError):
             _log.debug("heartbeat unanswered controller=%d error=%s", node_id, result)
         if isinstance(result, KafkaError):
-            self._claims.pop(node_id, None)
+            self._active_claims.pop(node_id, None)
             return
         self._refusals.pop(node_id, None)
-        self._claims.pop(node_id, None)
+        self._active_claims.pop(node_id, None)
         if result.is_active:
             # Two may report so for a moment: the one that has committed more is the later one.
-            if all(result.committed_offset >= other for other in self._claims.values()):
+            if all(result.committed_offset >= other for other in self._active_claims.values()):
                 self._active = node_id
-            self._claims[node_id] = result.committed_offset
+            self._active_claims[node_id] = result.committed_offset
         self._on_answer(replace(result, controller_id=node_id), sent_ms)
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
@@ -298,7 +300,7 @@ def _surely_not_appended(error: KafkaError) -> bool:
     return error.outcome is Outcome.NOT_WRITTEN and error.code in _SURELY_NOT_APPENDED
 
 
-def _doubtful(error: KafkaError) -> KafkaError:
+def _with_unknown_outcome(error: KafkaError) -> KafkaError:
     """Return the error with an unknown outcome.
 
     A late refusal proves nothing about an earlier attempt that may still be on its way.
@@ -306,7 +308,7 @@ def _doubtful(error: KafkaError) -> KafkaError:
     return KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
 
 
-def _gave_up(timeout_ms: int, last: KafkaError, *, uncertain: bool) -> KafkaError:
+def _deadline_error(timeout_ms: int, last: KafkaError, *, uncertain: bool) -> KafkaError:
     code = ErrorCode.OUTCOME_UNKNOWN if uncertain else ErrorCode.REQUEST_TIMED_OUT
     return KafkaError(
         code,

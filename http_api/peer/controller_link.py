@@ -127,16 +127,18 @@ class ControllerLink:
                 body = await _read(response, max_answer_bytes)
                 status = response.status
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self._failed(
+            raise self._call_error(
                 ErrorCode.NETWORK_EXCEPTION, "not reachable", error, Outcome.NOT_WRITTEN
             ) from error
         except TimeoutError as error:
             what = f"no answer within {timeout_ms} ms"
-            raise self._failed(ErrorCode.REQUEST_TIMED_OUT, what, error, Outcome.UNKNOWN) from error
+            raise self._call_error(
+                ErrorCode.REQUEST_TIMED_OUT, what, error, Outcome.UNKNOWN
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             never_sent = isinstance(error.__cause__, _NeverSentError)
             outcome = Outcome.NOT_WRITTEN if never_sent else Outcome.UNKNOWN
-            raise self._failed(
+            raise self._call_error(
                 ErrorCode.NETWORK_EXCEPTION, "connection lost", error, outcome
             ) from error
         if status != 200:
@@ -148,7 +150,7 @@ class ControllerLink:
             return await asyncio.to_thread(from_json, body, answer)
         except KafkaError as error:
             # The command was taken, but its answer can't be read.
-            raise self._failed(
+            raise self._call_error(
                 ErrorCode.OUTCOME_UNKNOWN, "unreadable answer", error, Outcome.UNKNOWN
             ) from error
 
@@ -180,7 +182,9 @@ class ControllerLink:
             outcome=Outcome.UNKNOWN,
         )
 
-    def _failed(self, code: ErrorCode, what: str, error: Exception, outcome: Outcome) -> KafkaError:
+    def _call_error(
+        self, code: ErrorCode, what: str, error: Exception, outcome: Outcome
+    ) -> KafkaError:
         detail = f": {error}" if str(error) else ""  # a time-out has nothing to add
         text = f"controller {self.node_id} ({self._base}): {what}{detail}"
         return KafkaError(code, text, outcome=outcome)

@@ -311,11 +311,11 @@ class ControllerServer:
             message = f"image_hash is '{flag[:20]}': expected true or false"
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)
         state = self._own_view.state(None if wanted is None else int(wanted))
-        said = orjson.loads(to_json(state))
+        fields = orjson.loads(to_json(state))
         if flag == "true":
             next_offset, value = await self._own_view.image_hash()
-            said["image_hash"] = {"next_offset": next_offset, "value": value}
-        return _json(orjson.dumps(said))
+            fields["image_hash"] = {"next_offset": next_offset, "value": value}
+        return _json(orjson.dumps(fields))
 
     @property
     def _own_view(self) -> StateView:
@@ -350,8 +350,11 @@ class ControllerServer:
     async def _accept_voter(self, request: web.Request) -> web.Response:
         self._check_sender(request)
         try:
-            said = orjson.loads(await _body(request))
-            voter, directory_id = NodeId(int(said["node_id"])), DirectoryId(said["directory_id"])
+            fields = orjson.loads(await _body(request))
+            voter, directory_id = (
+                NodeId(int(fields["node_id"])),
+                DirectoryId(fields["directory_id"]),
+            )
             self._known_voters.accept_voter(voter, directory_id)
         except (ValueError, KeyError, TypeError) as error:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"no other voter: {error!r}") from error

@@ -45,7 +45,7 @@ OnResult = Callable[["NodeId", HeartbeatAnswer | KafkaError, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _HeartbeatContent:
     """Content of heartbeats: one object, swapped as a whole, goes from the loop to the thread."""
 
     life: int
@@ -57,7 +57,7 @@ class HeartbeatThread:
 
     Owned by the controller channel, on the broker's loop; ``start`` first, ``stop`` last.
 
-    Two hand-over points and no lock: `say` swaps one reference that the thread reads, and
+    Two hand-over points and no lock: `set_content` swaps one reference that the thread reads, and
     `_hand_over` queues a call of ``on_result`` on the broker's loop. Everything else belongs to one
     side: the connections to the thread, all judgement of answers to the loop. Invariant: an answer
     reaches ``on_result`` only while the life (one registration) that sent it lasts.
@@ -88,19 +88,19 @@ class HeartbeatThread:
         self._sessions = ControllerSessions(links)
         self._thread = threading.Thread(target=self._main, name="heartbeats", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._broker_loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
         # Written by the broker's loop, read by the thread:
         self._life = 0
         self._progress = 0
-        self._said: _Said | None = None
+        self._content: _HeartbeatContent | None = None
         self._registered: tuple[BrokerId, BrokerEpoch] | None = None
         # The thread's:
-        self._loop_lives = True
+        self._is_loop_alive = True
         self._idle_ms = 0
         self._seen_progress = 0
         self._ran_ms = 0
-        self._asked = [asyncio.Event() for _ in links]
+        self._requested = [asyncio.Event() for _ in links]
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -108,23 +108,23 @@ class HeartbeatThread:
 
     def start(self) -> None:
         """Start the thread; it connects once there is a heartbeat to send."""
-        self._home = asyncio.get_running_loop()
+        self._broker_loop = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     async def stop(self) -> None:
         """End the sessions, close every connection, end the thread."""
-        self.hush()
-        self._call(self._ended.set)
+        self.stop_heartbeats()
+        self._call_on_thread(self._ended.set)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
 
     def open_sessions(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
         """Keep sessions of this epoch open from now on; those of an older epoch end."""
         self._registered = (broker_id, broker_epoch)
-        self._call(self._changed.set)
+        self._call_on_thread(self._changed.set)
 
-    def say(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
+    def set_content(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
         """Set the content of every heartbeat from now on; the call counts as progress of the loop.
 
         Raises RuntimeError when the thread has died: this broker must end, not be fenced in
@@ -133,21 +133,21 @@ class HeartbeatThread:
         if self._failure is not None:
             raise RuntimeError("the heartbeat thread failed") from self._failure
         self._progress += 1
-        self._said = _Said(self._life, command)
+        self._content = _HeartbeatContent(self._life, command)
         if at_once:
-            self._call(self._beat_at_once)
+            self._call_on_thread(self._request_heartbeats)
 
-    def hush(self) -> None:
-        """Stop the heartbeats until the next `say`; drop answers under way."""
+    def stop_heartbeats(self) -> None:
+        """Stop the heartbeats until the next `set_content`; drop answers under way."""
         self._life += 1
-        self._said = None
+        self._content = None
 
-    def _call(self, function: Callable[[], object]) -> None:
+    def _call_on_thread(self, function: Callable[[], object]) -> None:
         if self._loop is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # the thread's loop has just been closed
                 self._loop.call_soon_threadsafe(function)
 
-    def _take(
+    def _deliver(
         self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
     ) -> None:
         if life == self._life:
@@ -161,7 +161,7 @@ class HeartbeatThread:
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._run())
-        except BaseException as error:  # noqa: BLE001 `say` raises it, which ends the process
+        except BaseException as error:  # noqa: BLE001 `set_content` raises it, which ends the process
             _log.critical("heartbeat thread failed error=%r", error, exc_info=error)
             self._failure = error
 
@@ -172,8 +172,8 @@ class HeartbeatThread:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._watch(), name="watch")]
-                for link, asked in zip(self._links, self._asked, strict=True):
-                    tasks.append(group.create_task(self._beat(link, asked)))
+                for link, requested in zip(self._links, self._requested, strict=True):
+                    tasks.append(group.create_task(self._send_heartbeats(link, requested)))
                 await self._ended.wait()
                 for task in tasks:
                     task.cancel()
@@ -182,16 +182,16 @@ class HeartbeatThread:
             for link in self._links:
                 await link.close()
 
-    def _beat_at_once(self) -> None:
-        for asked in self._asked:
-            asked.set()
+    def _request_heartbeats(self) -> None:
+        for requested in self._requested:
+            requested.set()
 
     async def _watch(self) -> None:
         """Check the loop's progress, and keep the sessions open as long as it lasts."""
         opened: tuple[BrokerId, BrokerEpoch] | None = None
         while True:
             self._judge(self._clock.monotonic_ms())
-            wanted = self._registered if self._loop_lives else None
+            wanted = self._registered if self._is_loop_alive else None
             if wanted != opened:
                 opened = wanted
                 await self._sessions.stop()
@@ -207,44 +207,44 @@ class HeartbeatThread:
         """
         self._idle_ms += min(now_ms - self._ran_ms, 2 * TICK_MS)
         self._ran_ms = now_ms
-        if self._progress != self._seen_progress or self._said is None:
+        if self._progress != self._seen_progress or self._content is None:
             self._seen_progress = self._progress
             self._idle_ms = 0
-        lives = self._idle_ms < self._progress_max_ms
-        if lives and not self._loop_lives:
+        is_alive = self._idle_ms < self._progress_max_ms
+        if is_alive and not self._is_loop_alive:
             _log.warning("the broker goes on, heartbeats begin again")
-            self._beat_at_once()
-        elif self._loop_lives and not lives:
+            self._request_heartbeats()
+        elif self._is_loop_alive and not is_alive:
             _log.error(
                 "heartbeats end, the broker shows no progress ms=%d: its loop stands still, or it "
                 "keeps silent because its disk does",
                 self._idle_ms,
             )
-        self._loop_lives = lives
+        self._is_loop_alive = is_alive
 
-    async def _beat(self, link: ControllerLink, asked: asyncio.Event) -> None:
+    async def _send_heartbeats(self, link: ControllerLink, requested: asyncio.Event) -> None:
         """Send heartbeats to one controller, on its own time and not that of the slowest; endless.
 
         If more is damaged than one heartbeat names, each controller gets its own pages.
         """
         loop = asyncio.get_running_loop()
-        told_to: TopicIdPartition | None = None
+        named_up_to: TopicIdPartition | None = None
         while True:
             due = loop.time() + self._interval_ms / 1000
-            asked.clear()  # a request from here on gets a heartbeat of its own
-            said = self._said
-            if said is not None and self._loop_lives:
+            requested.clear()  # a request from here on gets a heartbeat of its own
+            content = self._content
+            if content is not None and self._is_loop_alive:
                 # An answer proves the state of a time before its heartbeat was sent (rule G3).
                 sent_ms = self._clock.monotonic_ms()
-                page = next_page(said.command, told_to)
+                page = next_page(content.command, named_up_to)
                 result = await self._send(link, page)
-                self._hand_over(said.life, link.node_id, result, sent_ms)
+                self._hand_over(content.life, link.node_id, result, sent_ms)
                 if isinstance(result, HeartbeatAnswer):
-                    told_to = page.failed_up_to
-                if told_to is not None:
+                    named_up_to = page.failed_up_to
+                if named_up_to is not None:
                     due = min(due, loop.time() + PAGE_GAP_MS / 1000)
                 await asyncio.sleep(BEAT_GAP_MS / 1000)
-            await _pause(asked, due - loop.time())
+            await _pause(requested, due - loop.time())
 
     async def _send(
         self, link: ControllerLink, beat: BrokerHeartbeat
@@ -260,9 +260,9 @@ class HeartbeatThread:
         self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
     ) -> None:
         """Queue a result on the broker's loop: the only way back to it."""
-        assert self._home is not None, "start() came first"
+        assert self._broker_loop is not None, "start() came first"
         with suppress(RuntimeError):  # the broker's loop is closed: the result has no use
-            self._home.call_soon_threadsafe(self._take, life, node_id, result, sent_ms)
+            self._broker_loop.call_soon_threadsafe(self._deliver, life, node_id, result, sent_ms)
 
 
 async def _pause(event: asyncio.Event, seconds: float) -> None:
@@ -317,7 +317,7 @@ class ControllerSessions:
         while True:
             began = loop.time()
             try:
-                reason = await self._one(link, query)
+                reason = await self._hold_session(link, query)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reason = repr(error)
             _log.debug("session ended controller=%d reason=%s", link.node_id, reason)
@@ -326,7 +326,7 @@ class ControllerSessions:
             await asyncio.sleep(backoff_ms / 1000)
             backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
 
-    async def _one(self, link: ControllerLink, query: dict[str, str]) -> str:
+    async def _hold_session(self, link: ControllerLink, query: dict[str, str]) -> str:
         """Hold one session until the controller ends it; raise when the connection breaks."""
         patience_s = MISSED_PINGS * paths.SESSION_PING_MS / 1000
         async with link.session(query, _open_body(), patience_s) as response:

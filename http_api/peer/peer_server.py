@@ -237,7 +237,7 @@ class _RpcService(asyncio.Protocol):
         self._request_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
-        self._leaving: list[bytes] = []
+        self._outgoing: list[bytes] = []
         """Frames to be written at the end of this turn of the loop."""
         self._leaving_bytes = 0
 
@@ -298,26 +298,26 @@ class _RpcService(asyncio.Protocol):
             return
         self._requests += 1
         self._request_bytes += len(request.body)
-        answered = partial(self._answered, request, [])
+        answered = partial(self._send_direct_answer, request, [])
         try:
             taken = self._server.services.answer_directly(request.kind, request.body, answered)
         except Exception as error:  # noqa: BLE001 as in `_serve`
-            answered(b"", self._failure(request, error))
+            answered(b"", self._error_to_send(request, error))
         else:
             if not taken:
                 self._server.run(self._serve(request))
 
-    def _answered(
-        self, request: Request, before: list[None], body: bytes, error: KafkaError | None
+    def _send_direct_answer(
+        self, request: Request, earlier_answers: list[None], body: bytes, error: KafkaError | None
     ) -> None:
         """Send the answer to a request that was taken without a task.
 
-        ``before`` is not empty if the request is answered already, which is a bug.
+        ``earlier_answers`` is not empty if the request is answered already, which is a bug.
         """
-        if before:
+        if earlier_answers:
             _log.error("peer request answered twice kind=%d broker=%d", request.kind, self._from)
             return
-        before.append(None)
+        earlier_answers.append(None)
         self._requests -= 1
         self._request_bytes -= len(request.body)
         if error is None:
@@ -325,7 +325,7 @@ class _RpcService(asyncio.Protocol):
         else:
             self._send([encode_refusal(request.request_id, error)])
 
-    def _failure(self, request: Request, error: Exception) -> KafkaError:
+    def _error_to_send(self, request: Request, error: Exception) -> KafkaError:
         """Return the error to send for a request that an exception ended."""
         if isinstance(error, KafkaError):
             return error
@@ -351,7 +351,7 @@ class _RpcService(asyncio.Protocol):
                 )
             frames = [answer_head(request.request_id, len(body)), body]
         except Exception as error:  # noqa: BLE001 one request fails, the listener goes on
-            frames = [encode_refusal(request.request_id, self._failure(request, error))]
+            frames = [encode_refusal(request.request_id, self._error_to_send(request, error))]
         finally:
             self._requests -= 1
             self._request_bytes -= len(request.body)
@@ -360,17 +360,17 @@ class _RpcService(asyncio.Protocol):
 
     def _send(self, frames: list[bytes]) -> None:
         """Write frames with all other answers of this turn; at once, if there is much to write."""
-        if not self._leaving:
+        if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._write)
-        self._leaving += frames
+        self._outgoing += frames
         self._leaving_bytes += sum(map(len, frames))
         if self._leaving_bytes >= BATCH_TEXT_BYTES_MAX:
             self._write()
 
     def _write(self) -> None:
         assert self._transport is not None
-        if not self._leaving or not self._writable.is_set():
+        if not self._outgoing or not self._writable.is_set():
             return
-        frames, self._leaving, self._leaving_bytes = self._leaving, [], 0
+        frames, self._outgoing, self._leaving_bytes = self._outgoing, [], 0
         if not self._transport.is_closing():
             self._transport.writelines(frames)

@@ -58,7 +58,7 @@ class PostedCall:
         deadline = asyncio.get_running_loop().time() + left_ms / 1000
         if deadline < self.deadline:
             self.deadline, self.hastened = deadline, True
-            self.owner.look_at(deadline)
+            self.owner.schedule_sweep(deadline)
 
 
 class RpcConnection(asyncio.Protocol):
@@ -82,7 +82,7 @@ class RpcConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._retired = False
         self._lost: str | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self.writable = asyncio.Event()
         self.writable.set()
 
@@ -143,19 +143,19 @@ class RpcConnection(asyncio.Protocol):
         # From here on the requests may have been read by the other side (rule F1).
         self._transport.writelines(pieces)
         self._posted |= calls
-        self.look_at(min(call.deadline for call in calls.values()))
+        self.schedule_sweep(min(call.deadline for call in calls.values()))
         return list(calls.values())
 
-    def look_at(self, deadline: float) -> None:
+    def schedule_sweep(self, deadline: float) -> None:
         """Check posted requests for their time-outs at this loop time, or before."""
         if self._sweep is not None:
             if self._sweep_at <= deadline:
                 return
             self._sweep.cancel()
         self._sweep_at = deadline
-        self._sweep = asyncio.get_running_loop().call_at(deadline, self._swept)
+        self._sweep = asyncio.get_running_loop().call_at(deadline, self._expire_posted)
 
-    def _swept(self) -> None:
+    def _expire_posted(self) -> None:
         """End posted requests whose time is over, with an unknown outcome."""
         self._sweep = None
         now = asyncio.get_running_loop().time()
@@ -163,12 +163,12 @@ class RpcConnection(asyncio.Protocol):
         for number, _ in late:
             del self._posted[number]
         for _, call in late:
-            call.answered(b"", self._silence(call.timeout_ms))
+            call.answered(b"", self._timeout_error(call.timeout_ms))
             if not call.hastened:
-                self._suspect(call.sent_at)
+                self._retire_if_silent(call.sent_at)
         if self._posted:
             soonest = min(call.deadline for call in self._posted.values())
-            self.look_at(max(soonest, now + SWEEP_STEP_S))
+            self.schedule_sweep(max(soonest, now + SWEEP_STEP_S))
         self._close_if_retired()
 
     def retire(self, reason: str) -> None:
@@ -180,7 +180,7 @@ class RpcConnection(asyncio.Protocol):
 
     def close(self, reason: str) -> None:
         """Close now; requests in flight end with an unknown outcome."""
-        self._lose(reason)
+        self._resolve_lost(reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -190,7 +190,7 @@ class RpcConnection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._received_at = asyncio.get_running_loop().time()
         try:
             frames = self._reader.feed(data)
         except ProtocolViolationError as error:
@@ -198,10 +198,10 @@ class RpcConnection(asyncio.Protocol):
             self.close(str(error))
             return
         for frame in frames:
-            self._take(frame)
+            self._resolve(frame)
         self._close_if_retired()
 
-    def _take(self, frame: Frame) -> None:
+    def _resolve(self, frame: Frame) -> None:
         assert not isinstance(frame, Request)
         call = self._posted.pop(frame.request_id, None)
         if call is not None:
@@ -229,9 +229,9 @@ class RpcConnection(asyncio.Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(str(exc) if exc else "closed by the other side")
+        self._resolve_lost(str(exc) if exc else "closed by the other side")
 
-    def _lose(self, reason: str) -> None:
+    def _resolve_lost(self, reason: str) -> None:
         if self._lost is not None:
             return
         self._lost = reason
@@ -240,19 +240,19 @@ class RpcConnection(asyncio.Protocol):
             self._sweep.cancel()
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(self._loss(reason))
+                waiting.set_exception(self._connection_error(reason))
         posted, self._posted = self._posted, {}
         for call in posted.values():
-            call.answered(b"", self._loss(reason))
+            call.answered(b"", self._connection_error(reason))
 
-    def _loss(self, reason: str) -> KafkaError:
+    def _connection_error(self, reason: str) -> KafkaError:
         return KafkaError(
             ErrorCode.NETWORK_EXCEPTION,
             f"connection to broker {self._broker_id} lost: {reason}",
             outcome=Outcome.UNKNOWN,
         )
 
-    def _silence(self, timeout_ms: int) -> KafkaError:
+    def _timeout_error(self, timeout_ms: int) -> KafkaError:
         return KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"broker {self._broker_id} did not answer within {timeout_ms} ms",
@@ -261,11 +261,11 @@ class RpcConnection(asyncio.Protocol):
 
     def _expire(self, answer: asyncio.Future[bytes], timeout_ms: int, sent_at: float) -> None:
         if not answer.done():
-            answer.set_exception(self._silence(timeout_ms))
-            self._suspect(sent_at)
+            answer.set_exception(self._timeout_error(timeout_ms))
+            self._retire_if_silent(sent_at)
 
-    def _suspect(self, sent_at: float) -> None:
-        if self._heard_at < sent_at:
+    def _retire_if_silent(self, sent_at: float) -> None:
+        if self._received_at < sent_at:
             # Perhaps a black hole: the next request dials anew, earlier ones may wait here.
             self.retire("silent")
 

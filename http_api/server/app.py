@@ -63,11 +63,11 @@ def build_app(
     apis: BrokerApis,
     limits: BrokerLimits,
     advertised_url: str,
-    white_box: BrokerDebugState | None = None,
+    debug_state: BrokerDebugState | None = None,
 ) -> web.Application:
     """Return the app with every route of the public listener, in front of ``apis``.
 
-    Answers name this broker as ``advertised_url`` (``http://host:port``). ``white_box`` gives the
+    Answers name this broker as ``advertised_url`` (``http://host:port``). ``debug_state`` gives the
     debug state of this broker; None: its paths are not served.
     """
     context = ApiContext(apis, limits, advertised_url.rstrip("/"))
@@ -91,8 +91,8 @@ def build_app(
         OpsRoutes(context),
     ):
         routes.add_to(router)
-    if white_box is not None:
-        StateRoutes(white_box).add_to(router)
+    if debug_state is not None:
+        StateRoutes(debug_state).add_to(router)
 
     async def dispatch(request: web.Request) -> web.StreamResponse:
         route, parameters = router.resolve(request.method, request.rel_url.raw_path)

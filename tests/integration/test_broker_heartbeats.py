@@ -297,7 +297,7 @@ async def test_a_wish_to_shut_down_is_said_at_once(tmp_path: Path) -> None:
             broker.lifecycle.want_shutdown()
             async with asyncio.timeout(TIMES.broker_heartbeat_interval_ms / 1000 / 2):
                 await broker.lifecycle.may_stop.wait()
-            assert not broker.lifecycle.is_proven(), "a leaver proves nothing"
+            assert not broker.lifecycle.check_proof(), "a leaver proves nothing"
             await until(lambda: all(one.shutdowns_asked for one in controllers))
             assert time.monotonic() - began < SESSION_S
 
@@ -329,7 +329,7 @@ async def test_answers_of_an_earlier_registration_are_dropped(tmp_path: Path) ->
         channel = HttpControllerChannel(controllers=addresses, cluster_id=CLUSTER)
         await channel.start()
         with channel.heartbeats(lambda answer, _: heard.append(answer)) as beats:
-            beats.say(beat, at_once=True)
+            beats.set_content(beat, at_once=True)
             while any(one.beats < 1 for one in controllers):
                 time.sleep(0.005)  # noqa: ASYNC251 answers wait for this loop
             time.sleep(0.05)  # noqa: ASYNC251
@@ -360,7 +360,7 @@ async def test_every_controller_is_told_all_that_is_damaged_page_by_page(tmp_pat
         channel = HttpControllerChannel(controllers=addresses, cluster_id=CLUSTER)
         await channel.start()
         with channel.heartbeats(lambda *_: None) as beats:
-            beats.say(beat, at_once=True)
+            beats.set_content(beat, at_once=True)
             sessions = [one.tracker.session for one in controllers]
 
             def damage() -> list[DamageReports]:
@@ -370,7 +370,7 @@ async def test_every_controller_is_told_all_that_is_damaged_page_by_page(tmp_pat
                 lambda: [one.is_report_complete for one in damage()] == [True] * len(controllers)
             )
             assert [len(one.failed) for one in damage()] == [count] * len(controllers)
-            beats.say(replace(beat, failed=failed[1:2], number=2), at_once=True)
+            beats.set_content(replace(beat, failed=failed[1:2], number=2), at_once=True)
             await until(lambda: [len(one.failed) for one in damage()] == [1] * len(controllers))
         await channel.stop()
 
@@ -381,17 +381,17 @@ def test_rule_m7_the_stall_of_a_whole_process_is_not_the_loops_fault() -> None:
         [], interval_ms=250, progress_max_ms=1_200, clock=SystemClock(), on_result=lambda *_: None
     )
     beat = BrokerHeartbeat(broker_id=BROKER, broker_epoch=EPOCH, metadata_offset=MetadataOffset(0))
-    thread.say(beat, at_once=False)
+    thread.set_content(beat, at_once=False)
     thread._judge(now_ms := 0)
     for slept_ms in (60_000, 60_000, 60_000):
         thread._judge(now_ms := now_ms + slept_ms)
-        assert thread._loop_lives
+        assert thread._is_loop_alive
     for _ in range(12):
         thread._judge(now_ms := now_ms + 100)
-    assert not thread._loop_lives, "it ran and saw the loop stand still for a session"
-    thread.say(beat, at_once=False)
+    assert not thread._is_loop_alive, "it ran and saw the loop stand still for a session"
+    thread.set_content(beat, at_once=False)
     thread._judge(now_ms + 100)
-    assert thread._loop_lives
+    assert thread._is_loop_alive
 
 
 async def test_a_broker_that_is_unregistered_while_it_runs_registers_again(tmp_path: Path) -> None:

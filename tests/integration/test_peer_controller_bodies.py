@@ -67,7 +67,7 @@ async def test_another_cluster_or_addressee_is_refused() -> None:
         error = await refused(foreign.delete_topic(DELETE, 500))
         assert error.code is ErrorCode.INCONSISTENT_CLUSTER_ID
         with foreign.heartbeats(lambda _answer, _sent_ms: None) as beats:
-            beats.say(HEARTBEAT, at_once=True)
+            beats.set_content(HEARTBEAT, at_once=True)
             await until(lambda: set(foreign.heartbeat_refusals) == {A, B, C})
         await foreign.stop()
         async with channel({B: nodes.addresses[A]}) as crossed:

@@ -53,7 +53,7 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
             controllers.heartbeats(lambda answer, _: answers.append(answer))
         )
         for number in range(1, 6):
-            beats.say(HEARTBEAT, at_once=True)
+            beats.set_content(HEARTBEAT, at_once=True)
             await until(lambda number=number: len(answers) == 3 * number)  # type: ignore[misc]
         assert sum(answer.is_active for answer in answers) == 5
         assert {relay.connections for relay in relays.values()} == {1}
@@ -61,13 +61,13 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
         assert relays[B].connections == 2, "nothing else goes over a heartbeat's connection"
         assert controllers.believed_active == B
         nodes.fakes[C].error = KafkaError(ErrorCode.STALE_BROKER_EPOCH)
-        beats.say(HEARTBEAT, at_once=True)
+        beats.set_content(HEARTBEAT, at_once=True)
         await until(lambda: C in controllers.heartbeat_refusals)
         assert controllers.heartbeat_refusals[C].code is ErrorCode.STALE_BROKER_EPOCH
         # A link that swallows everything costs one heartbeat, and is dialled anew when it heals.
         relays[A].lose_answers = True
         nodes.fakes[C].error = None
-        beats.say(HEARTBEAT, at_once=True)
+        beats.set_content(HEARTBEAT, at_once=True)
         await until(lambda: not controllers.heartbeat_refusals)
         relays[A].lose_answers = False
         del answers[:]

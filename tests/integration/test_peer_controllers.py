@@ -239,7 +239,7 @@ async def test_a_dead_or_black_holed_controller_is_passed_over() -> None:
         async with channel(addresses, heartbeat_interval_ms=200) as controllers:
             began = asyncio.get_running_loop().time()
             with controllers.heartbeats(lambda _answer, _sent_ms: None) as beats:
-                beats.say(HEARTBEAT, at_once=True)
+                beats.set_content(HEARTBEAT, at_once=True)
                 await until(lambda: controllers.believed_active == C)
             assert asyncio.get_running_loop().time() - began < 1.0
             assert set(nodes.asked(BrokerHeartbeat)) == {C}

@@ -19,7 +19,7 @@ from broker.record import compression
 from broker.record.batch import RecordFormat
 from broker.record.compression import PackedSlice, fits_one_frame, framed, framed_as_single
 from broker.record.render import array_pieces, batch_line, lines_with_batches, render_v2
-from broker.server.local_partitions import parted
+from broker.server.local_partitions import split_packed
 from tests.property.test_compaction_properties import Compacted
 from tests.support.compaction_model import headers_of
 from tests.support.logs import Life, append, offset_for_timestamp
@@ -108,14 +108,14 @@ def read_through(
     lines = b""
     while offset < log.log_end_offset:
         if packed:
-            plain, frames = parted(log.read_packed(offset, max_bytes, log.log_end_offset))
+            plain, frames = split_packed(log.read_packed(offset, max_bytes, log.log_end_offset))
         else:
             plain, frames = log.read(offset, max_bytes, log.log_end_offset), ()
         assert not (plain and frames)
         if not plain and not frames:
             break
         if frames and once:
-            plain, frames = parted(fits_one_frame(frames))
+            plain, frames = split_packed(fits_one_frame(frames))
         if frames:
             found = framed_as_single(frames) if once else framed(frames)
             whole = b"".join(found.parts)

@@ -37,7 +37,7 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.records import OFFSETS_TOPIC
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
-from broker.server.coordinator_ports import OwnDoor
+from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.requests import ProduceRequest
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -101,12 +101,12 @@ class Node:
     log: MemoryShardLog | None = None
     proof_age_max_ms: int = 0
 
-    def is_proven(self) -> bool:
+    def check_proof(self) -> bool:
         return self.log is not None and self.log.epoch == self.world.shared.epoch
 
     async def prove(self, timeout_ms: int) -> bool:
         await asyncio.sleep(timeout_ms / 1000)
-        return self.is_proven()
+        return self.check_proof()
 
     def leading(self, where: TopicIdPartition) -> LeaderEpoch | None:
         if where.partition or self.log is None:
@@ -293,7 +293,7 @@ async def live(seed: int) -> World:
             BrokerId(number + 1), LoopClock(), node, node.leading, node.make_log,
             poll_wait_ms_max=60_000, rebalance_timeout_ms=2_000,
         )  # fmt: skip
-        coordinator.attach(OwnDoor(world.apis))
+        coordinator.attach(BrokerDataReader(world.apis))
         coordinator.on_metadata_update(world.apis.image)
         world.coordinators.append(coordinator)
     async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,7 @@ from broker.ports import PeerCall, PeerRequest
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import forwarding
-from broker.server.forwarded_produce import ForwardedProduces, Placed
+from broker.server.forwarded_produce import ForwardedProduces, PlacedRecords
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.clock import SystemClock
@@ -112,7 +112,9 @@ class Shell:
         grown = dataclasses.replace(topic, partitions_count=len(led), partitions=led)
         self.image = dataclasses.replace(self.image, topics={topic.topic_id: grown})
 
-    async def append(self, count: int = 1, timeout_ms: int = 5_000, **more: Any) -> list[Placed]:
+    async def append(
+        self, count: int = 1, timeout_ms: int = 5_000, **more: Any
+    ) -> list[PlacedRecords]:
         body = b'{"records":[' + b",".join([b'{"value":1}'] * count) + b"]}"
         body = more.pop("body", body)
         fields: dict[str, Any] = {
@@ -120,7 +122,7 @@ class Shell:
         } | more  # fmt: skip
         json = RecordFormat.JSON
         append = Append(key_format=json, value_format=json, timeout_ms=timeout_ms, **fields)
-        assert await self.forwards.may_take(append.acks)
+        assert await self.forwards.acquire_producer_id(append.acks)
         return await self.forwards.append(append, SystemClock().monotonic_ms() + timeout_ms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from broker.log.directory_files import FOLDER
@@ -93,8 +94,10 @@ class ReplicaFiles(Rotting):
 
         self.disk.before = hook
 
-    def fail_sync(self) -> None:
-        self.disk.fail_once(self.rng.choice(("sync_data", "sync_filesystem", "sync_file")))
+    def fail_sync(self, allowed: Callable[[], bool]) -> None:
+        """Let the next sync of one kind fail, once ``allowed`` when it is made."""
+        operation = self.rng.choice(("sync_data", "sync_filesystem", "sync_file"))
+        self.disk.fail_once(operation, allowed=allowed)
 
     def fill(self) -> None:
         """So many bytes are free, and nobody makes room for a while."""

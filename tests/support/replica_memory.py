@@ -41,7 +41,7 @@ class MemoryStore:
         self.host = host
         self.failed: BaseException | None = None
         self.unclean = self.offline = self.is_marked = False
-        self.damaged = False
+        self.damaged = self.cache_lost = False
         self.renew()
 
     def renew(self) -> None:

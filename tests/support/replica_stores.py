@@ -90,6 +90,8 @@ class DiskStore(ReplicaFiles):
         self.recovered: PartitionLog | None = None
         self.log: PartitionLog | None = None
         self.failure: list[BaseException] = []
+        self.cache_lost = False
+        """A sync has failed in this life, or before a start that has not been seen to its end."""
         self.marked = False
         """The mark of its damage is on the disk, and stays until the log was moved away."""
 
@@ -133,6 +135,7 @@ class DiskStore(ReplicaFiles):
         self.manager = LogManager(
             Path("/data"),
             on_failed=self.failure.append,
+            on_cache_lost=self.lose_cache,
             disk=self.disk,
             max_open_segments=self.host.rng.choice((1, 2, 64)),
             default_config=LogConfig(segment_bytes=self.segment_bytes),
@@ -288,6 +291,10 @@ class DiskStore(ReplicaFiles):
     def first_look(self, image: MetadataImage) -> None:
         self.keeper.set_aside_strays(image)
 
+    def lose_cache(self) -> None:
+        """A sync has failed: the broker forgets the boot id, even if it is killed right after."""
+        self.cache_lost = True
+
     def let_go(self) -> None:
         """Its directory was moved away."""
         if self.log is not None:
@@ -317,7 +324,11 @@ class DiskStore(ReplicaFiles):
             self.platters.forget()
         else:
             if thread is not None and rng.random() < 0.5:
-                thread.work()  # what the kernel was asked to do it does
+                # What the kernel was asked to do it does; an error that nobody has seen is reported
+                # to the next one who syncs (errseq_t), so it does not happen here.
+                armed, disk.before = disk.before, None
+                thread.work()
+                disk.before = armed
             self.kept = None
             disk.kill()
         self.power_gone = False

@@ -174,8 +174,9 @@ class Faults:
             broker.ask_to_leave()
 
     def _fault_eio(self, broker: Broker) -> None:
+        """Fail a sync. Under `os` the lost pages may be acknowledged: it counts as a lost disk."""
         if isinstance(broker.store, DiskStore):
-            broker.store.fail_sync()
+            broker.store.fail_sync(lambda: not broker.marked or self.is_safe(broker))
 
     def _fault_full(self, broker: Broker) -> None:
         if isinstance(broker.store, DiskStore):

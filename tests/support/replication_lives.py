@@ -114,6 +114,8 @@ class BrokerLife:
         self.paused = self.leaving = self.wants_to_leave = False
         self.partition = self.readers = None
         self.up = self.store.start(incarnation)
+        if not self.up:
+            self._note_lost_cache()
         self.mending = idle_mending()
         if self.up and isinstance(self.store, DiskStore):
             self.mending = Mending(self, self.store)
@@ -129,10 +131,16 @@ class BrokerLife:
             self.upkeep.end()
             self.upkeep = None
         self.lost_power |= power
+        self._note_lost_cache()
         self.clear_at = None
         self.partition = None
         self.mending = idle_mending()
         self.up = self.paused = False
+
+    def _note_lost_cache(self) -> None:
+        """A failed sync loses pages as a power cut does: the boot id is forgotten (Q2, R6)."""
+        self.lost_power |= self.store.cache_lost
+        self.store.cache_lost = False
 
     def lose_disk(self) -> None:
         self.disks += 1
@@ -305,4 +313,5 @@ class BrokerLife:
         self.partition = None
         self.mending = idle_mending()
         self.store.close(BrokerEpoch(broker_epoch))
+        self._note_lost_cache()
         self.up = self.paused = False

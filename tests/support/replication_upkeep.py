@@ -75,14 +75,14 @@ class Upkeep:
         return self.clock_guard.is_trusted()
 
     def append_ms(self) -> int:
-        """What is stamped (rule R10). Who leads has heard from a controller."""
+        """Return the append time (rule R10); a leader has an answer of a controller."""
         if self.clock_guard.ahead_ms() is None:
             self.hear_controller()
         return self.clock_guard.wall_ms()
 
     def hear_controller(self) -> None:
         """An answer to a heartbeat."""
-        self.clock_guard.heard(self._world.now_ms, self._world.now_ms)
+        self.clock_guard.note_controller_time(self._world.now_ms, self._world.now_ms)
 
     # retention
 

@@ -140,11 +140,20 @@ class SimulatedDisk(Disk):
             names[one + name[len(other) :]] = names.pop(name)
         names.update({other + name[len(one) :]: inode for name, inode in inside.items()})
 
-    def fail_once(self, operation: str, number: int = errno.EIO, path: str = "") -> None:
-        """The next such call on a path that contains ``path`` raises; a sync loses its pages."""
+    def fail_once(
+        self,
+        operation: str,
+        number: int = errno.EIO,
+        path: str = "",
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Let the next such call on a path that contains ``path`` raise, if ``allowed`` then.
+
+        A sync that fails loses its pages.
+        """
 
         def check(called: str, on: str) -> None:
-            if called == operation and path in on:
+            if called == operation and path in on and allowed():
                 self.before = None
                 if operation.startswith("sync"):
                     for name, inode in self.live.items():

@@ -46,7 +46,7 @@ class Clocks:
 
     def beat(self) -> None:
         for number, off_ms in enumerate(self.off):
-            self.stamps.heard(
+            self.stamps.note_controller_time(
                 self.true_ms + off_ms,
                 self.own.mono,
                 NodeId(101 + number),

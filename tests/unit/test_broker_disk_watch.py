@@ -39,10 +39,10 @@ class Syncs:
 
     def pass_by(self, ms: int, every_ms: int = 50) -> bool:
         """Look as often as the lifecycle does; whether the disk is called silent at the end."""
-        silent = self.watch.is_silent()
+        silent = self.watch.check_silence()
         for _ in range(ms // every_ms):
             self.clock.advance(every_ms)
-            silent = self.watch.is_silent()
+            silent = self.watch.check_silence()
         return silent
 
 
@@ -53,7 +53,7 @@ def test_one_sync_that_does_not_return_is_silence_until_it_does() -> None:
     assert not syncs.pass_by(SILENCE_MS)
     assert syncs.pass_by(100)
     syncs.now = None
-    assert not syncs.watch.is_silent()
+    assert not syncs.watch.check_silence()
 
 
 def test_a_long_sync_that_nobody_waits_for_moves_no_leader() -> None:
@@ -65,7 +65,7 @@ def test_a_long_sync_that_nobody_waits_for_moves_no_leader() -> None:
     syncs.matters = False
     assert syncs.pass_by(50), "replaced as a leader, it does not come back before its disk does"
     syncs.now = None
-    assert not syncs.watch.is_silent()
+    assert not syncs.watch.check_silence()
 
 
 def test_slow_syncs_one_after_the_other_are_no_silence() -> None:
@@ -81,7 +81,7 @@ def test_rule_m7_a_process_that_stood_still_blames_no_disk() -> None:
     syncs.now = 7
     assert not syncs.pass_by(500)
     syncs.clock.advance(60_000)
-    assert not syncs.watch.is_silent()
+    assert not syncs.watch.check_silence()
     assert syncs.pass_by(SILENCE_MS), "but if it still has not, it is silent"
 
 

@@ -11,8 +11,8 @@ import pytest
 from broker.log.disk import Disk
 from broker.replication.frames import Push, Valid
 from broker.replication.partition import Following
-from broker.server.fetch import FollowerReads, choose
-from broker.server.forwarding import FETCH_NEAR
+from broker.server.fetch import FollowerReads, choose_follower
+from broker.server.forwarding import FETCH_FOLLOWER
 from broker.server.local_partitions import Read
 from broker.server.requests import FetchRequest
 from raft_metadata.common.clock import SystemClock
@@ -271,7 +271,7 @@ async def test_a_reader_is_served_in_its_rack_or_by_the_leader(tmp_path: Path) -
     assert await follower.reads.fetch(request("b", 11), HERE, 0) is None, "refused here"
     assert follower.peers.asked == []
     assert await follower.reads.fetch(request("c"), HERE, 0) is None, "refused there"
-    assert follower.peers.asked == [(THIRD, FETCH_NEAR)]
+    assert follower.peers.asked == [(THIRD, FETCH_FOLLOWER)]
 
 
 async def test_it_is_off_until_it_is_asked_for(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_only_live_in_sync_replicas_are_chosen() -> None:
     image = list(images(*history()))[-1]
     registration = image.partition(*HERE)
     assert registration is not None
-    assert choose(image, HERE, registration, "c", ME) == THIRD
-    assert choose(image, HERE, replace(registration, isr=(OTHER, ME)), "c", ME) is None
+    assert choose_follower(image, HERE, registration, "c", ME) == THIRD
+    assert choose_follower(image, HERE, replace(registration, isr=(OTHER, ME)), "c", ME) is None
     fenced = replace(unfenced(THIRD, 2), state=BrokerState.FENCED)
     image = list(images(*history(), (fenced,)))[-1]
-    assert choose(image, HERE, registration, "c", ME) is None
+    assert choose_follower(image, HERE, registration, "c", ME) is None

@@ -34,7 +34,7 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
-from broker.server.coordinator_ports import OwnDoor
+from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.requests import ProduceRequest
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -61,7 +61,7 @@ class Proven:
 
     proof_age_max_ms = 200
 
-    def is_proven(self) -> bool:
+    def check_proof(self) -> bool:
         return True
 
     async def prove(self, timeout_ms: int) -> bool:
@@ -122,7 +122,7 @@ async def world() -> AsyncIterator[World]:
         poll_wait_ms_max=60_000,
         rebalance_timeout_ms=30_000,
     )
-    coordinator.attach(OwnDoor(apis))
+    coordinator.attach(BrokerDataReader(apis))
     coordinator.on_metadata_update(apis.image)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(coordinator.run())

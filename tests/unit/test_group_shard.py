@@ -24,7 +24,7 @@ from broker.coordinator.group_messages import (
 )
 from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.coordinator.shard import JUDGE_STALL_MS, Shard
-from broker.server.coordinator_ports import OwnDoor
+from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.lifecycle import Lifecycle
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -280,7 +280,7 @@ class OneController:
         self.on_answer = on_answer
         yield self
 
-    def say(self, command: object, *, at_once: bool) -> None:
+    def set_content(self, command: object, *, at_once: bool) -> None:
         if not at_once:
             return
         self.beats += 1
@@ -322,10 +322,10 @@ async def test_rule_g3_a_proof_counts_from_when_the_heartbeat_was_sent(tmp_path:
         beating = tasks.create_task(subject._heartbeat_while_registered(BrokerEpoch(1)))
         await until(lambda: subject._proven_ms is not None)
         clock.now_ms += 49
-        assert subject.is_proven()
+        assert subject.check_proof()
         clock.now_ms += 1  # 200 ms since it was sent: the margin of the session is used up
         beats = controllers.beats
-        assert not subject.is_proven()
+        assert not subject.check_proof()
         await until(lambda: controllers.beats > beats)  # asked for out of turn
         controllers.reachable = False
         clock.now_ms += 1_000
@@ -360,7 +360,7 @@ async def coordinating(
         poll_wait_ms_max=60_000,
         rebalance_timeout_ms=30_000,
     )
-    coordinator.attach(OwnDoor(apis))
+    coordinator.attach(BrokerDataReader(apis))
     coordinator.on_metadata_update(apis.image)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(coordinator.run())

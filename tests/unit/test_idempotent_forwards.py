@@ -16,7 +16,7 @@ from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import forwarding
 from broker.server.direct_requests import DirectRequests
-from broker.server.forwarded_produce import Placed
+from broker.server.forwarded_produce import PlacedRecords
 from broker.server.local_partitions import Append
 from broker.server.produce import ProduceRouting, check_claimed, refused_whole
 from broker.server.requests import (
@@ -49,8 +49,8 @@ async def shell(request: pytest.FixtureRequest) -> AsyncIterator[Shell]:
 
 async def test_rule_f1_a_lost_reply_is_asked_for_again_under_the_same_number(shell: Shell) -> None:
     shell.leader.answers = [LOST, LOST]
-    assert await shell.append(2) == [Placed(2, 0)]
-    assert await shell.append(3) == [Placed(3, 2)]
+    assert await shell.append(2) == [PlacedRecords(2, 0)]
+    assert await shell.append(3) == [PlacedRecords(3, 2)]
     assert shell.leader.claims == [(0, 0), (0, 0), (0, 0), (0, 2)]
 
 
@@ -190,7 +190,7 @@ async def test_a_gap_is_closed_in_the_next_epoch(shell: Shell) -> None:
     shell.leader.answers = [refused]
     [placed] = await shell.append()
     assert placed.error is refused
-    assert await shell.append() == [Placed(1, 1)]
+    assert await shell.append() == [PlacedRecords(1, 1)]
     assert shell.leader.claims == [(0, 0), (0, 1), (1, 0)]
 
 
@@ -201,7 +201,7 @@ async def test_the_next_leader_is_asked_and_this_broker_itself_if_it_leads(shell
         await settled(lambda: len(shell.leader.sent) > 1)
         shell.image = dataclasses.replace(image(2, (ME,)), feature_level=3)
         shell.forwards.image_changed()
-    assert writer.result() == [Placed(1, 77)]
+    assert writer.result() == [PlacedRecords(1, 77)]
     [local] = shell.leader.local
     assert local.claim == Claim(40, 0, 0)
     assert len(local.records) == 1
@@ -251,7 +251,7 @@ async def test_when_the_broker_stops_whoever_waits_is_told(posts: bool) -> None:
     [placed] = writer.result()
     assert placed.error is not None
     assert placed.error.outcome is Outcome.UNKNOWN
-    assert not await shell.forwards.may_take(ACKS_ALL)
+    assert not await shell.forwards.acquire_producer_id(ACKS_ALL)
     shell.leader.gate.set()
     assert len(shell.leader.answering) == posts
     await asyncio.gather(*shell.leader.answering)  # what comes now finds nobody, and harms nobody
@@ -260,14 +260,14 @@ async def test_when_the_broker_stops_whoever_waits_is_told(posts: bool) -> None:
 async def test_an_older_cluster_and_a_missing_id_are_gone_without_numbers(shell: Shell) -> None:
     """A broker that knows no producers would write a repeat twice: it is never sent one."""
     shell.image = dataclasses.replace(shell.image, feature_level=2)
-    assert not await shell.forwards.may_take(ACKS_ALL)
+    assert not await shell.forwards.acquire_producer_id(ACKS_ALL)
     shell.image = dataclasses.replace(shell.image, feature_level=3)
 
     async def nothing() -> int:
         raise KafkaError(ErrorCode.NOT_CONTROLLER)
 
     shell.leader.next = nothing  # type: ignore[method-assign]
-    assert not await shell.forwards.may_take(ACKS_ALL)
+    assert not await shell.forwards.acquire_producer_id(ACKS_ALL)
 
 
 def request(*partitions: int | None, to: int | None = None) -> ProduceRequest:
@@ -345,5 +345,5 @@ async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(she
         value_format=json, acks=ACKS_ALL, timeout_ms=1_000,
     )  # fmt: skip
     placed = await routing.place(append, SystemClock().monotonic_ms() + 1_000)
-    assert placed == [Placed(1, 5)]
+    assert placed == [PlacedRecords(1, 5)]
     assert kinds == [forwarding.APPEND]

@@ -141,20 +141,20 @@ def test_rule_r10_the_clock_is_compared_with_the_active_controllers() -> None:
     clock = TwoClocks()
     guard = ControllerClock(clock, 60_000)
     assert not guard.is_trusted(), "nobody has said what time it is"
-    guard.heard(0, clock.mono)
+    guard.note_controller_time(0, clock.mono)
     assert not guard.is_trusted(), "a controller of an older version does not say"
-    guard.heard(NOW_MS - 59_000, clock.mono)
+    guard.note_controller_time(NOW_MS - 59_000, clock.mono)
     assert guard.is_trusted()
     for step in (YEAR_MS, -YEAR_MS):
         clock.wall += step
         assert not guard.is_trusted(), "the clock was set since"
         clock.wall -= step
         assert guard.is_trusted()
-    guard.heard(NOW_MS + 61_000, clock.mono)
+    guard.note_controller_time(NOW_MS + 61_000, clock.mono)
     assert not guard.is_trusted()
     sent = clock.mono
     clock.passes(20_000)  # a slow answer: it was sent at any time in between
-    guard.heard(NOW_MS - 55_000, sent)
+    guard.note_controller_time(NOW_MS - 55_000, sent)
     assert guard.is_trusted()
     clock.passes(MEASUREMENT_AGE_MAX_MS + 1)
     assert not guard.is_trusted(), "no controller has answered for long"
@@ -181,7 +181,7 @@ class Hosted:
         self.controller_says(0)
 
     def controller_says(self, ahead_ms: int) -> None:
-        self.guard.heard(self.clock.wall + ahead_ms, self.clock.mono)
+        self.guard.note_controller_time(self.clock.wall + ahead_ms, self.clock.mono)
 
     @property
     def log(self) -> PartitionLog:

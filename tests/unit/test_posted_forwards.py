@@ -154,7 +154,7 @@ async def test_a_bug_on_the_way_leaves_nobody_waiting(
 async def test_a_bug_in_one_answer_leaves_those_behind_it_in_the_batch_told(
     shell: Shell, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await shell.forwards.may_take(ACKS_ALL)
+    assert await shell.forwards.acquire_producer_id(ACKS_ALL)
     told: list[int] = []
 
     def tell(base_offset: int, _error: KafkaError | None) -> None:
@@ -185,7 +185,7 @@ async def test_a_further_producer_id_that_is_not_to_be_had_is_asked_for_now_and_
         raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "nobody has one")
 
     monkeypatch.setattr(shell.leader, "next", none)
-    [way] = shell.forwards._ways.values()
+    [way] = shell.forwards._queues.values()
     way.channel._epoch = EPOCH_MAX - 1
     for _ in range(20):
         assert (await shell.append())[0].error is None
@@ -200,7 +200,7 @@ async def test_a_body_of_next_to_nothing_a_record_crosses_in_pieces_of_one_batch
     records = decode_records(body)
     asked = DirectProduce(TopicName("t"), None, records, body, RecordFormat.JSON, ACKS_ALL, 1)
     request = dataclasses.replace(one_record(), records=records)
-    assert await shell.forwards.may_take(ACKS_ALL)
+    assert await shell.forwards.acquire_producer_id(ACKS_ALL)
     assert not shell.forwards.take(request, lambda *_: None, _elements(asked))
     pieces = await shell.append(records=records)
     assert sum(each.records for each in pieces) == 100_000
@@ -215,7 +215,7 @@ async def test_a_stop_leaves_no_timer_behind() -> None:
         await asyncio.sleep(0)
         writer = tasks.create_task(shell.append(timeout_ms=30_000))
         await settled(lambda: bool(shell.forwards._paused))
-        [way] = shell.forwards._ways.values()
+        [way] = shell.forwards._queues.values()
         timers = [way.pause, way.expiry]
         running.cancel()
     assert all(timer is not None and timer.cancelled() for timer in timers)

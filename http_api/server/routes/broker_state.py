@@ -62,8 +62,8 @@ MAX_PARTITION = 2**31 - 1
 class StateRoutes:
     """Read-only routes, served whatever the broker's state is. Owner: the app."""
 
-    def __init__(self, white_box: BrokerDebugState) -> None:
-        self._white_box = white_box
+    def __init__(self, debug_state: BrokerDebugState) -> None:
+        self._white_box = debug_state
 
     def add_to(self, router: PathRouter) -> None:
         router.add("GET", "/broker/v1/state", self.state, JSON)

@@ -25,7 +25,7 @@ from broker.record.render import (
     splice_timestamps,
 )
 from broker.record.values import RecordNotJsonError
-from broker.server.local_partitions import parted
+from broker.server.local_partitions import split_packed
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import (
@@ -197,7 +197,7 @@ def in_one_frame(result: FetchResult) -> FetchResult:
     last frame as next offset, they would skip records they never saw.
     """
     kept = fits_one_frame(result.packed)
-    slices, packed = parted(kept)
+    slices, packed = split_packed(kept)
     return replace(result, slices=slices, packed=packed, next_offset=kept[-1].next_offset)
 
 
