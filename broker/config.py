@@ -1,6 +1,8 @@
-"""Configuration of one broker: identity, defaults, limits, timeouts. Composed by ``http_api.node``.
+"""Configuration of one broker: identity, defaults, limits and timeouts.
 
-Names, ranges, meanings and defaults stand in the one table, ``raft_metadata.common.configs.table``.
+``http_api.node`` composes a `BrokerConfig` from config.toml, the environment and ``--set``; the
+broker reads it and never changes it. Names, ranges, meanings and defaults of the configs are
+defined in one table, ``raft_metadata.common.configs.table``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from raft_metadata.common.ids import BrokerId, ClusterId, DirectoryId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDefaults:
-    """The ``[defaults]`` section: cluster-wide, written by ``up`` for its size (rule M8)."""
+    """The ``[defaults]`` section, the same in the whole cluster; written by ``up`` (rule M8)."""
 
     num_partitions: int = default_number("num.partitions")
     default_replication_factor: int = default_number("default.replication.factor")
@@ -46,14 +48,14 @@ class BrokerDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLimits:
-    """Every queue, body and wait has a name and a bound."""
+    """Limits of queues, bodies and buffers. No queue of the broker is without one."""
 
     max_body_bytes: int = default_number("max.body.bytes")
     max_header_bytes: int = default_number("max.header.bytes")
     max_records_per_request: int = default_number("max.records.per.request")
-    """A body of empty records may hold millions: decoding them would hold the loop for seconds."""
+    """A body may hold millions of empty records: decoding them would hold the loop for seconds."""
     max_objects_per_request: int = default_number("max.objects.per.request")
-    """Opening braces of a produce body, counted before it is decoded: the same, for nested ones."""
+    """Opening braces of a produce body, counted before it is decoded: bounds nested objects too."""
     max_partitions_per_topic: int = default_number("max.partitions.per.topic")
     max_fetch_bytes: int = default_number("max.fetch.bytes")
     max_fetch_wait_ms: int = default_number("max.fetch.wait.ms")
@@ -64,15 +66,16 @@ class BrokerLimits:
     """Producer ids that have written to a partition within ``producer.id.expiration.ms``."""
     max_parked_fetches: int = default_number("max.parked.fetches")
     replication_push_bytes: int = default_number("replication.push.bytes")
-    """Bytes pushed for one partition before another one has its turn (rule R9)."""
+    """Bytes pushed for one partition before the next partition has its turn (rule R9)."""
     replication_buffer_bytes: int = default_number("replication.buffer.bytes")
     """Unsent bytes per follower stream before pushing pauses and catch-up reads take over."""
     replication_unsynced_bytes: int = default_number("replication.unsynced.bytes")
-    """Bytes pushed on one follower stream that the follower has not proven to hold: then it is sent
-    no more before it does. A follower whose disk hangs holds no more than this unsynced."""
+    """Bytes that one follower stream may push ahead of the follower's acknowledgements. A follower
+    whose disk hangs therefore holds at most this many unsynced bytes."""
     max_open_segments: int = default_number("max.open.segments")
     log_cleaner_dedupe_buffer_size: int = default_number("log.cleaner.dedupe.buffer.size")
-    """Memory for the keys of one pass of compaction; what does not fit waits for the next."""
+    """Memory for the keys of one pass of compaction; keys that do not fit wait for the next
+    pass."""
     log_cleaner_io_max_bytes_per_second: int = default_number("log.cleaner.io.max.bytes.per.second")
     topic_delete_grace_ms: int = default_number("topic.delete.grace.ms")
     """Deleted data stays quarantined this long before it is unlinked (rule M5)."""
@@ -82,7 +85,7 @@ class BrokerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerTimeouts:
-    """All in milliseconds, on monotonic time."""
+    """Timeouts and intervals in milliseconds, on the monotonic clock."""
 
     broker_session_timeout_ms: int = default_number("broker.session.timeout.ms")
     broker_heartbeat_interval_ms: int = default_number("broker.heartbeat.interval.ms")
@@ -96,21 +99,22 @@ class BrokerTimeouts:
     metadata_fetch_wait_ms: int = default_number("metadata.fetch.wait.ms")
     topic_ready_ms: int = default_number("topic.ready.ms")
     group_rebalance_timeout_ms: int = default_number("group.rebalance.timeout.ms")
-    """A member keeps what it is to give up this long at most, if it does not call again."""
+    """Longest time that a member without a call keeps partitions which it must give up."""
     producer_id_expiration_ms: int = default_number("producer.id.expiration.ms")
-    """After this long without a batch a log forgets a producer: it may begin with any sequence."""
+    """Time without a batch after which a log forgets a producer; any sequence is accepted then."""
     log_flush_interval_ms: int = default_number("log.flush.interval.ms")
     """The interval at which a ``flush=os`` log is synced in the background."""
     log_retention_check_interval_ms: int = default_number("log.retention.check.interval.ms")
     log_segment_delete_delay_ms: int = default_number("log.segment.delete.delay.ms")
     clock_difference_max_ms: int = default_number("clock.difference.max.ms")
-    """Farther from the active controller's clock, nothing is deleted for its age (rule R10)."""
+    """Largest difference to the active controller's clock at which records are deleted for their
+    age (rule R10)."""
     log_cleaner_backoff_ms: int = default_number("log.cleaner.backoff.ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything one broker process is told."""
+    """The configuration of one broker process. Immutable."""
 
     broker_id: BrokerId
     cluster_id: ClusterId
@@ -127,9 +131,9 @@ class BrokerConfig:
     """Names of the configs that config.toml, the environment or ``--set`` gave a value."""
 
     def static(self) -> Mapping[str, str]:
-        """Return this node's own configuration by config name: compute it once and keep it.
+        """Return this node's own configuration by config name. Compute it once and keep it.
 
-        A config that was not set is left out where it has the table's default.
+        A config that was not set and has the table's default is left out.
         """
         values = {
             item.name.replace("_", "."): getattr(part, item.name)

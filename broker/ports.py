@@ -1,4 +1,9 @@
-"""Ports of the broker to the network. ``http_api.peer`` implements these Protocols."""
+"""Ports of the broker to the network. ``http_api.peer`` implements these Protocols.
+
+A broker sends commands and metadata fetches to controllers through `ControllerChannel`, heartbeats
+through `Heartbeats`, and requests to other brokers through `PeerChannel`. It serves the requests of
+other brokers as `PeerServices`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ from raft_metadata.records.quorum_view import ControllerState
 
 
 class Heartbeats(Protocol):
-    """Heartbeats on their own time, as long as the loop makes progress (rule M7)."""
+    """Heartbeats sent on a thread of their own, while the event loop progresses (rule M7)."""
 
     def set_content(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
         """Report that the loop turns, and what heartbeats carry now; send one at once if asked.
@@ -44,14 +49,15 @@ class Heartbeats(Protocol):
 class ControllerChannel(Protocol):
     """Commands to the active controller, wherever it is; reads from any controller.
 
-    Commands find the active controller and follow it for ``timeout_ms``. NOT_CONTROLLER (surely
-    not appended) may be retried inside; anything uncertain surfaces as OUTCOME_UNKNOWN and is
-    never sent twice by the channel (rule F1).
+    A command searches for the active controller, and follows it, for at most ``timeout_ms``.
+    NOT_CONTROLLER means that the command was surely not appended: the channel may retry it. Any
+    other uncertain result is raised as OUTCOME_UNKNOWN; the channel never repeats such a command
+    (rule F1).
     """
 
     @property
     def controllers(self) -> tuple[NodeId, ...]:
-        """All controllers, from the config file."""
+        """All controllers of the config file."""
         ...
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
@@ -59,10 +65,11 @@ class ControllerChannel(Protocol):
     def heartbeats(
         self, on_answer: Callable[[HeartbeatAnswer, int], None]
     ) -> AbstractContextManager[Heartbeats]:
-        """Heartbeats of one registration, to every controller, until the block is left.
+        """Send heartbeats of one registration to every controller until the block is left.
 
-        ``on_answer(answer, sent_ms)`` is called on the loop with each answer as it comes (a proof
-        must not wait for the others) and when its heartbeat was sent, on the monotonic clock.
+        Each answer is passed to ``on_answer(answer, sent_ms)`` on the event loop when it arrives,
+        with the monotonic time at which its heartbeat was sent. It does not wait for the other
+        controllers' answers, because it may prove the broker's session.
         """
         ...
 
@@ -71,7 +78,10 @@ class ControllerChannel(Protocol):
         ...
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Many attempts, sent once together. What is raised holds for each of them (rule M3)."""
+        """Send many ISR proposals once, in one command (rule M3).
+
+        An error that is raised applies to each of the proposals.
+        """
         ...
 
     async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated: ...
@@ -79,28 +89,35 @@ class ControllerChannel(Protocol):
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted: ...
 
     async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
-        """Any command of ``raft_metadata.records.commands``."""
+        """Send any command of ``raft_metadata.records.commands`` to the active controller."""
         ...
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:
-        """Long poll one controller. NETWORK_EXCEPTION when it can't be reached."""
+        """Fetch metadata from one controller by a long poll.
+
+        Raises KafkaError NETWORK_EXCEPTION if the controller can't be reached.
+        """
         ...
 
     async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
-        """Return one controller's view of the quorum. NETWORK_EXCEPTION, REQUEST_TIMED_OUT."""
+        """Return one controller's view of the quorum.
+
+        Raises KafkaError NETWORK_EXCEPTION or REQUEST_TIMED_OUT.
+        """
         ...
 
     def controller_url(self, controller: NodeId) -> str:
-        """Return the address for operators: ``http://host:port``, as advertised."""
+        """Return the address of a controller for operators: ``http://host:port``, as advertised."""
         ...
 
 
 Answered = Callable[[bytes, KafkaError | None], None]
-"""Takes the answer's body or, with an empty one, the error. Called once; it must not raise."""
+"""Callback of a request: takes the body of the answer, or an empty body and the error. Called
+exactly once; it must not raise."""
 
 
 class PeerRequest(NamedTuple):
-    """A request whose answer goes to a function."""
+    """A request to another broker with the callback that takes its answer."""
 
     kind: int
     body: bytes
@@ -109,18 +126,18 @@ class PeerRequest(NamedTuple):
 
 
 class PeerCall(Protocol):
-    """A posted request under way."""
+    """A posted request that has no answer yet."""
 
     def hasten(self, left_ms: int) -> None:
-        """Wait so long at most: then its outcome is unknown."""
+        """Shorten the wait to at most ``left_ms``; then the outcome is unknown."""
         ...
 
 
 class PeerChannel(Protocol):
-    """Requests to other brokers over their peer listener; each is sent at most once.
+    """Requests to other brokers over their peer listeners; each is sent at most once.
 
-    ``call`` raises NETWORK_EXCEPTION with outcome NOT_WRITTEN when the request surely was not
-    delivered (no connection), with UNKNOWN when it may have been.
+    ``call`` raises NETWORK_EXCEPTION: with outcome NOT_WRITTEN if the request was surely not
+    delivered (there was no connection), with UNKNOWN if it may have been.
     """
 
     async def call(
@@ -132,9 +149,10 @@ class PeerChannel(Protocol):
     def post(
         self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
     ) -> Sequence[PeerCall] | None:
-        """`call` without tasks, of many written as one; each is answered alone, and never at once.
+        """Send many requests in one write and return their calls, without a task for each.
 
-        None: nothing was done, because no connection takes all of them now; `call` finds out why.
+        Each request is answered separately, and never before this returns. Returns None and sends
+        nothing if no connection can take all of them now; `call` then raises the reason.
         """
         ...
 
@@ -144,24 +162,28 @@ class PeerChannel(Protocol):
         peer: str,
         factory: Callable[[], asyncio.BaseProtocol],
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Dial the broker's peer listener for a replication stream and hand the connection over."""
+        """Dial a broker's peer listener for a replication stream; return the connection."""
         ...
 
 
 class PeerServices(Protocol):
-    """The services that the peer listener of a broker offers to other brokers."""
+    """Services that the peer listener of a broker offers to other brokers."""
 
     async def answer(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
-        """Answer a request frame. A `KafkaError` crosses the wire with code and outcome."""
+        """Return the answer to a request frame.
+
+        A `KafkaError` that is raised is sent to the requesting broker with its code and outcome.
+        """
         ...
 
     def answer_directly(self, kind: int, body: bytes, answered: Answered) -> bool:
-        """`answer` without a task. False: nothing was done, this kind is not answered like that.
+        """Answer a request without a task; return False if this kind needs one.
 
-        ``answered`` is called once, perhaps before this returns; not if this raises.
+        If it returns False it has done nothing. ``answered`` is called exactly once, perhaps before
+        this returns; never if this raises.
         """
         ...
 
     def accept_stream(self, follower: BrokerId) -> asyncio.BaseProtocol:
-        """The protocol that serves a follower's replication stream."""
+        """Return the protocol object that serves a follower's replication stream."""
         ...

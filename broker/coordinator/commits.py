@@ -1,7 +1,8 @@
-"""Committed offsets: by hand, by what was delivered, by the clock, and without an instance. Pure.
+"""Committed offsets: by request, with delivery, by the timer, and without an instance. Pure.
 
-Rule G4: a member commits only what it owns in its present epoch, never past what was delivered to
-it, and a late commit never takes a newer one back: only a recorded seek does.
+The `GroupCoordinator` and `instances` call these functions as decisions of a shard. A member
+commits only partitions that it owns in its present epoch, and never past what was delivered to it.
+A late commit never moves a newer one back; only a recorded seek does (rule G4).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from raft_metadata.common.ids import InstanceId, TopicPartition
 OFFSET_METADATA_BYTES_MAX = 4_096
 """Kafka's ``offset.metadata.max.bytes``."""
 OFFSETS_PER_COMMIT_MAX = 10_000
+"""Most offsets of one commit; INVALID_REQUEST beyond."""
 
 
 def commit_offsets(
@@ -24,8 +26,9 @@ def commit_offsets(
 ) -> None:
     """Record the offsets that an instance commits; all or none.
 
-    The instance's dialect says whether its number is the last offset read or the next one. An
-    instance without a subscription may commit any offset, as in Kafka, while no member lives.
+    The instance's dialect decides whether an offset is that of the last record read or the next
+    one. An instance without a subscription may commit any offset, as in Kafka, while the group has
+    no live members.
     """
     group, instance, session = state.find(key)
     plus = 0 if instance.value.settings.strimzi else 1
@@ -42,7 +45,10 @@ def commit_offsets(
 
 
 def check_may_commit(state: GroupsState, key: InstanceKey) -> None:
-    """ILLEGAL_STATE for one without a subscription while members live: they own the offsets."""
+    """Raise ILLEGAL_STATE for an instance without a subscription beside live members.
+
+    The members own the offsets then.
+    """
     group, instance, _ = state.find(key)
     if not instance.value.is_subscribed and group.members:
         text = f"group {key.group} has live members: an instance without a subscription"
@@ -50,7 +56,10 @@ def check_may_commit(state: GroupsState, key: InstanceKey) -> None:
 
 
 def commit_without_instance(state: GroupsState, request: CommitGroup, topics: Topics) -> None:
-    """Any offset, as Kafka; while members live only as one of them (FENCED_MEMBER_EPOCH)."""
+    """Record any offsets, as in Kafka; beside live members only those of one of them.
+
+    Raises FENCED_MEMBER_EPOCH unless member id and epoch are a live member's present ones.
+    """
     _check(request.offsets, topics, lowest=0)
     group = state.groups.get(request.group)
     members = {} if group is None else group.members
@@ -78,7 +87,7 @@ def commit_delivered(
     topics: Topics,
     partitions: Iterable[TopicPartition] | None = None,
 ) -> None:
-    """Everything delivered to the instance, of these partitions or of all it may read."""
+    """Commit everything delivered to the instance, of these partitions or of all it may read."""
     _, instance, session = state.find(key)
     wanted = instance.assignment if partitions is None else partitions
     ends = {
@@ -90,7 +99,7 @@ def commit_delivered(
 
 
 def commit_confirmed(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """Record the positions returned by reads before the last one: all that a timer may commit."""
+    """Commit the positions returned by reads before the last one: all that a timer may commit."""
     _, instance, session = state.find(key)
     ends = {
         partition: position.confirmed
@@ -117,7 +126,7 @@ def _commit_ends(
 ) -> None:
     group, instance, _ = state.find(key)
     if not instance.value.is_subscribed and group.members:
-        return  # assigned by hand beside live members: as `check_may_commit`, where nobody asked
+        return  # as `check_may_commit`, but without a request to refuse
     rows = [GroupOffset(*partition, offset) for partition, offset in ends.items()]
     news = [
         one
@@ -142,7 +151,7 @@ def _check(offsets: Iterable[GroupOffset], topics: Topics, *, lowest: int) -> No
 
 
 def check_partition(partition: TopicPartition, topics: Topics) -> None:
-    """Refuse a partition that is not there."""
+    """Raise UNKNOWN_TOPIC_OR_PARTITION for a partition that does not exist."""
     facts = topics.get(partition.topic)
     if facts is None or not 0 <= partition.partition < facts.partitions_count:
         text = f"Partition {partition.partition} of topic {partition.topic} not found"
@@ -152,7 +161,7 @@ def check_partition(partition: TopicPartition, topics: Topics) -> None:
 def _check_member(
     group: Group, instance: Instance, session: Session, one: GroupOffset, topics: Topics
 ) -> None:
-    """Rule G4: owned now, and not past what this coordinator delivered."""
+    """Refuse a partition that the member does not own, or an offset not delivered to it (G4)."""
     partition = TopicPartition(one.topic, one.partition)
     where = f"{one.topic}-{one.partition}"
     if partition not in instance.owned:
@@ -171,9 +180,9 @@ def _check_member(
 def _is_news(
     group: Group, instance: Instance, one: GroupOffset, topics: Topics, *, same: bool = True
 ) -> bool:
-    """Rule G4: a late older commit changes nothing; going back as far as a seek is meant.
+    """Return True if an offset is newer than the committed one, or follows a seek (rule G4).
 
-    ``same``: whether one that repeats the present offset counts (it may bring new metadata).
+    ``same``: a repeat of the committed offset counts too, since it may have new metadata.
     """
     partition = TopicPartition(one.topic, one.partition)
     committed = group.committed(partition, topics)
@@ -203,5 +212,5 @@ def _record(
         sought = reader is not None and TopicPartition(one.topic, one.partition) in reader.seeks
         state.apply(GroupRecord(OffsetKey(group.name, one.topic, one.partition), value))
         if instance is not None and sought:
-            # Said for itself: another commit may replace this one before the log is read again.
+            # A record of its own: a later commit may replace this one in the compacted log.
             state.apply(GroupRecord(SeekKey(group.name, instance, one.topic, one.partition), None))

@@ -1,8 +1,10 @@
 """The coordinator of every group whose partition of `__consumer_offsets` this broker leads.
 
-Requests come from `BrokerApis.group`, on any broker. Each partition of the offsets topic that is
-led here has a `Shard`, which is loaded from its log before it answers (rule G1). Reads go to the
-`Reader`; descriptions of groups, instances and offsets are computed from the shard's state.
+Requests arrive from `BrokerApis.group` of any broker. Each partition of the offsets topic that is
+led here has a `Shard`, which is loaded from its log before it answers (rule G1). A request becomes
+one or more decisions of its shard (`instances`, `commits`); it is answered once their records are
+committed. Reads are run by the `InstanceReader`. Descriptions and refusals are answered only with
+proof that this broker still leads (rule G3).
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
 def describe_group(
     state: GroupsState, name: GroupId, coordinator: BrokerId, topics: Topics
 ) -> GroupDescription:
-    """Return a group with all its members; raise GROUP_ID_NOT_FOUND if nothing is known of it."""
+    """Return a group with all its members; raise GROUP_ID_NOT_FOUND if it does not exist."""
     group = state.groups.get(name)
     if group is None or not group.exists:
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {name} cannot be found.")
@@ -104,7 +106,7 @@ def _describe_member(instance: Instance, topics: Topics) -> MemberDescription:
 
 
 def describe_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> InstanceDescription:
-    """An instance. UNKNOWN_MEMBER_ID where there is none."""
+    """Return the description of an instance; raise UNKNOWN_MEMBER_ID if there is none."""
     _, instance, _ = state.find(key)
     return InstanceDescription(
         settings=instance.value.settings,
@@ -122,7 +124,10 @@ def committed_offsets(
     partitions: tuple[TopicPartition, ...] | None,
     topics: Topics,
 ) -> tuple[GroupOffset, ...]:
-    """Committed offsets of these partitions, or of what it owns; what has none is left out."""
+    """Return the committed offsets of these partitions, or of those that the instance owns.
+
+    Partitions without a committed offset are left out.
+    """
     group, instance, _ = state.find(key)
     wanted = tuple(sorted(instance.assignment)) if partitions is None else partitions
     return tuple(
@@ -135,7 +140,7 @@ def committed_offsets(
 def group_offsets(
     state: GroupsState, request: GroupOffsets, topics: Topics
 ) -> tuple[GroupOffsetRow, ...]:
-    """Everything committed; the ends are put in by the door."""
+    """Return everything that the group committed; the receiving broker adds the ends."""
     group = state.groups.get(request.group)
     if group is None:
         return ()
@@ -151,7 +156,8 @@ _log = logging.getLogger("broker.coordinator")
 
 TICK_MS = 100
 PROOF_WAIT_MS = 100
-"""So long a read waits for a heartbeat to prove this broker; then it proves itself by a write."""
+"""Time to wait for a heartbeat that proves this broker's leadership; then an append must prove
+it."""
 
 _SAID_OF_THE_STATE = frozenset(
     {
@@ -163,7 +169,8 @@ _SAID_OF_THE_STATE = frozenset(
         ErrorCode.GROUP_MAX_SIZE_REACHED,
     }
 )
-"""Refusals that a newer coordinator might not make; nothing was done where they are raised."""
+"""Errors that describe the group's state. A newer coordinator might not return them, so they need
+proof of leadership. Where one is raised, nothing was done."""
 
 T = TypeVar("T")
 Leading = Callable[[TopicIdPartition], LeaderEpoch | None]
@@ -171,10 +178,10 @@ MakeLog = Callable[[TopicIdPartition, LeaderEpoch], ShardLog]
 
 
 class GroupCoordinator:
-    """Owned by the `BrokerServer`, on its loop. ``run`` owns every task.
+    """The shards of the led partitions of the offsets topic, and the requests to them.
 
-    Invariant: a shard is open only while this broker leads its partition in the shard's epoch, as
-    its newest image says.
+    Owned by the `BrokerServer`, on its event loop; `run` owns every task. Invariant: a shard is
+    open only while this broker leads its partition in the shard's epoch, by its newest image.
     """
 
     def __init__(
@@ -200,14 +207,14 @@ class GroupCoordinator:
         self._shards: dict[PartitionId, Shard] = {}
         self._topics: Topics = {}
         self._seen: object = None
-        """The topics of the image that ``_topics`` was made from."""
+        """The image's topics from which ``_topics`` was computed."""
         self._partitions = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._door: DataReader | None = None
         self._reader: InstanceReader | None = None
 
     def attach(self, door: DataReader) -> None:
-        """The broker's own door, which leads back here: it is made after this object."""
+        """Set the port to partitions' data; it leads back to this object and is made after it."""
         self._door = door
         self._reader = InstanceReader(
             door, self._clock, lambda: self._topics, self._prove, self._poll_wait_ms_max
@@ -216,7 +223,10 @@ class GroupCoordinator:
     # ---- image and time
 
     def on_metadata_update(self, image: MetadataImage) -> None:
-        """Open and close shards as roles say, which were applied before; follow the topics."""
+        """Open and close shards by this broker's roles; follow the topics.
+
+        Called after the `ReplicaManager` has taken the roles of the image.
+        """
         changed = image.topics is not self._seen and self._follow_topics(image)
         offsets_topic = image.topic(OFFSETS_TOPIC)
         led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
@@ -240,7 +250,7 @@ class GroupCoordinator:
             self._tick()
 
     def _follow_topics(self, image: MetadataImage) -> bool:
-        """Return True if topics were created or deleted, or grew; leaders don't matter."""
+        """Return True if topics were created or deleted, or grew; leaders do not matter."""
         self._seen = image.topics
         topics = {
             topic.name: TopicFacts(topic.topic_id, topic.routed_count)
@@ -256,7 +266,7 @@ class GroupCoordinator:
             self._tasks.create_task(shard.run(), name=f"group-shard-{shard.partition}")
 
     async def run(self) -> None:
-        """Own the shards' tasks, and let sessions age, until cancelled."""
+        """Own the shards' tasks and pass time to them, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for shard in self._shards.values():
@@ -273,7 +283,11 @@ class GroupCoordinator:
     # ---- requests
 
     async def answer(self, request: GroupRequest[A]) -> A:
-        """Answer here, or refuse: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS (nothing done)."""
+        """Return the answer to a request of a group that is coordinated here.
+
+        Raises KafkaError NOT_COORDINATOR or COORDINATOR_LOAD_IN_PROGRESS (nothing was done), or an
+        error of the request.
+        """
         if not self._partitions:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         shard = self._shard(partition_of_group(request.group, self._partitions))
@@ -294,7 +308,7 @@ class GroupCoordinator:
         return shard
 
     async def list_groups(self, partition: PartitionId) -> list[GroupDescription]:
-        """The groups of one partition of the offsets topic."""
+        """Return the groups of one partition of the offsets topic."""
         topics = self._topics
 
         def look(state: GroupsState) -> list[GroupDescription]:
@@ -363,7 +377,7 @@ class GroupCoordinator:
         await shard.settled()
 
     async def _subscribe(self, shard: Shard, request: Subscribe) -> None:
-        """Rule G2: where it starts is resolved first and recorded with the subscription."""
+        """Subscribe; starts are resolved first and recorded with the subscription (rule G2)."""
         key, generation = _key(request), shard.generation
         self._call(shard, key)
         await self._know_topics(request.topics or ())
@@ -380,9 +394,9 @@ class GroupCoordinator:
         key: InstanceKey,
         unresolved: Callable[[GroupsState], list[TopicPartition]],
     ) -> dict[TopicPartition, int]:
-        """Rule G2: where it begins what the group has no start for, when this returns.
+        """Return start offsets for the partitions that have none on return (rule G2).
 
-        Starts that the group had may go while others are resolved, with their last reader.
+        Starts that the group had may be dropped, with their last reader, while others are resolved.
         """
         assert self._reader is not None
         generation = shard.generation
@@ -471,7 +485,7 @@ class GroupCoordinator:
                 return target.to
 
     async def _know_topics(self, names: list[TopicName] | tuple[TopicName, ...]) -> None:
-        """A topic that was made through another broker a moment ago: catch up once."""
+        """Wait once for a topic that another broker created a moment ago."""
         unknown = next((name for name in names if name not in self._topics), None)
         if unknown is not None and self._door is not None:
             await self._door.catch_up_with_topic(unknown)
@@ -479,7 +493,10 @@ class GroupCoordinator:
     # ---- proof
 
     async def _confirm(self, shard: Shard) -> None:
-        """A refusal is a reading of the state too: "no such instance" is believed by its client."""
+        """Prove that a refusal is of the newest state, because its client believes it.
+
+        Raises NOT_COORDINATOR if that can't be proven.
+        """
         try:
             await shard.settled()
             await self._prove(shard)
@@ -488,9 +505,9 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
     async def _looked_at(self, shard: Shard, look: Callable[[GroupsState], T]) -> T:
-        """Return what `look` reads, once all of it is committed and proven to be the newest.
+        """Return what ``look`` reads, once it is committed and proven to be the newest state.
 
-        Decisions made after the look are not in the result: they may still be lost.
+        Later decisions are not part of the result, since they may still be lost.
         """
         found = look(shard.state())
         await shard.settled()
@@ -501,8 +518,8 @@ class GroupCoordinator:
     async def _prove(self, shard: Shard) -> None:
         """Wait for proof that this broker still leads: an acknowledged heartbeat or append.
 
-        An append that every replica acknowledged proves it where no controller answers: no in-sync
-        replica has seen a newer epoch. It proves that for its own moment only, so it must begin
+        If no controller answers, an append that every in-sync replica acknowledged is proof: none
+        of them has seen a newer epoch. It proves that for its own moment only, so it must begin
         after the request (rule G3).
         """
         if self._proof.check_proof() or await self._proof.prove(PROOF_WAIT_MS):

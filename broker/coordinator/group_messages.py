@@ -1,7 +1,7 @@
-"""Requests to a group coordinator and its answers, and their bytes between brokers.
+"""Requests to a group coordinator and its answers, and their encoding between brokers.
 
-`BrokerApis.group` answers these requests on any broker; between brokers one crosses as a JSON head
-followed by raw bytes.
+`BrokerApis.group` takes a request on any broker and forwards it to the group's coordinator if that
+is another broker. Between brokers a request or answer is a JSON head followed by raw bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from raft_metadata.common.ids import (
 A = TypeVar("A")
 
 SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
-"""Accepted when an instance is created, refused when it reads (interfaces, section 4)."""
+"""Formats that are accepted when an instance is created and refused when it reads."""
 FORMATS = frozenset({"binary", "json"}) | SCHEMA_FORMATS
 
 
 class OffsetReset(Enum):
-    """The start of a partition without a committed offset. NONE: reading it is an error."""
+    """Start of a partition without a committed offset. NONE: reading it is an error."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -42,28 +42,29 @@ class OffsetReset(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """The settings a consumer instance was created with; all times in milliseconds."""
+    """Settings with which a consumer instance was created; times in milliseconds."""
 
     format: str = "binary"
     """One of `FORMATS`."""
     auto_offset_reset: OffsetReset = OffsetReset.LATEST
     auto_commit: bool = True
-    """Commits only positions that an earlier read already returned."""
+    """Automatic commits cover only positions that an earlier read returned."""
     auto_commit_interval_ms: int = 5_000
     fetch_min_bytes: int = 1
-    """-1: wait the whole time-out (Confluent's own default)."""
+    """Bytes at which a read returns; -1: it waits the whole time-out (Confluent's default)."""
     request_timeout_ms: int = 1_000
-    """The wait of a read that names no time-out."""
+    """Longest wait of a read without its own time-out."""
     session_timeout_ms: int = 300_000
     strimzi: bool = False
-    """Strimzi's dialect: a commit stores the offset as given; Confluent's stores offset + 1."""
+    """True for Strimzi's dialect, whose commits store the given offset; Confluent's store it +
+    1."""
 
 
-# what partitions are named by
+# positions in partitions
 
 
 class Edge(Enum):
-    """An end of a partition to seek to."""
+    """An end of a partition as the target of a seek."""
 
     BEGINNING = "beginning"
     END = "end"
@@ -71,14 +72,14 @@ class Edge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first record at or behind this time (ms since 1970)."""
+    """The first record at or after this time (ms since 1970) as the target of a seek."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class SeekTarget:
-    """The target of a seek: an offset, an end, or a time."""
+    """A partition and its new position: an offset, an end, or a time."""
 
     topic: TopicName
     partition: PartitionId
@@ -87,7 +88,7 @@ class SeekTarget:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """A committed offset, or one to commit. See each request for what ``offset`` means there."""
+    """A committed offset, or one to commit; the request defines the meaning of ``offset``."""
 
     topic: TopicName
     partition: PartitionId
@@ -97,18 +98,18 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsetRow:
-    """A row of `GroupOffsets`: ``offset`` is the next one to read."""
+    """A row of `GroupOffsets`; ``offset`` is the next one to read."""
 
     topic: TopicName
     partition: PartitionId
     offset: int
     metadata: str
     end_offset: int | None
-    """The high watermark; None where the topic is gone or its leader did not answer."""
+    """The high watermark; None if the topic is deleted or its leader did not answer."""
 
     @property
     def lag(self) -> int | None:
-        """Records to be read yet; None where the end is not known."""
+        """Number of records not yet read; None if the end is not known."""
         return None if self.end_offset is None else max(0, self.end_offset - self.offset)
 
 
@@ -117,21 +118,24 @@ class GroupOffsetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest(Generic[A]):
-    """Anything asked of one group's coordinator. ``A`` is the type of its answer."""
+    """A request to the coordinator of a group. ``A`` is the type of its answer."""
 
     group: GroupId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceCreated:
-    """The name as asked for, or the one that was made up."""
+    """The name of the created instance: the requested one, or a generated one."""
 
     instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateInstance(GroupRequest[InstanceCreated]):
-    """``instance`` None: the door makes up a name before anything is sent."""
+    """Request to create a consumer instance.
+
+    The receiving broker generates a name if ``instance`` is None.
+    """
 
     instance: InstanceId | None = None
     settings: ConsumerSettings = ConsumerSettings()
@@ -140,14 +144,14 @@ class CreateInstance(GroupRequest[InstanceCreated]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteInstance(GroupRequest[None]):
-    """Leaves the group at once. With auto-commit, positions already returned are committed."""
+    """Request to remove an instance; with auto-commit, positions already returned are committed."""
 
     instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe(GroupRequest[None]):
-    """Replaces the subscription and joins at once. Exactly one of topics and pattern is set."""
+    """Request to replace the subscription and join. Exactly one of topics and pattern is set."""
 
     instance: InstanceId
     topics: tuple[TopicName, ...] | None = None
@@ -156,21 +160,21 @@ class Subscribe(GroupRequest[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsubscribe(GroupRequest[None]):
-    """Gives up subscription and manual assignment alike; also without any."""
+    """Request to remove the subscription or the manual assignment; succeeds without either."""
 
     instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDescription:
-    """An instance as the coordinator sees it."""
+    """An instance as its coordinator knows it."""
 
     settings: ConsumerSettings
     topics: tuple[TopicName, ...]
     """Subscribed by name, or matched by the pattern; sorted."""
     pattern: str | None
     assignment: tuple[TopicPartition, ...]
-    """Owned now, by subscription or by hand; sorted."""
+    """Partitions owned now, by subscription or by manual assignment; sorted."""
     is_manual: bool
     member_epoch: int
     """-1 without a subscription."""
@@ -178,14 +182,14 @@ class InstanceDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeInstance(GroupRequest[InstanceDescription]):
-    """Subscription and assignment."""
+    """Request for the subscription and assignment of an instance."""
 
     instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign(GroupRequest[None]):
-    """Replaces the manual assignment; outside the group's rebalancing."""
+    """Request to replace the manual assignment, which takes no part in rebalancing."""
 
     instance: InstanceId
     partitions: tuple[TopicPartition, ...]
@@ -193,7 +197,7 @@ class Assign(GroupRequest[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolledRecords:
-    """``body``: a JSON array in the v2 record shape, in the instance's format."""
+    """Records in the v2 shape: ``body`` is a JSON array in the instance's format."""
 
     body: bytes
     count: int
@@ -203,26 +207,29 @@ class PolledRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll(GroupRequest[PolledRecords]):
-    """Read on. Moves positions: never sent again by anyone but the client (rule F2)."""
+    """Request for the next records; moves positions. Only the client may repeat it (rule F2)."""
 
     instance: InstanceId
     timeout_ms: int | None = None
     """None: the instance's own ``request_timeout_ms``."""
     max_bytes: int | None = None
     accepted: frozenset[str] | None = None
-    """Formats the client takes, as in `FORMATS`; None: any."""
+    """Formats that the client accepts, as in `FORMATS`; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsCommitted:
-    """``strimzi``: the instance's dialect, which decides how HTTP says "done"."""
+    """Success of a commit. ``strimzi``: the instance's dialect, which selects the HTTP status."""
 
     strimzi: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(GroupRequest[OffsetsCommitted]):
-    """``offsets`` None: everything delivered. Else as the client said them: the dialect adds 1."""
+    """Request to commit offsets of an instance; ``offsets`` None: everything delivered.
+
+    Offsets are as the client sent them; Confluent's dialect adds 1 to each.
+    """
 
     instance: InstanceId
     offsets: tuple[GroupOffset, ...] | None = None
@@ -230,16 +237,19 @@ class Commit(GroupRequest[OffsetsCommitted]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedOffsets(GroupRequest[tuple[GroupOffset, ...]]):
-    """Committed offsets, as stored (the next one to read); without any, left out."""
+    """Request for committed offsets as stored: each is the next one to read.
+
+    Partitions without a committed offset are left out of the answer.
+    """
 
     instance: InstanceId
     partitions: tuple[TopicPartition, ...] | None = None
-    """None: whatever the instance owns."""
+    """None: the partitions that the instance owns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seek(GroupRequest[None]):
-    """Move positions of owned partitions; all of them or none."""
+    """Request to move the positions of owned partitions; all of them or none."""
 
     instance: InstanceId
     targets: tuple[SeekTarget, ...]
@@ -247,10 +257,10 @@ class Seek(GroupRequest[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitGroup(GroupRequest[None]):
-    """Commit without an instance: ``offset`` = the next one to read, any offset.
+    """Request to commit any offsets without an instance; each is the next one to read.
 
     While the group has live members, both member fields are required and must be a live member's
-    present ones (FENCED_MEMBER_EPOCH otherwise).
+    present ones; else FENCED_MEMBER_EPOCH.
     """
 
     offsets: tuple[GroupOffset, ...]
@@ -260,14 +270,17 @@ class CommitGroup(GroupRequest[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOffsets(GroupRequest[tuple[GroupOffsetRow, ...]]):
-    """Everything the group has committed, with ends and lag; sorted. Empty for an unknown group."""
+    """Request for all committed offsets of a group with ends and lag, sorted.
+
+    The answer is empty for an unknown group.
+    """
 
     topics: frozenset[TopicName] | None = None
     """None: all."""
 
 
 class GroupState(Enum):
-    """The states of KIP-848. RECONCILING: a member does not yet own its target."""
+    """The states of a group (KIP-848). RECONCILING: some member does not own its target yet."""
 
     EMPTY = "Empty"
     RECONCILING = "Reconciling"
@@ -276,10 +289,10 @@ class GroupState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberDescription:
-    """A live instance of the group: a member where it subscribes, else assigned by hand or idle."""
+    """A live instance of a group: subscribed (a member), assigned by hand, or neither."""
 
     instance: InstanceId
-    """Also its member id."""
+    """Name of the instance, which is its member id too."""
     client_id: str
     assignment: tuple[TopicPartition, ...]
     is_manual: bool
@@ -287,12 +300,12 @@ class MemberDescription:
     """-1 without a subscription."""
     topics: tuple[TopicName, ...] = ()
     target: tuple[TopicPartition, ...] = ()
-    """The partitions that it will own once their present owners have revoked them."""
+    """Partitions that it will own once their present owners have given them up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
-    """A group as its coordinator sees it. ``members`` sorted by instance."""
+    """A group as its coordinator knows it; ``members`` is sorted by instance."""
 
     group: GroupId
     state: GroupState
@@ -304,7 +317,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeGroup(GroupRequest[GroupDescription]):
-    """GROUP_ID_NOT_FOUND for a group without instances and offsets."""
+    """Request for the description of a group; GROUP_ID_NOT_FOUND without instances and offsets."""
 
 
 T = TypeVar("T")
@@ -327,17 +340,20 @@ _ANSWERS: Mapping[type[GroupRequest[Any]], Any] = {
 }
 _REQUESTS: Mapping[str, type[GroupRequest[Any]]] = {cls.__name__: cls for cls in _ANSWERS}
 PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup)
-"""May be asked twice: they refresh a session at most."""
+"""Requests that may be sent twice: they change nothing but the time of a session's last call."""
 
 
 def encode_request(request: GroupRequest[Any]) -> bytes:
-    """A GROUP body."""
+    """Return the body of a GROUP request between brokers."""
     head = orjson.dumps([type(request).__name__, request], default=_plain)
     return _join(b'{"group":%b}' % head)
 
 
 def decode_request(body: bytes) -> GroupRequest[Any]:
-    """The inverse. INVALID_REQUEST says what is wrong."""
+    """Return the request of a GROUP body.
+
+    Raises KafkaError INVALID_REQUEST, which describes the defect.
+    """
     try:
         name, fields = _head(body)[0]["group"]
         found: GroupRequest[Any] = msgspec.convert(fields, _REQUESTS[name])
@@ -348,7 +364,7 @@ def decode_request(body: bytes) -> GroupRequest[Any]:
 
 
 def encode_answer(answer: object) -> bytes:
-    """The answer to any of them."""
+    """Return the body of the answer to any group request."""
     if isinstance(answer, PolledRecords):
         head = {"body": "", "count": answer.count, "format": answer.format}
         return _join(b'{"answer":%b}' % orjson.dumps(head), answer.body)
@@ -356,7 +372,7 @@ def encode_answer(answer: object) -> bytes:
 
 
 def decode_answer(request: GroupRequest[T], body: bytes) -> T:
-    """The inverse of `encode_answer`."""
+    """Return the answer to ``request`` of a body made by `encode_answer`."""
     cls = _ANSWERS[type(request)]
     head, payload = _head(body)
     found = head["answer"]
@@ -369,7 +385,7 @@ def decode_answer(request: GroupRequest[T], body: bytes) -> T:
 
 
 def decode_groups(body: bytes) -> tuple[GroupDescription, ...]:
-    """The answer to LIST_GROUPS."""
+    """Return the groups of the answer to LIST_GROUPS."""
     return msgspec.convert(_head(body)[0]["answer"], tuple[GroupDescription, ...])
 
 

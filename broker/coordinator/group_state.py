@@ -1,7 +1,8 @@
 """Groups as their records describe them, and the soft state of their instances. Pure.
 
-A `Shard` replays records into it. Positions that were delivered and not committed are soft state of
-this coordinator only: after its death reading goes on from the committed offset (rule G2).
+A `Shard` replays records into `GroupsState`, and decisions add new records to it. Positions that
+were delivered and not committed are soft state of this coordinator only: a new coordinator
+continues from the committed offset (rule G2).
 """
 
 from __future__ import annotations
@@ -34,49 +35,49 @@ NOTHING: frozenset[TopicPartition] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic as groups see it."""
+    """The properties of a topic that matter to groups."""
 
     topic_id: TopicId
     partitions_count: int
 
 
 EVERY_GROUP = GroupKey(GroupId(""))
-"""Under this key stands `GroupsState.forgotten_epoch`: no group has an empty name."""
+"""Key of the record of `GroupsState.forgotten_epoch`; no group has an empty name."""
 
 Topics = Mapping[TopicName, TopicFacts]
-"""Every topic of the image, internal ones too."""
+"""Every topic of the image, internal ones included."""
 
 
 @dataclass(slots=True, eq=False)
 class ReadPosition:
-    """The next offset that an instance reads in a partition, in one life of the topic's name."""
+    """The next offset that an instance reads in a partition of the topic with ``topic_id``."""
 
     next: int
     topic_id: TopicId
     delivered: bool = False
     """True if records were delivered since the position was last set."""
     confirmed: int | None = None
-    """Everything below was returned by a read before the last one: what auto-commit may cover."""
+    """Automatic commits may cover what is below: a read before the last one returned it."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One life of an instance on this coordinator."""
+    """The soft state of an instance on this coordinator, from creation or load to removal."""
 
     heard_ms: int
-    """Judge time of its last call."""
+    """Judge time (`GroupsState.judge_ms`) of its last call."""
     calls: int = 0
-    """Calls under way, a waiting read among them: none expires meanwhile."""
+    """Number of calls in progress, waiting reads included; the session can't expire meanwhile."""
     positions: dict[TopicPartition, ReadPosition] = field(default_factory=dict)
     auto_committed_ms: int = 0
     revoking_since_ms: int | None = None
-    """Since when it owns what it is to give up; None while it need not."""
+    """Judge time since which it owns partitions that it must give up; None if there are none."""
     rotation: int = 0
-    """The index of the partition with which its next read begins."""
+    """Index of the partition with which its next read begins, modulo their number."""
     ended: bool = False
 
     def position(self, partition: TopicPartition, topics: Topics) -> ReadPosition | None:
-        """Return the next offset to read, if the position is of this life of the topic."""
+        """Return the position in a partition, unless it is of a deleted topic of the same name."""
         found = self.positions.get(partition)
         facts = topics.get(partition.topic)
         if found is None or facts is None or facts.topic_id != found.topic_id:
@@ -86,31 +87,31 @@ class Session:
 
 @dataclass(slots=True)
 class Instance:
-    """A consumer instance as recorded."""
+    """A consumer instance as its records describe it."""
 
     name: InstanceId
     value: InstanceValue
     member: MemberValue | None = None
     owned: frozenset[TopicPartition] = NOTHING
-    """By subscription; what is assigned by hand is in ``manual``."""
+    """Partitions owned by subscription; those assigned by hand are in ``manual``."""
     target: frozenset[TopicPartition] = NOTHING
     manual: frozenset[TopicPartition] = NOTHING
     seeks: dict[TopicPartition, SeekValue] = field(default_factory=dict)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
-        """Everything it may read."""
+        """All partitions that the instance may read."""
         return self.owned | self.manual
 
     @property
     def member_epoch(self) -> int:
-        """-1 without a subscription."""
+        """The member epoch; -1 without a subscription."""
         return -1 if self.member is None else self.member.epoch
 
 
 @dataclass(slots=True)
 class Group:
-    """A group as recorded. Invariant: no partition is owned by two members."""
+    """A group as its records describe it. Invariant: no partition is owned by two members."""
 
     name: GroupId
     epoch: int = 0
@@ -118,19 +119,19 @@ class Group:
     offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
     epoch_said: bool = False
-    """True if a record holds its epoch; else it began behind `GroupsState.forgotten_epoch`."""
+    """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
     orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
-    """Read back before their instance: compaction keeps its newest record only, which may stand
-    behind those of its membership and seeks."""
+    """Records of memberships and seeks that were read before their instance's. Compaction keeps
+    only the newest record of the instance, which may be the later one."""
 
     @property
     def exists(self) -> bool:
-        """True if the group has anything to show; its epoch is kept beyond that."""
+        """True if the group has instances or offsets. Its epoch is kept beyond that."""
         return bool(self.instances or self.offsets)
 
     @property
     def members(self) -> dict[InstanceId, Instance]:
-        """Its subscribed instances, sorted."""
+        """The subscribed instances, sorted by name."""
         return {
             name: self.instances[name]
             for name in sorted(self.instances)
@@ -138,7 +139,7 @@ class Group:
         }
 
     def committed(self, partition: TopicPartition, topics: Topics) -> OffsetValue | None:
-        """The committed offset, if it is of this life of the topic."""
+        """Return the committed offset, unless it is of a deleted topic of the same name."""
         found = self.offsets.get(partition)
         return found if found is not None and is_present(partition, found, topics) else None
 
@@ -163,9 +164,9 @@ def is_present(
 
 
 class GroupsState:
-    """All groups of one partition of the offsets topic. Owned by its `Shard`, on its loop.
+    """All groups of one partition of the offsets topic. Owned by its `Shard`, on its event loop.
 
-    ``entries`` collects what was decided and is not written yet, in order; `take` empties it.
+    ``entries`` are the records that were decided and not written yet, in order; `take` empties it.
     """
 
     def __init__(self) -> None:
@@ -173,16 +174,18 @@ class GroupsState:
         self.sessions: dict[InstanceKey, Session] = {}
         self.entries: list[GroupRecord] = []
         self.ticked = 0
-        """The session with which the next tick continues."""
+        """Index of the session with which the next tick continues."""
         self.forgotten_epoch = 0
-        """The highest epoch of a group that is over: one of its name begins behind it."""
+        """Highest epoch of a forgotten group. New groups begin with it, so that no epoch of a name
+        goes back."""
         self.judge_ms = 0
-        """Time as sessions are judged by: it stands still while the judge does (rule M7)."""
+        """Time by which sessions are judged, in ms: it stands still while this process does, or
+        can't record (rule M7)."""
 
-    # ---- facts
+    # ---- records
 
     def apply(self, *entries: GroupRecord) -> None:
-        """Facts decided just now: true here at once, and to be written."""
+        """Fold records that were just decided, and keep them to be written."""
         for entry in entries:
             self.fold(entry)
             self.entries.append(entry)
@@ -193,7 +196,7 @@ class GroupsState:
         return taken
 
     def fold(self, entry: GroupRecord) -> None:
-        """One fact, decided here or read from the log."""
+        """Apply a record that was decided here or read from the log."""
         key, value = entry
         if isinstance(key, ProbeKey):
             return
@@ -269,7 +272,7 @@ class GroupsState:
     # ---- look-up
 
     def find(self, key: InstanceKey) -> tuple[Group, Instance, Session]:
-        """A live instance. UNKNOWN_MEMBER_ID where there is none."""
+        """Return an instance with its group and session; raise UNKNOWN_MEMBER_ID if none."""
         group = self.groups.get(key.group)
         instance = None if group is None else group.instances.get(key.instance)
         if group is None or instance is None:
@@ -278,7 +281,7 @@ class GroupsState:
         return group, instance, self.sessions[key]
 
     def existing_groups(self) -> Iterator[Group]:
-        """Groups that can be seen, sorted."""
+        """Yield the groups that have instances or offsets, sorted by name."""
         for name in sorted(self.groups):
             if self.groups[name].exists:
                 yield self.groups[name]
@@ -307,4 +310,4 @@ def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:
     if value.instance is not None:
         instance = group.instances.get(value.instance)
         if instance is not None:
-            instance.seeks.pop(partition, None)  # a commit behind a seek is the newer word
+            instance.seeks.pop(partition, None)  # a commit after a seek replaces it

@@ -1,6 +1,7 @@
-"""Consumer instances: made, subscribed, assigned, moved, expired. Pure: decides, never waits.
+"""Consumer instances: created, subscribed, assigned, moved, expired. Pure: decides, never waits.
 
-Each function checks everything before it decides anything, so that what raises changes nothing.
+A `Shard` runs these functions as decisions on its `GroupsState`. Each of them checks everything
+before it changes anything, so that a function that raises changes nothing.
 """
 
 from __future__ import annotations
@@ -59,33 +60,41 @@ ONE_WAY = (
     "specific topics by name, (2) subscribe to topics matching a regex pattern, (3) assign itself "
     "specific topic-partitions."
 )
-"""Confluent's words: clients compare them."""
+"""Text of Confluent's REST proxy; clients compare it."""
 SESSION_TIMEOUT_MS = (1_000, 3_600_000)
+"""Least and greatest session timeout of an instance."""
 REQUEST_TIMEOUT_MS_MAX = 60_000
 FETCH_MIN_BYTES_MAX = 10_000_000
 AUTO_COMMIT_INTERVAL_MS_MAX = 86_400_000
 CLIENT_ID_CHARS_MAX = 249
 NAMES_PER_SUBSCRIPTION_MAX = 1_000
-"""Topics of one subscription, and partitions of one manual assignment."""
+"""Most topics of one subscription, and most partitions of one manual assignment."""
 SESSIONS_PER_TICK = 2_000
-"""About 2 ms of the loop; ten thousand instances are all seen within half a second."""
+"""Sessions checked in one tick, about 2 ms; ten thousand are all checked within half a second."""
 GROUPS_FORGOTTEN_AT_ONCE = 100
+"""Most groups without instances and offsets that one decision forgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """Live instances; beyond: GROUP_MAX_SIZE_REACHED. A group takes 1 KB, an instance 2 KB."""
+    """Limits of live groups and instances; GROUP_MAX_SIZE_REACHED beyond.
+
+    A group takes 1 KB of memory, an instance 2 KB.
+    """
 
     groups_per_shard: int = 10_000
     instances_per_group: int = 1_000
     instances_per_shard: int = 10_000
 
 
-# ---- made and ended
+# ---- creation and removal
 
 
 def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLimits) -> None:
-    """A new instance, without a subscription."""
+    """Create an instance without a subscription.
+
+    Raises KafkaError INVALID_CONSUMER_CONFIG, INSTANCE_ALREADY_EXISTS or GROUP_MAX_SIZE_REACHED.
+    """
     assert request.instance is not None, "the door makes up names"
     check_settings(request.settings)
     if len(request.client_id) > CLIENT_ID_CHARS_MAX:
@@ -110,7 +119,7 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
 
 
 def check_room(state: GroupsState, group: GroupId, limits: GroupLimits) -> None:
-    """Refuse one group more than there may be, unless `make_room` will find some that are over."""
+    """Refuse a new group over the limit, unless `make_room` can forget another one."""
     if group in state.groups or len(state.groups) < limits.groups_per_shard:
         return
     if all(one.exists for one in state.groups.values()):
@@ -121,7 +130,7 @@ def check_room(state: GroupsState, group: GroupId, limits: GroupLimits) -> None:
 def make_room(state: GroupsState, limits: GroupLimits) -> None:
     """Over the limit, forget some groups without instances and offsets.
 
-    The oldest first, but those that remember where they started (rule G2) last.
+    The oldest come first, but groups with recorded start offsets last (rule G2).
     """
     if len(state.groups) <= limits.groups_per_shard:
         return
@@ -132,14 +141,14 @@ def make_room(state: GroupsState, limits: GroupLimits) -> None:
     if forgotten > state.forgotten_epoch:
         state.apply(GroupRecord(EVERY_GROUP, GroupValue(forgotten)))
     for group in over:
-        # Each fact for itself: of the group's end nothing may be left when the log is compacted.
+        # A record for each key: compaction must leave nothing of the group in the log.
         for partition in sorted(group.starts):
             state.apply(GroupRecord(StartKey(group.name, *partition), None))
         state.apply(GroupRecord(GroupKey(group.name), None))
 
 
 def check_settings(settings: ConsumerSettings) -> None:
-    """Refuse what no read could keep. INVALID_CONSUMER_CONFIG names value and range."""
+    """Refuse settings that no read could fulfil: INVALID_CONSUMER_CONFIG with value and range."""
     if settings.format not in FORMATS:
         text = f"Invalid format type {settings.format!r}: expected one of {sorted(FORMATS)}"
         raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
@@ -158,7 +167,7 @@ def check_settings(settings: ConsumerSettings) -> None:
 
 
 def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """Close it: with auto-commit, everything that was returned is committed first."""
+    """Remove an instance; with auto-commit, first commit everything that was delivered."""
     group, instance, _ = state.find(key)
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
@@ -168,18 +177,18 @@ def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> Non
 
 
 def _remove(state: GroupsState, group: Group, instance: Instance) -> None:
-    """Remove an instance and free what it owned; the caller assigns that to other members."""
+    """Remove an instance and free its partitions; the caller assigns them to other members."""
     forget_all(state, group, instance)
     if instance.member is not None:
         state.apply(GroupRecord(MemberKey(group.name, instance.name), None))
     state.apply(GroupRecord(InstanceKey(group.name, instance.name), None))
 
 
-# ---- what it reads
+# ---- subscription, assignment and positions
 
 
 def check_subscription(state: GroupsState, key: InstanceKey, request: Subscribe) -> Instance:
-    """The instance, if it may subscribe to this."""
+    """Return the instance if it may subscribe like this; else raise ILLEGAL_STATE."""
     group, instance, _ = state.find(key)
     if instance.value.manual is not None or (request.topics is None) == (request.pattern is None):
         raise KafkaError(ErrorCode.ILLEGAL_STATE, ONE_WAY)
@@ -225,7 +234,7 @@ def subscribe(
     starts: Mapping[TopicPartition, int],
     topics: Topics,
 ) -> None:
-    """Join, or change the subscription: at once, so that the first read is not empty."""
+    """Join the group or change the subscription, at once, so that the first read has partitions."""
     key = InstanceKey(request.group, request.instance)
     instance = check_subscription(state, key, request)
     group = state.groups[key.group]
@@ -238,7 +247,7 @@ def subscribe(
 
 
 def unsubscribe(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """Give up subscription and manual assignment, committing first as when it is closed."""
+    """Remove the subscription and the manual assignment; with auto-commit, commit first."""
     group, instance, _ = state.find(key)
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
@@ -254,7 +263,7 @@ def check_assignment(
     partitions: tuple[TopicPartition, ...],
     topics: Topics,
 ) -> Instance:
-    """The instance, if it may assign itself this."""
+    """Return the instance if it may be assigned these partitions; else raise ILLEGAL_STATE."""
     _, instance, _ = state.find(key)
     if instance.value.is_subscribed:
         raise KafkaError(ErrorCode.ILLEGAL_STATE, ONE_WAY)
@@ -273,7 +282,7 @@ def assign(
     starts: Mapping[TopicPartition, int],
     topics: Topics,
 ) -> None:
-    """Assign exactly these partitions by hand; a record is written before the reply (rule G2)."""
+    """Assign exactly these partitions by hand; recorded before the answer (rule G2)."""
     instance = check_assignment(state, key, partitions, topics)
     group, _, session = state.find(key)
     if instance.value.settings.auto_commit:
@@ -288,7 +297,7 @@ def assign(
 def record_starts(
     state: GroupsState, key: InstanceKey, starts: Mapping[TopicPartition, int], topics: Topics
 ) -> None:
-    """Resolved start positions, before they are used (rule G2)."""
+    """Record resolved start offsets, before they are used (rule G2)."""
     group, _, _ = state.find(key)
     for partition, offset in sorted(starts.items()):
         if partition.topic in topics:
@@ -301,7 +310,7 @@ def seek(
     targets: Mapping[TopicPartition, int],
     topics: Topics,
 ) -> None:
-    """Read on there; remembered until the next commit (rule G2)."""
+    """Move positions; they are remembered until the next commit (rule G2)."""
     check_seek(state, key, targets, topics)
     _, _, session = state.find(key)
     for partition, offset in targets.items():
@@ -316,7 +325,7 @@ def check_seek(
     targets: Mapping[TopicPartition, object],
     topics: Topics,
 ) -> None:
-    """ILLEGAL_STATE for a partition it does not own."""
+    """Raise ILLEGAL_STATE for a partition that the instance does not own."""
     _, instance, _ = state.find(key)
     for partition in targets:
         if partition not in instance.assignment:
@@ -325,11 +334,11 @@ def check_seek(
         check_partition(partition, topics)
 
 
-# ---- calls, reads and time
+# ---- calls, reads and ticks
 
 
 def touch(state: GroupsState, key: InstanceKey) -> Session:
-    """Any call refreshes the session. UNKNOWN_MEMBER_ID where there is no such instance."""
+    """Refresh the session of an instance and return it; raise UNKNOWN_MEMBER_ID without one."""
     _, _, session = state.find(key)
     session.heard_ms = state.judge_ms
     return session
@@ -338,10 +347,11 @@ def touch(state: GroupsState, key: InstanceKey) -> Session:
 def begin_call(
     state: GroupsState, key: InstanceKey, topics: Topics, *, done: bool = True
 ) -> Session:
-    """A call of the instance, which lets go what it is to give up.
+    """Refresh the session; give up partitions that the instance owns beyond its target.
 
-    ``done``: one that reads on, or gives up, says that the client is done with everything that was
-    delivered before. One that commits or looks does not: only what is committed goes.
+    ``done``: a call that reads on or gives up shows that the client has processed everything
+    delivered before, so all of them are given up. A call that commits or describes shows no such
+    thing: only partitions without uncommitted records are given up.
     """
     session = touch(state, key)
     group, instance, _ = state.find(key)
@@ -352,7 +362,7 @@ def begin_call(
 
 
 def begin_read(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """A read confirms all earlier ones; with auto-commit they are committed when it is time."""
+    """Confirm the positions of earlier reads; with auto-commit, commit them if that is due."""
     _, instance, session = state.find(key)
     for position in session.positions.values():
         if position.delivered:
@@ -363,7 +373,7 @@ def begin_read(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
 def position_of(
     state: GroupsState, key: InstanceKey, partition: TopicPartition, topics: Topics
 ) -> ReadPosition | None:
-    """Return the next offset to read; None if it must be resolved first."""
+    """Return the position of the next read; None if the start must be resolved first."""
     group, instance, session = state.find(key)
     position = session.position(partition, topics)
     if position is None:
@@ -386,10 +396,10 @@ def _commit_when_due(
 
 
 def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[InstanceKey]:
-    """Expire sessions, commit by the clock, end overdue revocations; the instances that expired.
+    """Expire sessions, commit by the timer, end overdue revocations; return expired instances.
 
-    Nothing that an expired instance did not confirm is committed: it may never have arrived.
-    Of very many sessions each tick looks at the next ones only.
+    Nothing that an expired instance did not confirm is committed: it may not have received it. Of
+    more than `SESSIONS_PER_TICK` sessions, each tick checks the next ones.
     """
     expired = []
     left: dict[GroupId, Group] = {}
@@ -410,11 +420,11 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
             continue
         _commit_when_due(state, key, instance, session, topics)
         since_ms = session.revoking_since_ms
-        if since_ms is not None:  # an automatic commit may have covered it by now
+        if since_ms is not None:  # an automatic commit may have freed some by now
             late = state.judge_ms - since_ms > rebalance_timeout_ms
             overdue = frozenset({key.instance}) if late else frozenset()
             reconcile(state, group, topics, overdue=overdue)
-    for group in left.values():  # once, however many went together
+    for group in left.values():  # once for all instances that expired together
         retarget(state, group, topics)
     return expired
 

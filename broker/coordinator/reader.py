@@ -1,7 +1,9 @@
 """Reads of consumer instances: fetch assigned partitions, render records, move positions once.
 
-The `GroupCoordinator` runs a read for each poll of an instance. The ports name what it needs of the
-broker around it; ``broker.server`` implements them.
+The `GroupCoordinator` calls `InstanceReader.poll` for each poll. A `_Read` plans the partitions,
+fetches a few at a time, renders them (`Part`), and waits while there is too little. It delivers
+only with proof that this broker still leads, in one step that moves the positions (rule G3). The
+ports name what it needs of the broker; ``broker.server`` implements them.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Fetched(NamedTuple):
-    """Stored records below the high watermark, and where to read on."""
+    """Stored records below the high watermark, and the offset behind them."""
 
     slices: Sequence[BatchSlice]
     next_offset: int
 
 
 class Ends(NamedTuple):
-    """Log start, and the next offset a reader gets."""
+    """The log start of a partition, and the next offset that a reader gets."""
 
     beginning: int
     end: int
@@ -64,7 +66,7 @@ class DataReader(Protocol):
 
 
 class Proof(Protocol):
-    """Port for the proof that this broker was not deposed without knowing it (rule G3)."""
+    """Port for proof that no other broker became the leader unnoticed (rule G3)."""
 
     def check_proof(self) -> bool: ...
 
@@ -72,17 +74,17 @@ class Proof(Protocol):
 
 
 ANSWER_BYTES_MAX = 33_554_432
-"""Bytes of an answer in the v2 shape, in which short records of a topic with a long name are ten
-times as large: an answer that fits into no peer frame moves no position. Exceeded by one batch."""
+"""Bytes at which an answer in the v2 shape is cut; the last batch may exceed it. Short records of a
+topic with a long name grow tenfold in that shape, and an answer must fit into a peer frame."""
 FORMAT_MISMATCH = (
     "The requested embedded data format does not match the deserializer for this consumer instance"
 )
-"""Confluent's words."""
+"""Text of Confluent's REST proxy."""
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Some records of one partition, from the position on that was held when they were asked."""
+    """Records of one partition in an answer, from the position held when they were fetched."""
 
     partition: TopicPartition
     position: ReadPosition
@@ -91,16 +93,16 @@ class Part:
     body: bytes = b""
     count: int = 0
     size: int = 0
-    """Bytes as stored."""
+    """Bytes of the records as stored."""
 
 
 def bytes_of(parts: Iterable[Part]) -> int:
-    """Of the answer so far."""
+    """Return the bytes of the rendered records."""
     return sum(len(part.body) for part in parts)
 
 
 def door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
-    """The format to render in. FORMAT_MISMATCH, SCHEMAS_NOT_SUPPORTED."""
+    """Return the format to render in; raise FORMAT_MISMATCH or SCHEMAS_NOT_SUPPORTED."""
     if accepted is not None and name not in accepted:
         raise KafkaError(ErrorCode.FORMAT_MISMATCH, FORMAT_MISMATCH)
     if name in SCHEMA_FORMATS:
@@ -110,9 +112,9 @@ def door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
 
 
 def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> bool:
-    """Fill the part up to the first record that can't be shown; whether there is anything in it.
+    """Fill the part up to the first record that can't be shown; return True if it has records.
 
-    UNREADABLE_RECORD where that is the ``first`` of the whole answer.
+    Raises UNREADABLE_RECORD if that is the ``first`` record of the whole answer.
     """
     pieces: list[bytes] = []
     rendered = 0
@@ -147,7 +149,7 @@ def _rendered(partition: TopicPartition, piece: BatchSlice, door: RecordFormat) 
 
 
 def _before(piece: BatchSlice, offset: int) -> BatchSlice:
-    """The records of a slice below an offset."""
+    """Return the records of a slice below an offset."""
     lines = bytes(piece.lines)
     if piece.first_offset >= offset:
         return piece._replace(lines=b"", count=0, next_offset=piece.first_offset)
@@ -173,21 +175,25 @@ def _unreadable(partition: TopicPartition, error: RecordNotJsonError) -> KafkaEr
 
 POLL_BYTES_DEFAULT = 4_194_304
 POLL_BYTES_MAX = 16_777_216
-"""Of stored lines."""
+"""Most bytes of stored records in one read."""
 PARKED_POLLS_MAX = 5_000
-"""Reads under way on one broker; QUEUE_FULL beyond."""
+"""Most reads in progress on one broker; QUEUE_FULL beyond."""
 WAVE = 4
-"""Partitions fetched at first; the next ones while there is room, more where nothing was found."""
+"""Partitions fetched together; twice as many in the next step if none had records."""
 WATCHED_MAX = 64
-"""Partitions one waiting read watches at once; of more, the next ones after `WATCH_MS`."""
+"""Most partitions that a waiting read watches at once; it takes the next ones after `WATCH_MS`."""
 WATCH_MS = 500
 PATIENCE_MS = 400
-"""A partition whose leader does not answer this long is left out, for the others' sake."""
+"""Time after which a partition is left out if its leader does not answer."""
 RETRY_MS = 100
 
 
 class InstanceReader:
-    """Owned by the `GroupCoordinator`. Holds the locks that keep an instance's reads in line."""
+    """Reads of all consumer instances here, at most one of each instance at a time.
+
+    Owned by the `GroupCoordinator`, on its event loop. A newer read of an instance ends the older
+    one.
+    """
 
     def __init__(
         self,
@@ -197,7 +203,7 @@ class InstanceReader:
         prove: Callable[[Shard], Awaitable[None]],
         poll_wait_ms_max: int,
     ) -> None:
-        """``prove`` raises where this broker may have been deposed (rule G3)."""
+        """Prepare; ``prove`` raises if this broker may not lead any more (rule G3)."""
         self._door = door
         self._clock = clock
         self._topics = topics
@@ -208,7 +214,7 @@ class InstanceReader:
         self._reading = 0
 
     async def poll(self, shard: Shard, request: Poll) -> PolledRecords:
-        """Wait for records, deliver some, move on behind them.
+        """Wait for records and return some; positions move behind them.
 
         Raises:
             KafkaError: nothing was delivered, and no position moved.
@@ -247,15 +253,15 @@ class InstanceReader:
     # what a read needs of the others
 
     def now_ms(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time in milliseconds."""
         return self._clock.monotonic_ms()
 
     def topics(self) -> Topics:
-        """The topics of the present image."""
+        """Return the topics of the present image."""
         return self._topics()
 
     async def prove(self, shard: Shard) -> None:
-        """See the constructor."""
+        """Wait for proof that this broker still leads; raise KafkaError without it (rule G3)."""
         await self._prove(shard)
 
     def wait_ms(self, request: Poll, instance: Instance) -> int:
@@ -268,7 +274,7 @@ class InstanceReader:
     async def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
     ) -> Fetched | None:
-        """Read one partition; return None where no broker serves it at the moment.
+        """Read one partition; return None if no broker serves it now.
 
         Raises:
             KafkaError: OFFSET_OUT_OF_RANGE, from which only the reader can recover.
@@ -284,15 +290,15 @@ class InstanceReader:
             return None
 
     async def ends(self, partition: TopicPartition) -> Ends:
-        """Both ends of a partition."""
+        """Return both ends of a partition."""
         return await self._door.ends(partition)
 
     async def resolve(
         self, partitions: list[TopicPartition], reset: OffsetReset
     ) -> dict[TopicPartition, int]:
-        """Return the offset that `earliest` or `latest` means now, for each partition.
+        """Return the offset that ``earliest`` or ``latest`` means now, for each partition.
 
-        It is recorded before it is used (rule G2).
+        The caller records it before it is used (rule G2).
         """
         found: dict[TopicPartition, int] = {}
         for at in range(0, len(partitions), WATCHED_MAX):
@@ -305,7 +311,7 @@ class InstanceReader:
 
 
 class _Read:
-    """One read, from its call to its answer."""
+    """The state of a read from its request to its answer."""
 
     def __init__(self, reader: InstanceReader, shard: Shard, request: Poll) -> None:
         self._reader = reader
@@ -325,25 +331,30 @@ class _Read:
         self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
         self._gives_way = asyncio.Event()
         self._changed: asyncio.Event | None = None
-        """Set when something arrives that the waiting read may return."""
+        """Set when a watched partition or the group changes, which ends a wait; None before
+        `run`."""
 
     def give_way(self) -> None:
-        """End this read without a result: a newer read of the instance has come.
+        """End this read without a result, because a newer read of the instance has come.
 
-        The client that sent this one may have gone, so it must deliver nothing.
+        The client that sent this one may have ended, so it must deliver nothing.
         """
         self._gives_way.set()
         if self._changed is not None:
             self._changed.set()
 
     async def sit_out(self) -> PolledRecords:
-        """Empty at the deadline; at once, two clients of one instance would chase each other."""
+        """Return nothing at the deadline.
+
+        If it returned at once, two clients of one instance would repeat their reads without a
+        pause.
+        """
         await asyncio.sleep(self._remaining_ms / 1000)
         return PolledRecords(body=b"[]", count=0, format=self._settings.format)
 
     @contextmanager
     def session_held(self) -> Iterator[None]:
-        """A read under way, a waiting one too, keeps the session alive."""
+        """Keep the session alive while a read is in progress or waits."""
         self.session.calls += 1
         try:
             yield
@@ -356,7 +367,7 @@ class _Read:
         return self._shard.state(self._generation)
 
     def _instance(self) -> Instance:
-        """The instance, if it is still the one that was asked."""
+        """Return the instance; raise UNKNOWN_MEMBER_ID if it was removed meanwhile."""
         _, instance, session = self._state().find(self._key)
         if session is not self.session:
             text = f"Consumer instance {self._key.instance} was deleted while it read."
@@ -368,7 +379,7 @@ class _Read:
         return max(0, self._deadline_ms - self._reader.now_ms())
 
     async def run(self) -> PolledRecords | None:
-        """Collect, deliver; wait and look again while there is time. None: it gave way."""
+        """Collect and deliver; try again while there is time. None: a newer read has come."""
         if self._gives_way.is_set():
             return None
         self._instance()
@@ -397,17 +408,17 @@ class _Read:
                 self._shard.unwatch(self._key.group, changed)
 
     def _take_note(self) -> None:
-        """A read that has delivered nothing yet is as good as a new call: it lets go at once."""
+        """Give up partitions beyond the target: this read counts as a new call."""
         instance = self._instance()
         if not instance.owned <= instance.target:
             topics = self._reader.topics()
             self._shard.decide(lambda state: instances.begin_call(state, self._key, topics))
 
     async def _plan(self) -> dict[TopicPartition, ReadPosition]:
-        """The positions to read at, beginning behind where the last read ended (fairness).
+        """Return the positions to read at, beginning behind the last partition returned before.
 
-        What has no start here came after the subscription or assignment, under an old name: all
-        that is in there is new, and ``latest`` must not skip it (rule G2).
+        A partition without a start here appeared after the subscription or assignment, under an old
+        topic name. All its records are new, so ``latest`` must not skip them (rule G2).
         """
         topics = self._reader.topics()
         instance = self._instance()
@@ -442,8 +453,8 @@ class _Read:
     async def _collect(self, plan: dict[TopicPartition, ReadPosition]) -> list[Part]:
         """Fetch a few partitions at a time until there is enough to return.
 
-        Partitions that no broker serves cost their patience: a read that has something, or whose
-        own time is over, leaves the rest to the next one.
+        A partition that no broker serves takes `PATIENCE_MS`. A read that has records, or whose own
+        time is over, leaves further partitions to the next read.
         """
         parts: list[Part] = []
         places = list(plan.items())
@@ -484,7 +495,7 @@ class _Read:
     async def _start_over(
         self, partition: TopicPartition, position: ReadPosition, offset: int, error: KafkaError
     ) -> None:
-        """Out of range: on at the nearer end of the log, which skips nothing that is there."""
+        """Move a position that is out of range to the nearer end of the log; skips no record."""
         if self._settings.auto_offset_reset is OffsetReset.NONE:
             raise error
         try:
@@ -502,9 +513,10 @@ class _Read:
             )
 
     async def _deliver(self, parts: list[Part]) -> PolledRecords:
-        """Rule G3: only with proof, and once all that this rests on is committed.
+        """Move the positions and return the answer, once committed and proven (rule G3).
 
-        From the look at the assignment to the moved positions there is no ``await``.
+        All decisions that the answer depends on must be committed. From the check of the assignment
+        to the move of the positions there is no ``await``.
         """
         await self._shard.settled()
         await self._reader.prove(self._shard)
@@ -530,7 +542,7 @@ class _Read:
         )
 
     async def _wait(self, ends: dict[TopicPartition, int], changed: asyncio.Event) -> None:
-        """Until a watched partition has news, the group changed, or there is no time left."""
+        """Wait until a watched partition has records, the group changed, or time is over."""
         wait_ms = self._remaining_ms
         places = list(ends.items())
         if len(places) > WATCHED_MAX:

@@ -1,9 +1,12 @@
 """Group epoch, target assignment, and the steps of members towards their targets. Pure (KIP-848).
 
-The coordinator's `Shard` calls it when membership, subscriptions or topics change. `assign` is
-Kafka's range assignor on the server; a partition is revoked by its old owner before its new owner
-gets it, so no two members own it at once. A subscription by pattern is a regular expression over
-whole topic names, limited so that it can't hold the event loop.
+The coordinator's `Shard` and `instances` call `retarget` when membership, subscriptions or topics
+change, and `reconcile` when a member may give up partitions. `assign_ranges` is Kafka's range
+assignor, run on the server. A partition is granted to its new owner only after its old owner has
+given it up, so no two members own it at once.
+
+A subscription by pattern is a regular expression over whole topic names, limited so that matching
+can't hold the event loop.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
 
 ASSIGNOR = "range"
+"""Name of the assignor in descriptions of groups."""
 
 
 def assign_ranges(
     subscriptions: Mapping[InstanceId, Set[TopicName]], counts: Mapping[TopicName, int]
 ) -> dict[InstanceId, frozenset[TopicPartition]]:
-    """The target of each member. ``counts``: partitions of each topic that exists.
+    """Return the target of each member. ``counts``: number of partitions of each existing topic.
 
-    Every partition of a subscribed topic that exists is in exactly one target.
+    Every partition of an existing subscribed topic is in exactly one target.
     """
     targets: dict[InstanceId, set[TopicPartition]] = {member: set() for member in subscriptions}
     subscribers: dict[TopicName, list[InstanceId]] = {}
@@ -60,8 +64,10 @@ def assign_ranges(
 
 PATTERN_CHARS_MAX = 256
 PATTERN_REPEATS_MAX = 3
-"""Names have at most 249 characters: three repeats try at most 249^3 / 6 = 2.6 million ways."""
+"""Most repetitions in a pattern. Topic names have at most 249 characters, so three repetitions try
+at most 249^3 / 6 = 2.6 million ways to match."""
 INTERNAL_PREFIX = "__"
+"""Beginning of the names of internal topics, which no pattern matches."""
 
 _REPEAT = re.compile(r"[*+{]")
 _CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
@@ -71,7 +77,7 @@ _REPEATED_GROUP = re.compile(r"\)\s*[*+{?]")
 
 @functools.lru_cache(maxsize=1_024)
 def compiled_pattern(pattern: str) -> re.Pattern[str]:
-    """The expression, or INVALID_REQUEST with the reason."""
+    """Return the compiled expression; raise INVALID_REQUEST with the reason if it is refused."""
     if len(pattern) > PATTERN_CHARS_MAX:
         raise _refusal(pattern, f"longer than {PATTERN_CHARS_MAX} characters")
     if re.search(r"\\[1-9]|\(\?P=", pattern):
@@ -93,7 +99,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def matched_topics(pattern: str, names: Iterable[TopicName]) -> frozenset[TopicName]:
-    """The topics it names; internal ones only by their own name."""
+    """Return the topics that a pattern matches; internal topics never match."""
     return frozenset(
         name for name in names if not name.startswith(INTERNAL_PREFIX) and _matches(pattern, name)
     )
@@ -112,7 +118,7 @@ def subscribed_topics(instance: Instance, topics: Topics) -> frozenset[TopicName
 
 
 def partitions_in(names: Iterable[TopicName], topics: Topics) -> Iterable[TopicPartition]:
-    """Every partition of these topics."""
+    """Yield every partition of these topics."""
     for name in names:
         for number in range(topics[name].partitions_count):
             yield TopicPartition(name, PartitionId(number))
@@ -124,10 +130,10 @@ def retarget(
     topics: Topics,
     acknowledged: Set[InstanceId] = frozenset(),
 ) -> None:
-    """A new target, under a new group epoch, if members or partitions are not what they were.
+    """Record new targets under a new group epoch, if members or partitions changed.
 
-    A partition that appears while the group subscribes to its topic starts at 0 for it: whatever
-    is in there was written after the subscription, so ``latest`` must not skip it (rule G2).
+    A partition that appears while the group subscribes to its topic starts at offset 0: all its
+    records were written after the subscription, so ``latest`` must not skip them (rule G2).
     """
     members = group.members
     subscriptions = {name: subscribed_topics(one, topics) for name, one in members.items()}
@@ -157,7 +163,7 @@ def retarget(
 def record_start(
     state: GroupsState, group: Group, partition: TopicPartition, offset: int, topics: Topics
 ) -> None:
-    """A resolved start, unless the group has a place to start from already (rule G2)."""
+    """Record a resolved start offset, unless the group has a commit or start there (rule G2)."""
     topic_id = topics[partition.topic].topic_id
     known = group.offsets.get(partition) or group.starts.get(partition)
     if known is None or not is_present(partition, known, topics):
@@ -171,11 +177,11 @@ def reconcile(
     acknowledged: Set[InstanceId] = frozenset(),
     overdue: Set[InstanceId] = frozenset(),
 ) -> None:
-    """Let go what may be let go, then grant what is free.
+    """Have members give up partitions beyond their targets where they may; then grant free ones.
 
-    ``acknowledged``: members whose call says that they are done with what was delivered; with
-    auto-commit that is committed first. ``overdue``: members whose deadline has passed: what they
-    did not commit is delivered again, to the next owner.
+    ``acknowledged``: members whose call shows that the client has processed what was delivered;
+    with auto-commit that is committed first. ``overdue``: members whose deadline has passed. What
+    they did not commit is delivered again, to the next owner.
     """
     members = group.members
     for name, one in members.items():
@@ -218,7 +224,7 @@ def _note_revocations(state: GroupsState, group: Group) -> None:
 def _forget(
     state: GroupsState, group: Group, instance: Instance, partitions: Iterable[TopicPartition]
 ) -> None:
-    """Positions and seeks are the owner's: the next one starts from the last commit."""
+    """Drop positions and seeks of a former owner; the next one starts from the last commit."""
     session = state.sessions[InstanceKey(group.name, instance.name)]
     for partition in sorted(partitions):
         session.positions.pop(partition, None)
@@ -227,7 +233,7 @@ def _forget(
 
 
 def forget_all(state: GroupsState, group: Group, instance: Instance) -> None:
-    """Drop everything that the instance reads."""
+    """Drop the positions and seeks of everything that the instance reads."""
     known = instance.assignment | instance.seeks.keys()
     _forget(state, group, instance, known)
 
@@ -246,7 +252,7 @@ def _set_member(
 
 
 def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None:
-    """Drop the start offsets of partitions that no member reads; a later reader resolves anew."""
+    """Drop start offsets of partitions that no instance reads; a later reader resolves new ones."""
     used: set[TopicPartition] = set()
     for one in _all(group):
         used |= one.manual
@@ -265,7 +271,7 @@ def is_concerned(group: Group, names: Set[TopicName]) -> bool:
 
 
 def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> None:
-    """Offsets and starts of another life of a topic's name."""
+    """Drop offsets and starts of deleted topics, even if another topic has the name now."""
     for partition, offset in sorted(group.offsets.items(), key=lambda item: item[0]):
         if not is_present(partition, offset, topics):
             state.apply(GroupRecord(OffsetKey(group.name, *partition), None))

@@ -1,9 +1,9 @@
 """Records of the topic `__consumer_offsets`: a key, and the newest fact about it.
 
 The `Shard` writes them and replays them when it is loaded. They are ordinary JSON records, so that
-compaction by key keeps the newest fact of each: the key is an array that starts with its kind, the
-value an object, or null where the fact no longer holds. Every prefix of what is written together is
-valid, because a large append may survive in part.
+compaction by key keeps the newest fact of each key. The key is an array that starts with its kind;
+the value is an object, or null if the fact no longer holds. Every prefix of records that are
+written together is valid, because a large append may survive in part.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from raft_metadata.common.ids import (
 from raft_metadata.common.internal_topics import OFFSETS_TOPIC as OFFSETS_TOPIC
 
 OFFSETS_PARTITIONS = 12
-"""Made on first use (interfaces, section 4)."""
+"""Number of partitions of the offsets topic, which is created for its first write."""
 
 ByTopic = Mapping[TopicName, tuple[PartitionId, ...]]
-"""Partitions by topic, as they are stored: a topic's name is said once."""
+"""Partitions by topic, the stored form: the name of a topic is stored once."""
 
 
 class GroupKey(NamedTuple):
-    """A group as a whole."""
+    """Key of a group as a whole."""
 
     group: GroupId
 
 
 class InstanceKey(NamedTuple):
-    """A consumer instance."""
+    """Key of a consumer instance."""
 
     group: GroupId
     instance: InstanceId
 
 
 class MemberKey(NamedTuple):
-    """A subscribed instance as a member of its group."""
+    """Key of a subscribed instance as a member of its group."""
 
     group: GroupId
     instance: InstanceId
 
 
 class OffsetKey(NamedTuple):
-    """The committed offset of a partition."""
+    """Key of the committed offset of a partition."""
 
     group: GroupId
     topic: TopicName
@@ -64,7 +64,7 @@ class OffsetKey(NamedTuple):
 
 
 class StartKey(NamedTuple):
-    """The offset at which a group starts a partition without a committed offset (rule G2)."""
+    """Key of the start offset of a partition without a committed offset (rule G2)."""
 
     group: GroupId
     topic: TopicName
@@ -72,7 +72,7 @@ class StartKey(NamedTuple):
 
 
 class SeekKey(NamedTuple):
-    """The offset to which an instance was moved by a seek, until it commits (rule G2)."""
+    """Key of a position that an instance sought, until it commits (rule G2)."""
 
     group: GroupId
     instance: InstanceId
@@ -81,7 +81,7 @@ class SeekKey(NamedTuple):
 
 
 class ProbeKey(NamedTuple):
-    """Says nothing of any group: its being committed proves who leads (rule G3)."""
+    """Key of a record without content; its being committed proves which broker leads (rule G3)."""
 
     group: GroupId = GroupId("")
 
@@ -91,14 +91,14 @@ Key = GroupKey | InstanceKey | MemberKey | OffsetKey | StartKey | SeekKey | Prob
 
 @dataclass(frozen=True, slots=True)
 class GroupValue:
-    """``epoch`` grows with every new target assignment and never goes back."""
+    """The group epoch; it grows with every new target assignment and never goes back."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceValue:
-    """Settings, and either a subscription, a manual assignment, or neither."""
+    """Settings of an instance, and either a subscription, a manual assignment, or neither."""
 
     settings: ConsumerSettings
     client_id: str = ""
@@ -108,13 +108,13 @@ class InstanceValue:
 
     @property
     def is_subscribed(self) -> bool:
-        """A member of its group."""
+        """True if the instance is a member of its group."""
         return self.topics is not None or self.pattern is not None
 
 
 @dataclass(frozen=True, slots=True)
 class MemberValue:
-    """``owned`` is what it reads and may commit; ``target`` what it is to own."""
+    """The member epoch; ``owned``: what it reads and may commit; ``target``: what it is to own."""
 
     epoch: int
     target: ByTopic
@@ -123,7 +123,7 @@ class MemberValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetValue:
-    """``offset`` is the next one to read. It means nothing to another life of the topic's name."""
+    """A committed offset: the next one to read, valid only for the topic with ``topic_id``."""
 
     topic_id: TopicId
     offset: int
@@ -134,7 +134,7 @@ class OffsetValue:
 
 @dataclass(frozen=True, slots=True)
 class StartValue:
-    """A resolved start position."""
+    """A resolved start offset, valid only for the topic with ``topic_id``."""
 
     topic_id: TopicId
     offset: int
@@ -142,7 +142,7 @@ class StartValue:
 
 @dataclass(frozen=True, slots=True)
 class SeekValue:
-    """A position that was sought."""
+    """A sought offset, valid only for the topic with ``topic_id``."""
 
     topic_id: TopicId
     offset: int
@@ -150,14 +150,14 @@ class SeekValue:
 
 @dataclass(frozen=True, slots=True)
 class ProbeValue:
-    """Nothing."""
+    """The empty value of a probe."""
 
 
 Value = GroupValue | InstanceValue | MemberValue | OffsetValue | StartValue | SeekValue | ProbeValue
 
 
 class GroupRecord(NamedTuple):
-    """One fact. ``value`` None: it is over."""
+    """A fact about a group. ``value`` None: the fact no longer holds."""
 
     key: Key
     value: Value | None
@@ -181,20 +181,22 @@ def partition_of_group(group: GroupId, partitions: int) -> PartitionId:
 
 
 def encode_key(key: Key) -> bytes:
-    """The key as JSON text."""
+    """Return the key as JSON text."""
     return orjson.dumps([_NAMES[type(key)], *key])
 
 
 def encode_value(value: Value | None) -> bytes:
-    """The value as JSON text."""
+    """Return the value as JSON text."""
     return orjson.dumps(value)
 
 
 def decode_entry(key: object, value: object) -> GroupRecord:
-    """The inverse, from parsed JSON. No fact is skipped: it would be lost with the next change.
+    """Return the record of a parsed JSON key and value.
+
+    No record is skipped: a skipped fact would be lost with the next change of its key.
 
     Raises:
-        CorruptionError: a kind or a shape this broker does not know.
+        CorruptionError: the kind or shape is not known to this broker.
     """
     try:
         kind, *parts = msgspec.convert(key, list[str | int])
@@ -209,7 +211,7 @@ def decode_entry(key: object, value: object) -> GroupRecord:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:
-    """Partitions as they are stored: sorted, so that equal sets are equal records."""
+    """Return partitions in their stored form, sorted, so that equal sets give equal records."""
     found: dict[TopicName, list[PartitionId]] = {}
     for topic, partition in sorted(partitions):
         found.setdefault(topic, []).append(partition)
@@ -217,7 +219,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:
 
 
 def partitions_of(stored: ByTopic) -> frozenset[TopicPartition]:
-    """The inverse of `by_topic`."""
+    """Return the set of partitions in their stored form."""
     return frozenset(
         TopicPartition(topic, partition)
         for topic, partitions in stored.items()

@@ -1,10 +1,11 @@
 """A led partition of the offsets topic: its groups, decided in order and written behind.
 
-A decision is made and folded at once, in one turn of the event loop, and its records are written by
-the shard's one writer: while one append is on its way to the replicas, later decisions gather for
-the next one (group commit). No request is answered before the records that the answer depends on
-are committed. An append that fails, or whose outcome is unknown, takes everything decided since
-with it: the state is dropped and read back from the log before the next answer.
+The `GroupCoordinator` makes a `Shard` for each led partition and passes requests to it as
+decisions. A decision is made and folded at once, in one turn of the event loop, and its records are
+written by the shard's one task: while one append is replicated, later decisions gather for the next
+one (group commit). No request is answered before the records that the answer depends on are
+committed. An append that fails, or whose outcome is unknown, invalidates everything decided since:
+the state is dropped and read back from the log before the next answer.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ _log = logging.getLogger("broker.coordinator")
 T = TypeVar("T")
 
 LOAD_RETRY_MS = 100
+"""Pause before a load that failed is tried again."""
 JUDGE_STALL_MS = 500
-"""Sessions age by at most this much between two ticks, however long they lie apart (rule M7)."""
+"""Most time by which sessions age between two ticks, however far apart the ticks are (rule M7)."""
 PARKED_DECISIONS_MAX = 20_000
-"""Entries that wait for the writer; QUEUE_FULL beyond."""
+"""Most records that wait to be written; QUEUE_FULL beyond."""
 
 
 class ShardLog(Protocol):
-    """The partition of the offsets topic, in the leader epoch the shard was made for.
+    """Port to a partition of the offsets topic, in the leader epoch that the shard was made for.
 
     Every method raises NOT_LEADER_OR_FOLLOWER once this broker does not lead in that epoch.
     """
@@ -44,28 +46,28 @@ class ShardLog(Protocol):
         ...
 
     def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
-        """Some entries, committed or not, and where to read on."""
+        """Return some records, committed or not, and the offset behind them."""
         ...
 
     async def until_committed(self, offset: int) -> None:
-        """Until the high watermark has reached this offset and the epoch's start."""
+        """Wait until the high watermark reaches this offset and the leader epoch's start."""
         ...
 
     def check_leads(self) -> None:
-        """Nothing but what every method raises."""
+        """Raise NOT_LEADER_OR_FOLLOWER if this broker does not lead in that epoch any more."""
         ...
 
     def check_may_append(self) -> None:
-        """NOT_ENOUGH_REPLICAS where nothing would be appended."""
+        """Raise NOT_ENOUGH_REPLICAS if an append would be refused."""
         ...
 
     async def append(self, entries: Sequence[GroupRecord]) -> None:
-        """Append with acks=all, as one batch; returns once it is committed."""
+        """Append with acks=all, as one batch; return once it is committed."""
         ...
 
 
 class _Batch:
-    """Entries that are written together, and who waits for them."""
+    """Records that are written together, and the event on which their requests wait."""
 
     __slots__ = ("done", "entries", "error")
 
@@ -80,9 +82,10 @@ class _Batch:
 
 
 class Shard:
-    """Owned by the `GroupCoordinator`, on its loop, for one leader epoch; ``run`` is its one task.
+    """The groups of one led partition of the offsets topic, in one leader epoch.
 
-    Invariant: while `is_ready`, ``state`` is the fold of the log and of what waits for the writer.
+    Owned by the `GroupCoordinator`, on its event loop; `run` is its one task. Invariant: while
+    `is_ready`, the state is the fold of the log and of the records that wait to be written.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Shard:
         self.partition = partition
         self.epoch = epoch
         self.generation = 0
-        """Grows whenever the state is dropped: who waited meanwhile holds an old one."""
+        """Grows whenever the state is dropped; a caller that waited compares it with its own."""
         self._log = log
         self._clock = clock
         self._state = GroupsState()
@@ -102,21 +105,21 @@ class Shard:
         self._watchers: dict[GroupId, list[asyncio.Event]] = {}
         self._ticked_ms = clock.monotonic_ms()
         self._topics: Topics | None = None
-        """The topics that subscriptions were last compared with."""
+        """Topics with which subscriptions were last compared; None after a load."""
 
     @property
     def is_ready(self) -> bool:
-        """Loaded, and not closed."""
+        """True if the shard is loaded and not closed."""
         return self._loaded and not self._closed
 
     # ---- decisions
 
     def state(self, generation: int | None = None) -> GroupsState:
-        """The present state.
+        """Return the present state.
 
         Raises:
-            KafkaError: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS; also where the state is not
-                of this ``generation`` any more. Nothing was recorded.
+            KafkaError: NOT_COORDINATOR, or COORDINATOR_LOAD_IN_PROGRESS; the latter also if the
+                state is not of this ``generation`` any more. Nothing was recorded.
         """
         if self._closed:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
@@ -125,9 +128,9 @@ class Shard:
         return self._state
 
     def decide(self, decision: Callable[[GroupsState], T], generation: int | None = None) -> T:
-        """Decide, fold, and hand what was decided to the writer; no ``await`` in between.
+        """Make a decision on the state and hand its records to the writer, without an ``await``.
 
-        A decision that fails after it has changed something is a bug: the state is dropped.
+        A decision that raises after it has changed something is a bug: the state is dropped.
         """
         state = self.state(generation)
         self._log.check_may_append()
@@ -151,12 +154,12 @@ class Shard:
         return answer
 
     async def settled(self) -> None:
-        """Wait until everything decided so far is committed; await it directly behind `decide`.
+        """Wait until everything decided so far is committed. Await it directly after `decide`.
 
-        A caller that waits for anything else in between checks the generation too.
+        A caller that awaits anything else in between must check the generation too.
 
         Raises:
-            KafkaError: it is not committed; the outcome says what is known of it.
+            KafkaError: the records are not committed; its outcome says whether they may be later.
         """
         batch = self._gathering or self._writing
         if batch is None:
@@ -167,10 +170,10 @@ class Shard:
             raise KafkaError(error.code, error.message, outcome=error.outcome)
 
     def check_leads(self) -> None:
-        """NOT_COORDINATOR where this broker's replica has taken another role (rule G3).
+        """Raise NOT_COORDINATOR if this broker's replica has taken another role (rule G3).
 
-        Roles of a large image are taken in steps, and shards are closed behind the last of them.
-        In between this replica may follow a new leader already, and help it to commit.
+        Roles of a large image are taken in steps, and shards are closed after the last of them. In
+        between this replica may already follow a new leader, and help it to commit.
         """
         try:
             self._log.check_leads()
@@ -178,7 +181,7 @@ class Shard:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
     async def probe(self) -> None:
-        """Commit an append that begins now: then no replica is in a newer epoch (rule G3)."""
+        """Commit an append that begins now; no in-sync replica has a newer epoch then (G3)."""
         self.state()
         if self._gathering is None:
             self.decide(lambda state: state.apply(GroupRecord(ProbeKey(), ProbeValue())))
@@ -187,13 +190,16 @@ class Shard:
     # ---- watching a group
 
     def watch(self, group: GroupId) -> asyncio.Event:
-        """Set once anything but a commit was decided in the group, or the state was dropped."""
+        """Return an event that is set by any later decision in the group but a commit.
+
+        It is set as well when the state is dropped. The caller ends it with `unwatch`.
+        """
         event = asyncio.Event()
         self._watchers.setdefault(group, []).append(event)
         return event
 
     def unwatch(self, group: GroupId, event: asyncio.Event) -> None:
-        """No longer of interest."""
+        """Forget an event of `watch`."""
         watchers = self._watchers.get(group, [])
         if event in watchers:
             watchers.remove(event)
@@ -201,14 +207,14 @@ class Shard:
             self._watchers.pop(group, None)
 
     def wake(self, group: GroupId) -> None:
-        """Let the group's waiting reads look again."""
+        """Set the events of the group's waiting reads, so that they check again."""
         for event in self._watchers.get(group, ()):
             event.set()
 
     # ---- life
 
     async def run(self) -> None:
-        """Load, write, and load again when an append failed; until `close` or cancelled."""
+        """Load, write, and load again after a failed append, until closed or cancelled."""
         while not self._closed:
             if not self._loaded and not await self._load():
                 await asyncio.sleep(LOAD_RETRY_MS / 1000)
@@ -220,14 +226,14 @@ class Shard:
     def close(self) -> None:
         """Drop the state, because this broker no longer leads, and end every wait.
 
-        An append that is on its way keeps its own outcome: it may still be committed.
+        An append in flight keeps its own outcome: it may still be committed.
         """
         self._closed = True
         self._drop(KafkaError(ErrorCode.NOT_COORDINATOR))
         self._wake_writer.set()
 
     def _drop(self, error: KafkaError) -> None:
-        """Drop the gathered records: they were never written, so they never take effect."""
+        """Drop the state and the gathered records, which were never written."""
         self.generation += 1
         self._loaded = False
         self._topics = None
@@ -240,7 +246,7 @@ class Shard:
             self.wake(group)
 
     async def _load(self) -> bool:
-        """Rule G1: fold the log to its end, and wait until all of it is committed."""
+        """Fold the log to its end and wait until all of it is committed; False if not (rule G1)."""
         state = GroupsState()
         generation = self.generation
         started_ms = self._clock.monotonic_ms()
@@ -280,7 +286,7 @@ class Shard:
                 "group decisions not committed partition=%d outcome=%s error=%s",
                 self.partition, error.outcome.value, error,
             )  # fmt: skip
-            # What gathered meanwhile was decided on what may not be true.
+            # The records gathered meanwhile were decided on a state that may not be committed.
             self._drop(KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
             batch.fail(_failed(error))
         else:
@@ -291,10 +297,10 @@ class Shard:
     # ---- time
 
     def tick(self, now_ms: int, topics: Topics, rebalance_timeout_ms: int) -> None:
-        """Follow time and topics. Judge time stands still with this process (rule M7).
+        """Advance judge time and follow changes of topics (rule M7).
 
-        Judge time also stands still while nothing can be recorded: calls fail then, and no member
-        is blamed for it.
+        Judge time stands still while this process does. It stands still as well while nothing can
+        be recorded: calls fail then, and no member is blamed for it.
         """
         passed_ms = min(max(0, now_ms - self._ticked_ms), JUDGE_STALL_MS)
         self._ticked_ms = now_ms
@@ -324,7 +330,7 @@ class Shard:
 
 
 def _changed_names(old: Topics | None, new: Topics) -> frozenset[TopicName] | None:
-    """The topics that came, went, grew or have another life; None: perhaps any."""
+    """Return the topics that were created, deleted, recreated or grew; None if all may have."""
     if old is None:
         return None
     gone = old.keys() - new.keys()

@@ -1,4 +1,8 @@
-"""The cleaner of a broker's logs, with what replication knows of each of them."""
+"""Connects the log cleaner of a broker with replication; neither imports the other.
+
+The `BrokerServer` makes the cleaner here. For each log the cleaner receives the high watermark and
+the offset that every replica has reached, and each of its passes is noted as an event.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def replicated_to(partition: Partition) -> int:
-    """Below this every assigned replica holds the log, as this one knows it now; 0: unknown (R7).
+    """Return the offset that every assigned replica has reached; 0 if it is not known (rule R7).
 
-    A follower knows what the present leader last said.
+    The leader computes it from acknowledgements; a follower returns the value that the present
+    leader sent last.
     """
     role = partition.role
     if isinstance(role, LeaderState):
@@ -39,9 +44,10 @@ def make_cleaner(
     clock: Clock,
     is_clock_trusted: Callable[[], bool],
 ) -> LogCleaner:
-    """The cleaner of this broker; what each pass did becomes an event.
+    """Return the log cleaner of this broker; it notes each of its passes as an event.
 
-    It rests while this clock differs from the controllers', as retention does (rule R10).
+    The cleaner pauses while this broker's clock differs from the controllers', as retention does
+    (rule R10).
     """
     limits = CleanerLimits(
         dedupe_buffer_bytes=config.limits.log_cleaner_dedupe_buffer_size,

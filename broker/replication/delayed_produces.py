@@ -1,14 +1,15 @@
 """Produces that were appended and wait for the high watermark or for a sync. Pure.
 
-`Partition` adds a `Parked` for each produce that waits and calls `ParkedProduces` whenever its
-role, log or high watermark changes; the callback of each is called once, with its `Fate`.
+`Partition` adds a `DelayedProduce` for each produce that waits and calls `DelayedProduces` whenever
+its role, its log or its high watermark changes. The callback of each produce is called exactly
+once, with its `AppendOutcome`.
 
 A produce is never judged by its offset alone. It is *ok* if the entry of its epoch still has that
 offset when the high watermark passes it. It is *not written* only once the high watermark has
-passed an entry of a newer epoch at or below that offset, and none of its records is in the log.
-A truncation here proves nothing by itself, because another in-sync replica may still hold the entry
-and be elected. Nor does a log that begins behind the entry: it may have been committed, read and
-deleted. At its deadline it is *unknown* (rule R5).
+passed an entry of a newer epoch at or below that offset, and none of its records is in the log. A
+truncation here proves nothing by itself, because another in-sync replica may still hold the entry
+and be elected. A log that begins above the entry proves nothing either: the entry may have been
+committed, read and deleted. At its deadline a produce is *unknown* (rule R5).
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from enum import Enum
 from typing import Protocol
 
 NEVER_MS = 1 << 62
+"""A monotonic time that is never reached: the deadline of an empty queue."""
 
 
 class AppendOutcome(Enum):
-    """The end of a delayed produce."""
+    """The result of a delayed produce. UNKNOWN: its records may or may not be committed."""
 
     OK = "ok"
     NOT_WRITTEN = "not_written"
@@ -31,7 +33,7 @@ class AppendOutcome(Enum):
 
 
 class EpochView(Protocol):
-    """The part of a log that knows which epoch wrote which offset."""
+    """The part of a log that returns the leader epoch of an offset."""
 
     @property
     def log_start_offset(self) -> int: ...
@@ -45,38 +47,40 @@ class EpochView(Protocol):
 
 @dataclass(slots=True)
 class DelayedProduce:
-    """One produce waiting; its records stand at ``base .. offset``, perhaps in several batches."""
+    """A produce whose records are appended at ``base .. offset``, perhaps in several batches."""
 
     epoch: int
     base: int
     offset: int
     all_replicas: bool
-    """True: acks=all, wait for the high watermark. False: acks=1, for the leader's own sync."""
+    """True (acks=all): wait for the high watermark. False (acks=1): wait for the leader's own
+    sync."""
     deadline_ms: int
     done: Callable[[AppendOutcome], None]
 
 
 class DelayedProduces:
-    """The waiting produces of one partition, over all its leader epochs on this broker.
+    """The delayed produces of one partition, over all its leader epochs on this broker.
 
-    Two queues in order of the log. Looking at the head is enough: an entry behind it has a higher
-    offset in the same epoch, or a newer epoch, whose commitment decides the head first.
+    Owned by its `Partition`. Two queues in log order. Looking at the head of a queue is enough: an
+    entry behind it has a higher offset in the same epoch, or a newer epoch, and the commitment of a
+    newer epoch decides the head first.
     """
 
     __slots__ = ("_for_all", "_for_leader", "_soonest_ms")
 
     def __init__(self) -> None:
-        # Made when first needed: an empty deque takes 0.6 KB, and most partitions are idle.
+        # Created when first needed: an empty deque takes 0.6 KB, and most partitions are idle.
         self._for_all: deque[DelayedProduce] | None = None
         self._for_leader: deque[DelayedProduce] | None = None
         self._soonest_ms = NEVER_MS
-        """No deadline is before this time: what waits is not looked through with every tick."""
+        """No deadline is before this time, so that a tick before it need not search the queues."""
 
     def __len__(self) -> int:
         return len(self._for_all or ()) + len(self._for_leader or ())
 
     def add(self, parked: DelayedProduce) -> None:
-        """Park a produce; its ``done`` will be called exactly once."""
+        """Add a produce; its ``done`` will be called exactly once."""
         self._soonest_ms = min(self._soonest_ms, parked.deadline_ms)
         if parked.all_replicas:
             if self._for_all is None:
@@ -88,14 +92,14 @@ class DelayedProduces:
             _insert(self._for_leader, parked)
 
     def resolve(self, log: EpochView, high_watermark: int) -> None:
-        """Answer whatever is certain by now."""
+        """Complete every produce whose outcome is certain now."""
         if self._for_all:
             _resolve(self._for_all, log, high_watermark, high_watermark)
         if self._for_leader:
             _resolve(self._for_leader, log, max(log.durable_end, high_watermark), high_watermark)
 
     def expire(self, now_ms: int) -> None:
-        """Whatever is past its deadline is unknown."""
+        """Complete every produce whose deadline has passed, with outcome UNKNOWN."""
         if now_ms < self._soonest_ms:
             return
         late: list[DelayedProduce] = []
@@ -110,14 +114,18 @@ class DelayedProduces:
             parked.done(AppendOutcome.UNKNOWN)
 
     def hasten(self, deadline_ms: int) -> None:
-        """Wait no longer than until then: what is certain now shows soon, or perhaps never."""
+        """Move all deadlines to at most ``deadline_ms``.
+
+        Used after a loss of leadership: outcomes that can become certain do so soon, or perhaps
+        never.
+        """
         self._soonest_ms = min(self._soonest_ms, deadline_ms)
         for queue in self._queues():
             for parked in queue:
                 parked.deadline_ms = min(parked.deadline_ms, deadline_ms)
 
     def give_up(self) -> None:
-        """The broker stops: nothing more can be learnt."""
+        """Complete all produces with outcome UNKNOWN, because this replica is being closed."""
         for queue in self._queues():
             while queue:
                 queue.popleft().done(AppendOutcome.UNKNOWN)
@@ -127,7 +135,10 @@ class DelayedProduces:
 
 
 def _insert(queue: deque[DelayedProduce], parked: DelayedProduce) -> None:
-    """At the end; but a repeat waits where the first one stands, not behind what came later."""
+    """Insert a produce at the end of the queue.
+
+    A repeated produce, whose records were appended before, is inserted at its place in log order.
+    """
     at = len(queue)
     while at and queue[at - 1].base > parked.base and queue[at - 1].epoch >= parked.epoch:
         at -= 1
@@ -142,16 +153,16 @@ def _resolve(
 ) -> None:
     head = queue[0]
     if head.offset >= max(reached, high_watermark) and log.last_epoch <= head.epoch:
-        return  # what nearly every call finds: nothing has reached it, and no newer epoch is here
+        return  # the usual case: the head is not reached, and the log has no newer epoch
     newest = log.epoch_at(high_watermark - 1) if high_watermark else -1
     while queue:
         parked = queue[0]
         if parked.offset < reached and log.epoch_at(parked.offset) == parked.epoch:
             fate = AppendOutcome.OK
         elif parked.offset < high_watermark or newest > parked.epoch:
-            # A first batch may have survived without the last one: then part of it is written.
+            # The first batch may be in the log without the last one: part of it is written then.
             in_part = log.epoch_at(parked.base) == parked.epoch
-            # What stood below the log start nobody can tell by this log: it was deleted.
+            # Below the log start this log proves nothing: the records there were deleted.
             deleted = parked.base < log.log_start_offset
             fate = AppendOutcome.UNKNOWN if in_part or deleted else AppendOutcome.NOT_WRITTEN
         else:

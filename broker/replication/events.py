@@ -1,7 +1,9 @@
-"""The event journal of a broker: what happened to its replicas, for operators and checkers.
+"""The event journal of a broker: changes of its replicas, for operators and for test checkers.
 
-`EventFile` keeps lines of JSON in ``events.ndjson`` and one older file. The ``note_*`` functions
-turn a change of a replica into a log line for people and an event for the journal.
+The `ReplicaManager` owns an `EventJournal`, which numbers events and keeps the newest in memory.
+`EventFile` stores them as lines of JSON in ``events.ndjson`` and one older file. `RoleNotes` and
+the ``note_*`` functions compare a partition before and after a step and note the difference. Events
+are served by the HTTP API; see docs/operating/inside.md for the facts of each kind.
 """
 
 from __future__ import annotations
@@ -34,23 +36,27 @@ if TYPE_CHECKING:
 EVENT_FILE = "events.ndjson"
 OLD_EVENT_FILE = "events.1.ndjson"
 EVENT_FILE_BYTES = 16_777_216
-"""A file that has grown to this is set aside; the one that was set aside before is gone. Two hold
+"""Size at which a file becomes the older one, replacing the previous older file. Two files hold
 about 100,000 events: weeks of a quiet cluster, ten minutes of a thousand busy partitions."""
 _TAIL_BYTES = 65_536
-"""Read at the start, to find the last event: some hundreds of them."""
+"""Bytes read from the end of a file at the start to find the last event: some hundreds of
+events."""
 _SEQUENCE = re.compile(rb'\{"sequence":(\d+),')
 
 _log = logging.getLogger("broker.replication")
 
 
 class EventFile:
-    """Owned by an `EventJournal`. Methods run on any thread, one at a time; none raises."""
+    """The files of an event journal. Methods may run on any thread, one at a time; none raises.
+
+    Owned by an `EventJournal`. A failed write is counted, logged once, and not repeated.
+    """
 
     def __init__(
         self, folder: str, disk: Disk | None = None, max_bytes: int = EVENT_FILE_BYTES
     ) -> None:
         self.failures = 0
-        """Batches of events that were not written."""
+        """Number of batches of events that were not written."""
         self._folder = folder
         self._disk = disk or Disk()
         self._max_bytes = max_bytes
@@ -61,7 +67,7 @@ class EventFile:
         self._failing = False
 
     def last_sequence(self) -> int:
-        """Of the newest event on the disk; 0 where there is none."""
+        """Return the sequence number of the newest event on the disk; 0 if there is none."""
         for name in (EVENT_FILE, OLD_EVENT_FILE):
             for line in reversed(self._lines(name, _TAIL_BYTES)):
                 sequence = sequence_of(line)
@@ -70,7 +76,7 @@ class EventFile:
         return 0
 
     def append(self, lines: list[bytes]) -> bool:
-        """Write these lines, each with its line feed; False where the disk does not take them."""
+        """Write these lines, each with its line feed; return False if the disk refuses them."""
         data = b"".join(lines)
         with self._lock:
             try:
@@ -101,14 +107,17 @@ class EventFile:
         self._torn = False
 
     def _gave_up(self, error: OSError) -> None:
-        """Whatever part was written is written over by the next batch that finds room."""
+        """Count a failed write and log the first of a row.
+
+        The part that was written is overwritten by the next batch that succeeds.
+        """
         self.failures += 1
         if not self._failing:
             self._failing = True
             _log.warning("events are not written folder=%s error=%s", self._folder, error)
 
     def close(self) -> None:
-        """Give the descriptor back; a later `append` opens anew."""
+        """Close the file; a later `append` opens it again."""
         with self._lock:
             self._close()
 
@@ -118,7 +127,10 @@ class EventFile:
             self._disk.close(fd)
 
     def read(self, after: int, limit: int) -> list[bytes]:
-        """The first events with a higher sequence number, oldest first, without line feeds."""
+        """Return the first ``limit`` events behind a sequence number, oldest first.
+
+        Each is a JSON object without its line feed.
+        """
         found: list[bytes] = []
         for line in self._all():
             sequence = sequence_of(line)
@@ -133,7 +145,7 @@ class EventFile:
             yield from self._lines(name, None)
 
     def _lines(self, name: str, tail: int | None) -> list[bytes]:
-        """Whole lines of a file, the last ``tail`` bytes of it; none where it can't be read."""
+        """Return the whole lines of a file, or of its last ``tail`` bytes; none on an error."""
         try:
             fd = self._disk.open(f"{self._folder}/{name}")
         except OSError:
@@ -149,7 +161,7 @@ class EventFile:
 
 
 def sequence_of(line: bytes) -> int | None:
-    """The sequence number of an event as it is written; None for a line that is torn."""
+    """Return the sequence number of an event's line; None if the line is torn."""
     match = _SEQUENCE.match(line)
     return int(match[1]) if match and line.endswith(b"}") else None
 
@@ -165,19 +177,20 @@ if TYPE_CHECKING:
     Fact = int | float | str | bool | None | Sequence[int] | Sequence[str]
 
 EVENTS_KEPT = 1_024
-"""In memory, about 0.3 KB each; older ones are read from the disk."""
+"""Events kept in memory, about 0.3 KB each; older ones are read from the disk."""
 EVENTS_UNWRITTEN = 32_768
-"""Waiting for the disk, as when 10,000 partitions get their roles; what is more is dropped."""
+"""Most events that wait for the disk; further ones are dropped. 10,000 partitions that get their
+roles at once fit in."""
 WRITE_INTERVAL_S = 0.1
-"""Events of this long go to the disk together."""
+"""Time for which events are gathered before they are written together."""
 HIGH_WATERMARK_INTERVAL_MS = 100
-"""A partition's high watermark is noted at most this often, however often it moves."""
+"""Shortest interval between two notes of a partition's high watermark."""
 HIGH_WATERMARKS_AT_ONCE = 32
-"""Noted together, about 0.1 ms; of more partitions the others wait for their turn."""
+"""High watermarks noted in one tick, about 0.1 ms; those of further partitions wait their turn."""
 
 
 class EventKind(StrEnum):
-    """The kinds of events. The facts of each kind: docs/operating/inside.md."""
+    """The kinds of events. docs/operating/inside.md describes the facts of each kind."""
 
     STARTED = "started"
     ROLE_CHANGED = "role_changed"
@@ -195,7 +208,7 @@ class EventKind(StrEnum):
 
 
 class EventSink(Protocol):
-    """The port to which events are noted: an `EventJournal`, or a test's own."""
+    """Port to which events are noted: an `EventJournal`, or a test's own sink."""
 
     def note(
         self,
@@ -207,10 +220,11 @@ class EventSink(Protocol):
 
 
 class EventJournal:
-    """Append-only, owned by the `ReplicaManager`, on its loop; `run` owns the writing.
+    """The append-only sequence of events of this broker.
 
-    Sequence numbers go on over restarts, from the last one that is on the disk. Times are this
-    process's own: only those of one ``incarnation_id`` compare.
+    Owned by the `ReplicaManager`, on its event loop; `run` owns the writing. Sequence numbers
+    continue over restarts, from the last event that is on the disk. Times are of this process only:
+    they compare only among events of one ``incarnation_id``.
     """
 
     def __init__(
@@ -220,11 +234,14 @@ class EventJournal:
         incarnation_id: IncarnationId,
         topic_name: Callable[[TopicId], str],
     ) -> None:
-        """``topic_name``: of a topic id, "" where it is not known (any more)."""
+        """Create a journal that counts from 0 until `open`.
+
+        ``topic_name`` returns the name of a topic id, or "" if the topic is not known or deleted.
+        """
         self.sequence = 0
-        """Of the newest event."""
+        """Sequence number of the newest event."""
         self.dropped = 0
-        """Events that were never written: the disk was full, or too slow."""
+        """Number of events that were never written, because the disk was full or too slow."""
         self.incarnation_id = incarnation_id
         self._file = file
         self._clock = clock
@@ -236,7 +253,10 @@ class EventJournal:
         self._marked_ms = clock.monotonic_ms()
 
     def open(self) -> None:
-        """Go on counting where the last life stopped. Reads the disk; raises nothing."""
+        """Continue the sequence numbers of this broker's previous process.
+
+        Reads the disk; never raises.
+        """
         self.sequence = max(self.sequence, self._file.last_sequence())
 
     def note(
@@ -246,7 +266,10 @@ class EventJournal:
         leader_epoch: int,
         **facts: Fact,
     ) -> None:
-        """Note an event, as of now; about 5 microseconds. ``partition`` None: of the broker."""
+        """Note an event with the present time; about 5 µs.
+
+        ``partition`` None: it concerns the broker.
+        """
         self.sequence += 1
         topic_id, number = partition if partition is not None else (None, None)
         event = {
@@ -263,10 +286,10 @@ class EventJournal:
         }
         try:
             line = orjson.dumps(event) + b"\n"
-        except TypeError:  # a reason names a file whose name is no text
+        except TypeError:  # a reason contains a file name that is not valid text
             told = {key: ascii(facts[key]) for key in facts}
             line = orjson.dumps(event | {"facts": told}) + b"\n"
-        # Never as orjson returned it: that would hold 4 KB for as long as it is kept.
+        # The line is a copy: the bytes that orjson returned would occupy 4 KB while they are kept.
         self._kept.append(line)
         if len(self._unwritten) < EVENTS_UNWRITTEN:
             self._unwritten.append(line)
@@ -275,9 +298,9 @@ class EventJournal:
             self.dropped += 1
 
     def high_watermarks_moved(self, replicas: Iterable[Replica]) -> None:
-        """Note where these stand, each at most once in `HIGH_WATERMARK_INTERVAL_MS`.
+        """Note these replicas' high watermarks, each once in `HIGH_WATERMARK_INTERVAL_MS` at most.
 
-        To be called with every tick: what moved in between costs the hot path nothing more.
+        Called with every tick. Moves between two notes cost the hot path nothing more.
         """
         self._moved.update(dict.fromkeys(replicas))
         now_ms = self._clock.monotonic_ms()
@@ -298,11 +321,11 @@ class EventJournal:
             )
 
     def forget(self, replica: Replica) -> None:
-        """Stop noting the high watermark of this replica, which is no longer here."""
+        """Stop noting the high watermark of this replica, which is no longer hosted here."""
         self._moved.pop(replica, None)
 
     async def run(self) -> None:
-        """Write what was noted, in batches, until cancelled."""
+        """Write the noted events in batches, until cancelled."""
         while True:
             await self._wanted.wait()
             await asyncio.sleep(WRITE_INTERVAL_S)
@@ -312,14 +335,17 @@ class EventJournal:
                 self.dropped += len(lines)
 
     def close(self) -> None:
-        """Write the last ones, after `run` has ended; raises nothing."""
+        """Write the last events, after `run` has ended. Never raises."""
         lines, self._unwritten = self._unwritten, []
         if lines and not self._file.append(lines):
             self.dropped += len(lines)
         self._file.close()
 
     async def read(self, after: int, limit: int) -> list[bytes]:
-        """The first ``limit`` events behind a sequence number, oldest first, a JSON object each."""
+        """Return the first ``limit`` events behind a sequence number, oldest first.
+
+        Each is a JSON object without its line feed.
+        """
         found: list[bytes] = []
         if after + 1 < self.sequence - len(self._kept) + 1:
             found = await asyncio.to_thread(self._file.read, after, limit)
@@ -333,36 +359,44 @@ class EventJournal:
 
 
 def role_name(role: Role) -> str:
-    """``leader``, ``follower`` or ``idle``, as events and the state endpoint say it."""
+    """Return ``leader``, ``follower`` or ``idle``, as in events and in the state endpoint."""
     if isinstance(role, LeaderState):
         return "leader"
     return "follower" if isinstance(role, Following) else "idle"
 
 
 ROLE_LINES_PER_IMAGE = 20
-"""Changes of roles logged one by one; of a greater number of them, how many there are."""
+"""Changes of roles by one image that are logged one by one; of more, only their number is
+logged."""
 
 
 class RoleNotes:
-    """Owned by the `ReplicaManager`: tells what an image made of its replicas."""
+    """Notes on the changes that an image makes to the roles and ISRs of the replicas here.
+
+    Owned by the `ReplicaManager`, which calls `begin`, `applied` for each replica, and `end`.
+    """
 
     def __init__(self, events: EventSink) -> None:
         self._events = events
         self._changed = 0
 
     def begin(self) -> None:
-        """An image is being followed."""
+        """Begin the notes of a new image."""
         self._changed = 0
 
     def end(self, next_offset: int, led: int, hosted: int) -> None:
-        """Return the metadata offset up to which the image has been followed."""
+        """Log the number of changed roles if they were too many to be logged one by one.
+
+        ``next_offset`` is the metadata offset behind the image, ``led`` and ``hosted`` count
+        replicas.
+        """
         if self._changed > ROLE_LINES_PER_IMAGE:
             _log.info("roles changed count=%d next_offset=%d led=%d of=%d",
                 self._changed, next_offset, led, hosted,
             )  # fmt: skip
 
     def applied(self, replica: Replica, before: PartitionSnapshot) -> None:
-        """The image may have changed the role, or the ISR under the same role."""
+        """Note a new role, or a new ISR that the image gave the replica under the same role."""
         role = replica.partition.role
         if role is not before.role:
             self._role_changed(replica)
@@ -401,7 +435,7 @@ def _role_facts(role: Role) -> dict[str, int | list[int]]:
 
 
 class PartitionSnapshot:
-    """A partition before a step, so that the changes can be noted after it."""
+    """Role, ISR, log end and high watermark of a partition before a step, to note its changes."""
 
     __slots__ = ("high_watermark", "isr", "log_end", "partition_epoch", "role")
 
@@ -418,7 +452,7 @@ class PartitionSnapshot:
 def note_isr(
     events: EventSink, partition: Partition, before: PartitionSnapshot, reason: str
 ) -> None:
-    """A committed ISR became known to the leader."""
+    """Note that the leader learned of a newly committed ISR, if it differs from the one before."""
     role = partition.role
     if not isinstance(role, LeaderState) or role.partition_epoch == before.partition_epoch:
         return
@@ -432,7 +466,7 @@ def note_isr(
 def note_proposal(
     events: EventSink, partition: Partition, proposal: Proposal, kind: EventKind, **facts: str
 ) -> None:
-    """An attempt to change the ISR was sent, or answered otherwise than with a committed one."""
+    """Note that an ISR proposal was sent, refused, or answered without a certain outcome."""
     events.note(
         kind, partition.id, proposal.leader_epoch,
         attempt=proposal.attempt, isr=[broker for broker, _ in proposal.isr],
@@ -441,7 +475,10 @@ def note_proposal(
 
 
 def note_truncation(events: EventSink, partition: Partition, before: PartitionSnapshot) -> None:
-    """Told only if there was one. ``unclean``: below the high watermark, as an operator allowed."""
+    """Note that the log was truncated; do nothing if its end did not go back.
+
+    The fact ``unclean`` is true below the high watermark, which an unclean election allows.
+    """
     end = partition.log.log_end_offset
     if end >= before.log_end:
         return
@@ -453,7 +490,7 @@ def note_truncation(events: EventSink, partition: Partition, before: PartitionSn
 
 
 def note_start(events: EventSink, broker_id: BrokerId, logs: LogManager) -> None:
-    """A life of this broker begins, with what it found on its disk (rules Q5, R6)."""
+    """Note that this broker process began, and what it found on its disk (rules Q5, R6)."""
     events.note(
         EventKind.STARTED, None, -1,
         broker_id=broker_id, clean=logs.clean_broker_epoch is not None,
@@ -464,7 +501,7 @@ def note_start(events: EventSink, broker_id: BrokerId, logs: LogManager) -> None
 
 
 def note_log_start(events: EventSink, replica: Replica) -> None:
-    """Records at the start were let go; it is durable."""
+    """Note a new log start offset, which is durable."""
     log = replica.log
     events.note(
         EventKind.LOG_START, replica.partition.id, replica.partition.role.epoch,
@@ -476,11 +513,11 @@ def note_log_start(events: EventSink, replica: Replica) -> None:
 def note_lost(
     events: EventSink, where: TopicIdPartition, replica: Replica | None, error: object
 ) -> None:
-    """Durable bytes of an open log are gone."""
+    """Note that durable bytes of an open log are lost."""
     epoch = -1 if replica is None else replica.partition.role.epoch
     events.note(EventKind.LOG_FAILED, where, epoch, reason=str(error))
 
 
 def note_repaired(events: EventSink, partition: TopicIdPartition, damage: object) -> None:
-    """A damaged log was set aside; an empty one is filled from the leader."""
+    """Note that a damaged log was quarantined and an empty one is filled from the leader."""
     events.note(EventKind.REPAIRED, partition, -1, reason=str(damage))

@@ -1,8 +1,10 @@
 """The follower's end of a replication stream: dials a leader broker and takes its frames.
 
-`LeaderLink` keeps one connection to one leader broker for all partitions that are followed there,
-dials again after a break, and opens a session for each replica. Frames go to the replica's
-`Partition`; a frame that is not of its present leader epoch and session is dropped (rule R4).
+The `ReplicaManager` owns one `LeaderLink` for each leader broker. The link keeps one connection for
+all partitions that are followed there, dials again after a break, and requests a session for each
+replica. `FollowerStream` is that connection: it decodes frames and sends acknowledgements, those of
+one turn of the event loop together. `take_frame` applies a frame to the replica's `Partition`; a
+frame that is not of its present leader epoch and session is dropped (rule R4).
 """
 
 from __future__ import annotations
@@ -33,18 +35,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.replication")
 
 INITIAL_BUFFER_BYTES = 1 << 20
+"""Size of the receive buffer of a new connection; it doubles when a frame does not fit."""
 KEPT_BUFFER_BYTES = 8 << 20
-"""A larger one was made for a batch of unusual size, and is given back once that is taken."""
+"""A larger buffer, which one batch of unusual size required, is released when it is empty."""
 MAX_PUSH_FRAME_BYTES = 72 << 20
-"""Refused before it is read: a push holds one quantum (at most 64 MiB), or one batch that is larger
-(`BATCH_LINES_MAX`, and what its header adds). A stream that is refused is refused for ever."""
+"""Longest frame that is accepted; a longer one is refused before it is read. A push holds one
+quantum (at most 64 MiB) or one larger batch (`BATCH_LINES_MAX` and its header). It must not be too
+small: the leader would send a refused frame again, for ever."""
 FRAMES_PER_TURN = 64
-"""Taken before the loop gets its turn. The first push to a partition makes its files: 300 of those
-at once held a follower for 0.4 s."""
+"""Frames taken before other tasks have a turn. The first push to a partition creates its files: 300
+of those in one turn held the event loop for 0.4 s."""
 
 
 PAUSE_STEP_MS = 10
-"""A pause is asked for again only if it grows by more than this."""
+"""A longer pause is requested only if it extends the present one by more than this."""
 
 
 class FollowerHost(Protocol):
@@ -55,7 +59,10 @@ class FollowerHost(Protocol):
 
 
 class FollowerStream(asyncio.BufferedProtocol):
-    """Receives pushes of every partition that ``leader`` leads and this broker follows."""
+    """A connection to ``leader``: receives its pushes for all partitions that follow it here.
+
+    Made by a `LeaderLink` for each connection, on the event loop. Any malformed frame closes it.
+    """
 
     def __init__(self, leader: BrokerId, host: FollowerHost) -> None:
         self.leader = leader
@@ -66,7 +73,7 @@ class FollowerStream(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._filled = 0
         self._resting = False
-        """Frames are left for the next turn; nothing more is read meanwhile."""
+        """True while received frames wait for the next turn; nothing more is read meanwhile."""
         self._acks: dict[Key, Replica] = {}
         self._opens: list[bytes] = []
         self._pause_ends_ms = 0
@@ -91,7 +98,7 @@ class FollowerStream(asyncio.BufferedProtocol):
 
     @override
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard_ms = -1  # the host's tick turns this into the present time
+        self.heard_ms = -1  # the next tick of the host replaces this by the present time
         self._filled += nbytes
         if not self._resting:
             self._take_turn()
@@ -103,7 +110,7 @@ class FollowerStream(asyncio.BufferedProtocol):
             _log.warning("stream closed leader=%d reason=%s", self.leader, error)
             self.close()
             return
-        except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
+        except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang
             self.host.broken("frame of a leader", error)
             return
         rest = self._filled - used
@@ -125,7 +132,7 @@ class FollowerStream(asyncio.BufferedProtocol):
             self._take_turn()
 
     def _receive_some(self) -> tuple[int, bool]:
-        """(bytes that are done with, whether this turn's share of frames was used up)."""
+        """Take complete frames; return the bytes used and whether this turn's limit was reached."""
         view, at, size, left = self._view, 0, self._filled, FRAMES_PER_TURN
         while left and size - at >= frames.PREFIX.size:
             length, kind = frames.PREFIX.unpack_from(view, at)
@@ -148,7 +155,7 @@ class FollowerStream(asyncio.BufferedProtocol):
         self._buffer, self._view = larger, memoryview(larger)
 
     def send_open(self, key: Key, message: frames.Open) -> None:
-        """Ask the leader to validate a position, in this loop turn."""
+        """Request a session for a replica's position, at the end of this turn of the event loop."""
         if not self._opens:
             self._loop.call_soon(self._send_opens)
         self._opens.append(frames.encode(key, message))
@@ -158,7 +165,7 @@ class FollowerStream(asyncio.BufferedProtocol):
         self._write(b"".join(opens))
 
     def queue_ack(self, replica: Replica) -> None:
-        """Acknowledge this replica's ends in this loop turn."""
+        """Acknowledge this replica's log ends at the end of this turn of the event loop."""
         if not self._acks:
             self._loop.call_soon(self._send_acks)
         self._acks[replica.key] = replica
@@ -174,11 +181,11 @@ class FollowerStream(asyncio.BufferedProtocol):
             self._write(b"".join(encoded))
 
     def ping(self) -> None:
-        """Show that this end lives (rule R9)."""
+        """Send a ping, so that the leader knows that this connection lives (rule R9)."""
         self._write(frames.PING_FRAME)
 
     def ask_pause(self, pause_ms: int, now_ms: int) -> None:
-        """Ask the leader to push nothing to replicas that are not in sync for so long."""
+        """Request that the leader pushes nothing to out-of-sync replicas for ``pause_ms``."""
         if now_ms + pause_ms > self._pause_ends_ms + PAUSE_STEP_MS:
             self._pause_ends_ms = now_ms + pause_ms
             self._write(frames.pause_frame(pause_ms))
@@ -188,21 +195,26 @@ class FollowerStream(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """End the connection now."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
 
 OPENS_PER_TURN = 128
-"""Sent at once when a connection stands: thousands would hold both ends for a heartbeat."""
+"""Session requests sent in one turn after a connect: thousands would hold both event loops for
+longer than a heartbeat interval."""
 REFUSED_RETRY_MS = 500
-"""A refused OPEN is sent again after this long, doubling, with what the image says then."""
+"""Pause before a refused OPEN is sent again, by the image of that time; it doubles each time."""
 UNANSWERED_RETRY_MS = 5_000
-"""An unanswered one waits longer: its answer may be on a slow way, and would be stale (rule R4)."""
+"""Pause before an unanswered OPEN is sent again. It is longer, because the answer may still arrive,
+and a newer request would make it stale (rule R4)."""
 
 
 class LeaderLink:
-    """One connection to one leader broker. Its task is owned by the `ReplicaManager`."""
+    """The connection to one leader broker, and the replicas that are followed there.
+
+    Owned by the `ReplicaManager`, which runs `run` as a task for the rest of the process.
+    """
 
     def __init__(
         self,
@@ -219,7 +231,7 @@ class LeaderLink:
         self.replicas: set[Replica] = set()
         self.stream: FollowerStream | None = None
         self._unanswered: dict[Replica, None] = {}
-        """Without a session, as far as is known here; looked at with every tick."""
+        """Replicas that have no session as far as this end knows; checked with every tick."""
         self._peer_of = peer_of
         self._peers = peers
         self._host = host
@@ -228,7 +240,7 @@ class LeaderLink:
         self._number = number
 
     async def run(self) -> None:
-        """Reconnect for as long as anything is followed there."""
+        """Keep a connection while any replica follows that leader; reconnect. Endless."""
         while True:
             peer = self._peer_of(self.leader)
             if peer is not None and self.replicas:
@@ -264,7 +276,7 @@ class LeaderLink:
         _log.info("stream closed leader=%d", self.leader)
 
     def start_replicating(self, replica: Replica) -> None:
-        """Start to replicate this replica from that leader: request a session."""
+        """Start replicating this replica from this leader: request a session."""
         self.replicas.add(replica)
         replica.link = self
         self.open(replica)
@@ -276,11 +288,11 @@ class LeaderLink:
         replica.link = None
 
     def watch(self, replica: Replica) -> None:
-        """Its session is over: ask again after a pause."""
+        """Have the tick request a session for this replica after a pause."""
         self._unanswered[replica] = None
 
     def open(self, replica: Replica) -> None:
-        """Ask for a session for this replica, if there is a connection to ask on."""
+        """Request a session for this replica now, if there is a connection; else the tick does."""
         self.watch(replica)
         if self.stream is None:
             return
@@ -289,7 +301,7 @@ class LeaderLink:
             self.stream.send_open(replica.key, message)
 
     def open_again(self, now_ms: int) -> None:
-        """Ask again where no answer came."""
+        """Request sessions again that were refused or not answered; called with every tick."""
         if self.stream is None:
             return
         for replica in list(self._unanswered):
@@ -303,16 +315,16 @@ class LeaderLink:
             if now_ms - role.asked_ms >= pause_ms:
                 self.open(replica)
         if not self._unanswered:
-            self._unanswered = {}  # an emptied dict would keep its table
+            self._unanswered = {}  # an emptied dict would keep its memory
 
     def acknowledge(self, replica: Replica) -> None:
-        """Tell the leader this replica's ends, if it has a session."""
+        """Send this replica's log ends to the leader, if it has a session."""
         role = replica.partition.role
         if self.stream is not None and isinstance(role, Following) and role.session is not None:
             self.stream.queue_ack(replica)
 
     def forget_session(self, replica: Replica) -> None:
-        """The connection is gone, and every session with it."""
+        """Drop the session of a replica, because its connection ended."""
         role = replica.partition.role
         if isinstance(role, Following) and role.leader == self.leader:
             role.session = None
@@ -327,7 +339,7 @@ def take_frame(
     faults: FaultHandler,
     events: EventSink,
 ) -> None:
-    """Apply a frame of ``stream``'s leader if this replica follows it now (rule R4)."""
+    """Apply a frame of ``stream``'s leader if this replica follows that leader now (rule R4)."""
     partition, role = replica.partition, replica.partition.role
     if not isinstance(role, Following) or role.leader != stream.leader:
         return
@@ -349,13 +361,16 @@ def take_frame(
             if again:
                 link.open(replica)
         case Refused():
-            partition.on_refused(frame)  # asked again by the tick, as the image says then
+            partition.on_refused(frame)  # the tick requests a session again
         case _:
-            pass  # a leader sends no others
+            pass  # a leader sends no other frames
 
 
 def _tried(replica: Replica, link: LeaderLink, step: Callable[[], bool]) -> bool:
-    """A log that can't be cut or started over just now (the disk is full) is tried again later."""
+    """Run a step that truncates or restarts a log; end the session on an error.
+
+    Such a step fails on a full disk, for example; the tick requests a session again.
+    """
     try:
         return step()
     except KafkaError as error:
@@ -368,7 +383,7 @@ def _tried(replica: Replica, link: LeaderLink, step: Callable[[], bool]) -> bool
 
 
 def _take_push(replica: Replica, link: LeaderLink, stream: FollowerStream, push: Push) -> None:
-    """Append it. What one partition can't take ends its session, not the others' stream."""
+    """Append a push. An error ends the session of this partition, not the stream of the others."""
     partition = replica.partition
     try:
         taken = partition.on_push(push)

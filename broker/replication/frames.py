@@ -1,18 +1,15 @@
-"""The frames of a replication stream: one connection a (follower, leader), all partitions on it.
+"""Frames of a replication stream: one connection a (follower, leader), all partitions on it.
 
-Every frame proves itself: topic id, partition, leader epoch and session (or, before there is a
-session, the follower's request number) are in each one, and either side drops what does not match
-its present (rule R4). Layout, little-endian::
+`FollowerStream` and `LeaderStream` encode and decode them here. Every frame contains topic id,
+partition, leader epoch and session (or, before there is a session, the follower's request number);
+either side drops a frame that does not match its present state (rule R4). Layout, little-endian::
 
     length u32 (bytes after the 5-byte prefix) | type u8 | topic id 16s | partition u32
     | leader epoch i32 | session or request u64 | fields of the type | payload (PUSH only)
 
-OPEN and ACK end with the follower's log start. Older brokers neither send nor read it: what stands
-behind the fields that a reader knows is left alone.
-
-A PING has no body. A PAUSE (follower to leader, feature level 3) has only u32 milliseconds: push
-nothing to replicas that are not in sync for so long. It is about no partition, and no promise. The
-receiver refuses a length over its limit before it reads on.
+A PING has no body. A PAUSE (follower to leader) has only u32 milliseconds, for which the leader is
+requested to push nothing to out-of-sync replicas. It concerns no single partition, and the leader
+need not comply. A receiver refuses a frame whose length exceeds its limit before it reads on.
 """
 
 from __future__ import annotations
@@ -41,47 +38,53 @@ OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING, PAUSE = range(1, 9)
 PING_FRAME = PREFIX.pack(0, PING)
 _PAUSE = struct.Struct("<IBI")
 MAX_PAUSE_MS = 60_000
-"""A follower that wants a longer pause asks again."""
+"""Longest pause of one PAUSE frame; a follower that needs more sends another one."""
 
 
 START_OVER = -2
-"""In place of an epoch: what the follower lacks may have held tombstones that are gone (R7)."""
+"""In place of an epoch: the follower must start over empty, because records that it lacks may have
+included tombstones which compaction removed (rule R7)."""
 UNTOLD = -1
 """In place of a log start: of a follower whose version does not tell it."""
 
 
 class FrameError(ValueError):
-    """The peer sent bytes that are no frame: the connection can't be trusted any more."""
+    """A peer sent bytes that are no valid frame; the connection must be closed."""
 
 
 class Open(NamedTuple):
-    """Follower: this is where my log is. Answered by Valid, Diverging or Refused."""
+    """Request of a follower for a session at the end of its log.
+
+    Answered by Valid, Diverging or Refused.
+    """
 
     request: int
     leader_epoch: int
     broker_epoch: int
     last_epoch: int
-    """Epoch of the last entry; -1 for an empty log."""
+    """Leader epoch of the last entry; -1 for an empty log."""
     log_end: int
     durable_end: int
     log_start: int = UNTOLD
 
 
 class Valid(NamedTuple):
-    """Leader: your log is a prefix of mine; what follows belongs to this session."""
+    """Answer of a leader: the follower's log is a prefix of its own; opens the session."""
 
     request: int
     leader_epoch: int
     session: int
     log_start: int
     dropped_to: int = 0
-    """Tombstones below it may be gone here: who is filled from below it lacks them, too (R7)."""
+    """Tombstones below this offset may be missing in the leader's log, and so in the log of a
+    follower that is filled from below it (rule R7)."""
 
 
 class Diverging(NamedTuple):
-    """Leader: cut to the smaller of this end and your own end of this epoch, then ask again.
+    """Answer of a leader: the follower must truncate its log and then send OPEN again.
 
-    With `START_OVER` for an epoch: be empty from this offset on, then ask again.
+    It truncates to the smaller of ``end`` and its own end of epoch ``at_epoch``. With `START_OVER`
+    in place of an epoch it empties its log and begins at ``end``.
     """
 
     request: int
@@ -91,7 +94,7 @@ class Diverging(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Leader: not from me, not in this epoch. ``error`` is a Kafka error number."""
+    """Answer of a leader: no session in this epoch. ``error`` is a Kafka error number."""
 
     request: int
     leader_epoch: int
@@ -99,7 +102,7 @@ class Refused(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Follower: my log end and what of it is fdatasync'ed, whatever my flush mode (rule R1)."""
+    """Acknowledgement of a follower: its log end and durable end, in any flush mode (rule R1)."""
 
     session: int
     leader_epoch: int
@@ -110,7 +113,7 @@ class Ack(NamedTuple):
 
 
 class Push(NamedTuple):
-    """Leader: batches ``from_offset .. next_offset`` (perhaps none) and the high watermark."""
+    """Batches ``from_offset .. next_offset``, or none, and the high watermark, from a leader."""
 
     session: int
     leader_epoch: int
@@ -120,8 +123,9 @@ class Push(NamedTuple):
     log_start: int
     batches: memoryview | bytes
     replicated_to: int = 0
-    """Every assigned replica holds what is below, as this leader knows it in this epoch; 0 while it
-    does not know, and where the topic is not compacted. Tombstones above it stay (rule R7)."""
+    """Offset that every assigned replica has reached, as far as the leader knows in this epoch; 0
+    while it is not known, and if the topic is not compacted. Compaction keeps tombstones above it
+    (rule R7)."""
 
 
 Frame = Open | Valid | Diverging | Refused | Ack | Push
@@ -129,29 +133,29 @@ Frame = Open | Valid | Diverging | Refused | Ack | Push
 
 @lru_cache(maxsize=4_096)
 def topic_id_bytes(topic_id: TopicId) -> bytes:
-    """The 16 bytes of a 22-character id."""
+    """Return the 16 bytes of a topic id of 22 characters."""
     return base64.urlsafe_b64decode(topic_id + "==")
 
 
 def topic_id_text(raw: bytes) -> TopicId:
-    """The 22-character id of 16 bytes."""
+    """Return the topic id of 22 characters for 16 bytes."""
     return TopicId(base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
 
 
 class Key(NamedTuple):
-    """A partition as it stands in a frame."""
+    """A partition in the form of the frames: 16 bytes of topic id, and its number."""
 
     topic: bytes
     partition: int
 
 
 def key_of(topic_id: TopicId, partition: PartitionId) -> Key:
-    """The frame key of a partition."""
+    """Return the frame key of a partition."""
     return Key(topic_id_bytes(topic_id), partition)
 
 
 def partition_of(key: Key) -> TopicIdPartition:
-    """The partition of a frame key."""
+    """Return the partition of a frame key."""
     return TopicIdPartition(topic_id_text(key.topic), PartitionId(key.partition))
 
 
@@ -160,7 +164,7 @@ def _size(layout: struct.Struct) -> int:
 
 
 def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
-    """The bytes of a control frame."""
+    """Return the bytes of a control frame."""
     topic, partition = key
     match frame:
         case Ack(session, epoch, log_end, durable_end, log_start):
@@ -186,7 +190,7 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
 
 
 def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
-    """Everything of a PUSH but its payload, which is written after it as it is."""
+    """Return the bytes of a PUSH before its payload, which is written separately, uncopied."""
     topic, partition = key
     session, epoch, from_offset, next_offset, high_watermark, log_start, _, replicated_to = push
     return _PUSH.pack(
@@ -196,12 +200,12 @@ def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
 
 
 def pause_frame(pause_ms: int) -> bytes:
-    """The bytes of a PAUSE."""
+    """Return the bytes of a PAUSE for ``pause_ms``, at most `MAX_PAUSE_MS`."""
     return _PAUSE.pack(_size(_PAUSE), PAUSE, min(pause_ms, MAX_PAUSE_MS))
 
 
 def decode_pause(body: memoryview) -> int:
-    """For how many milliseconds the follower asks."""
+    """Return the milliseconds that a PAUSE requests, at most `MAX_PAUSE_MS`."""
     if len(body) != _size(_PAUSE):
         msg = f"PAUSE frame of {len(body)} bytes, expected {_size(_PAUSE)}"
         raise FrameError(msg)
@@ -209,7 +213,10 @@ def decode_pause(body: memoryview) -> int:
 
 
 def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
-    """One frame from its type and body. A PUSH's payload stays a view into ``body``."""
+    """Return the key and frame of a body; the payload of a PUSH stays a view into ``body``.
+
+    Raises FrameError for an unknown type or a short body.
+    """
     try:
         topic, partition, epoch, number = _HEAD.unpack_from(body, 0)
         key, at = Key(topic, partition), _HEAD.size

@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("broker.replication")
 
 COMMANDS_IN_FLIGHT = 4
-"""Of one broker at once. What is proposed meanwhile waits, and goes together in the next one."""
+"""Commands of one broker in flight at once; later proposals wait and share the next command."""
 OLD_COMMANDS_IN_FLIGHT = 64
 """The same with a controller that takes one attempt a command."""
 UNKNOWN_RETRY_MS = 200
 """Pause before the committed ISR is proposed again after an attempt of unknown outcome."""
 LINES_PER_COMMAND = 20
-"""Attempts told one by one; of a greater number of them, how many there are."""
+"""Attempts of a command that are logged one by one; of more, only their number is logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A proposal that waits to be sent, or for its answer."""
+    """A proposal that waits to be sent or answered."""
 
     partition: Partition
     proposal: Proposal
@@ -57,10 +57,10 @@ class _Attempt:
 
 
 class IsrManager:
-    """Turns each `Proposal` into one attempt, and its answer back into partition state.
+    """ISR proposals that wait or are in flight, each sent as one attempt.
 
-    Owned by the `ReplicaManager`, on its loop; ``spawn`` gives a task to its TaskGroup. A partition
-    has one attempt at a time, so no more wait here than partitions are led.
+    Owned by the `ReplicaManager`, on its event loop; its tasks run in the TaskGroup of the caller.
+    A partition has one attempt at a time, so at most as many wait here as partitions are led.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class IsrManager:
         broker_epoch: BrokerEpoch,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Send this attempt once, soon. A late answer to an older leader epoch changes nothing."""
+        """Send this attempt once, soon. A late answer changes nothing in a newer leader epoch."""
         self._waiting.append(_Attempt(partition, proposal, broker_epoch))
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._send_some, tasks)
 
     def _send_some(self, tasks: asyncio.TaskGroup) -> None:
-        """Send as many commands as may be in flight; the others follow when one is answered."""
+        """Send as many commands as may be in flight; the next follow when one is answered."""
         self._scheduled = False
         batched = self._feature_level() >= BATCHED_ISR_LEVEL
         limit = COMMANDS_IN_FLIGHT if batched else OLD_COMMANDS_IN_FLIGHT
@@ -105,7 +105,7 @@ class IsrManager:
                 tasks.create_task(self._send(attempts, tasks), name="alter-partitions")
 
     def _next(self, count: int) -> Iterator[_Attempt]:
-        """The next ones that still mean anything, never two of one partition."""
+        """Yield the next attempts that are still valid, at most one of each partition."""
         seen: set[Partition] = set()
         while self._waiting and len(seen) < count:
             attempt = self._waiting[0]
@@ -134,7 +134,7 @@ class IsrManager:
                 self._send_some(tasks)
 
     async def _answers(self, attempts: list[_Attempt]) -> list[PartitionAltered | KafkaError]:
-        """One for each; what failed as a whole is every attempt's answer."""
+        """Send attempts in one command; return one answer or error for each of them."""
         commands = [self._command(attempt) for attempt in attempts]
         try:
             if len(commands) == 1:

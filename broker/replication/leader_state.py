@@ -1,9 +1,10 @@
 """State and decisions of a partition's leader: followers, ISR proposals, high watermark. Pure.
 
 `Partition` owns one `LeaderState` for each leader epoch and calls it when followers open sessions
-or acknowledge, when an image changes the partition, and when time passes.
+or acknowledge, when an image changes the partition, and when time passes. The `IsrManager` sends
+the proposals that it returns.
 
-One quantity decides everything, the counted end of a replica: its durable end for ``flush=ack``,
+All decisions use one quantity, the *counted end* of a replica: its durable end for ``flush=ack``,
 its log end for ``flush=os`` (rule R1). All follower state belongs to one leader epoch and one
 session and is created anew with either (rule R4).
 """
@@ -17,47 +18,48 @@ from functools import lru_cache
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch
 
 OBSERVES = -1
-"""In place of a durable end: a follower that never joins in this session, whatever it holds. A
-broker that lost its replica follows for a while to learn what became of its produces; were it added
-again meanwhile, the leader must not count a log that is about to be set aside."""
+"""In place of a durable end: a follower that can't join the ISR in this session, whatever it holds.
+A broker whose replica was reassigned elsewhere follows for a while, to learn the outcomes of its
+delayed produces. If the replica is assigned to it again meanwhile, the leader must not count a log
+that is about to be quarantined."""
 
 
 @dataclass(slots=True)
 class FollowerState:
-    """One follower, in one session of one leader epoch."""
+    """The state of a follower in one session of one leader epoch."""
 
     session: int
     broker_epoch: BrokerEpoch
     sent: int
     """Next offset to push."""
     log_end: int
-    """Its reported log end offset; the durable end of a follower that uses ``flush=ack``."""
+    """Log end that it reported. While it uses ``flush=ack`` it reports its durable end here."""
     durable_end: int
     caught_up_ms: int
-    """Time at which it last held everything that the leader had then."""
+    """Latest time at which it is known to have held everything that the leader held then."""
     mark_ms: int
     mark_end: int
-    """The leader's log end at ``mark_ms``: a follower that reaches it was caught up as of then.
+    """The leader's log end at ``mark_ms``; a follower that reaches it was caught up at ``mark_ms``.
 
-    Kept until it is reached. Acknowledgements of a stream overlap: a mark that moved with each of
-    them would never be reached under load, and every healthy follower would count as late.
+    It is kept until it is reached. Acknowledgements of a stream overlap: under load a mark that
+    moved with each of them would never be reached, and every healthy follower would count as late.
     """
     log_start: int
-    """Its log start offset, durable; -1 until it is reported."""
+    """Its durable log start offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The topic's configs about replication: ``raft_metadata.common.configs``."""
+    """The configs of a topic that concern replication."""
 
     min_isr: int
     by_durable: bool
-    """``flush=ack``: the durable end decides; else the log end (rule R1)."""
+    """True for ``flush=ack``: the counted end is the durable end; else the log end (rule R1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """An ISR to be sent to the controller, as one attempt (rule M3)."""
+    """An ISR that is sent to the controller as one attempt (rule M3)."""
 
     attempt: int
     leader_epoch: LeaderEpoch
@@ -68,16 +70,16 @@ class Proposal:
 
 @lru_cache(maxsize=4_096)
 def _shared_set(isr: tuple[BrokerId, ...]) -> frozenset[BrokerId]:
-    """One set for all partitions with this ISR: thousands of them have one of a few."""
+    """Return the set of an ISR, shared by all partitions with the same ISR to save memory."""
     return frozenset(isr)
 
 
 class LeaderState:
-    """The leader's side of one partition in one leader epoch.
+    """The leader's state of one partition in one leader epoch.
 
-    Owned by its `Partition`; never outlives the epoch. Invariants: the high watermark never goes
-    back; it moves only while the *committed* ISR has at least ``min_isr`` members (rule R1), and
-    only to what every member of the *maximal* ISR is known to hold.
+    Owned by its `Partition`; never outlives the epoch. Invariants: the high watermark never moves
+    back. It moves only while the *committed* ISR has at least ``min_isr`` members, and only up to
+    the smallest counted end in the *maximal* ISR (rule R1).
     """
 
     __slots__ = (
@@ -112,30 +114,31 @@ class LeaderState:
         self.epoch = epoch
         self.epoch_start = epoch_start
         self.replicas = _shared_set(tuple(replicas))
-        """Replicas that may join; a reassignment changes them. A newer image may have more."""
+        """Assigned replicas, which may join the ISR; a reassignment changes them."""
         self.isr = _shared_set(tuple(isr))
         self.partition_epoch = partition_epoch
         self.min_isr = settings.min_isr
         self.by_durable = settings.by_durable
         self.since_ms = now_ms
         self.retry_ms = 0
-        """No attempt before this time: set after one whose outcome stayed unknown."""
+        """No attempt is made before this time, which is set after an unknown outcome."""
         self.followers: dict[BrokerId, FollowerState] = {}
         self.proposals: dict[int, frozenset[BrokerId]] = {}
-        """Attempts that may still be committed: each counts until it is refused itself (M3)."""
+        """ISRs of attempts that may still be committed. Each is part of the maximal ISR until it is
+        refused itself or a higher partition epoch is known (rule M3)."""
         self.in_flight: int | None = None
 
     def configure(self, settings: Settings) -> None:
-        """The topic's configs changed: from now on these count.
+        """Apply changed configs of the topic.
 
-        Rule R1, from ``os`` to ``ack``: the high watermark may stand where log ends had been. It
-        stays, and moves, and answers, only once every durable end has passed it.
+        From ``os`` to ``ack`` the high watermark may be above the durable ends. It stays, and moves
+        on only when every durable end has passed it (rule R1).
         """
         self.min_isr = settings.min_isr
         self.by_durable = settings.by_durable
 
     def reassign(self, replicas: Iterable[BrokerId]) -> None:
-        """Replicas were added or removed (KIP-455)."""
+        """Apply added or removed replicas (KIP-455)."""
         self.replicas = _shared_set(tuple(replicas))
 
     # followers
@@ -149,9 +152,9 @@ class LeaderState:
         leader_end: int,
         now_ms: int,
     ) -> FollowerState:
-        """A validated follower starts a session at its own log end.
+        """Begin the session of a validated follower, at its own log end.
 
-        ``ends`` = log end, durable end, log start.
+        ``ends``: its log end, durable end and log start.
         """
         log_end, durable_end, log_start = ends
         old = self.followers.get(follower)
@@ -171,7 +174,10 @@ class LeaderState:
         leader_end: int,
         now_ms: int,
     ) -> bool:
-        """Take an acknowledgement; False if it is not of the present session (rule R4)."""
+        """Apply an acknowledgement; return False if it is not of the present session (rule R4).
+
+        ``ends``: the follower's log end, durable end and log start. None of them moves back.
+        """
         state = self.followers.get(follower)
         if state is None or state.session != session:
             return False
@@ -189,23 +195,23 @@ class LeaderState:
         return True
 
     def closed(self, follower: BrokerId, session: int) -> None:
-        """The session is over. What was acknowledged stays known for the rest of the epoch."""
+        """End a session. The acknowledged ends remain known for the rest of the leader epoch."""
         state = self.followers.get(follower)
         if state is not None and state.session == session:
             state.session = -1
 
     def end_of(self, replica: BrokerId) -> int:
-        """Rule R1: the end of a follower that counts; 0 where nothing was proven in this epoch."""
+        """Return the counted end of a follower; 0 if none was reported in this epoch (rule R1)."""
         state = self.followers.get(replica)
         if state is None:
             return 0
         return state.durable_end if self.by_durable else state.log_end
 
     def replicated_to(self, own_end: int) -> int:
-        """Rule R7: below this every assigned replica holds the log; 0 while one is not known.
+        """Return the offset that every assigned replica has reached; 0 if one is unknown (rule R7).
 
-        One that was just assigned, or that did not open a session in this epoch, is not known. Who
-        is connected counts too: its image may be ahead of this one, and know that it is assigned.
+        A replica that was just assigned, or opened no session in this epoch, is unknown. Connected
+        followers count as well: their image may be newer, and contain their assignment.
         """
         connected = (state.log_end for state in self.followers.values() if state.session >= 0)
         end = min([own_end, *connected])
@@ -223,11 +229,11 @@ class LeaderState:
     # high watermark
 
     def maximal_isr(self) -> frozenset[BrokerId]:
-        """The committed ISR and every attempt that may still turn out to be committed."""
+        """Return the committed ISR with all members of attempts that may still be committed."""
         return self.isr.union(*self.proposals.values()) if self.proposals else self.isr
 
     def high_watermark(self, own_end: int, present: int) -> int:
-        """The high watermark, given the leader's own end that counts and the present value."""
+        """Return the high watermark for the leader's own counted end; at least ``present``."""
         if len(self.isr) < self.min_isr:
             return present
         end = own_end
@@ -241,10 +247,10 @@ class LeaderState:
     def may_join(
         self, follower: BrokerId, high_watermark: int, eligible_epoch: BrokerEpoch | None
     ) -> bool:
-        """All conditions on one snapshot of the follower's state (KAFKA-15221).
+        """Return True if a follower meets all conditions to join the ISR (KAFKA-15221).
 
-        ``eligible_epoch``: the broker epoch of the follower in the image if it is unfenced and not
-        shutting down, else None.
+        All conditions are checked on one snapshot of its state. ``eligible_epoch``: its broker
+        epoch in the image if it is unfenced and not shutting down, else None.
         """
         state = self.followers.get(follower)
         if state is None or state.session < 0 or state.broker_epoch != eligible_epoch:
@@ -255,7 +261,7 @@ class LeaderState:
         return end >= self.epoch_start and end >= high_watermark
 
     def laggards(self, leader_end: int, now_ms: int, lag_max_ms: int) -> frozenset[BrokerId]:
-        """Members that have not been caught up for ``lag_max_ms``."""
+        """Return the members of the ISR that were not caught up for ``lag_max_ms``."""
         late = set()
         for replica in self.isr:
             if replica == self.me or self.end_of(replica) >= leader_end:
@@ -267,7 +273,7 @@ class LeaderState:
         return frozenset(late)
 
     def forgive(self, stalled_ms: int) -> None:
-        """Shift all times, because this process stood still: no follower is blamed (rule M7)."""
+        """Shift all times by a stall of this process, so that no follower is late by it (M7)."""
         self.since_ms += stalled_ms
         for state in self.followers.values():
             state.caught_up_ms += stalled_ms
@@ -280,10 +286,10 @@ class LeaderState:
         leavers: frozenset[BrokerId],
         epoch_of: Callable[[BrokerId], BrokerEpoch],
     ) -> Proposal | None:
-        """The next attempt, if there is reason for one; None while another is in flight.
+        """Return the next attempt; None if nothing is to change or another attempt is in flight.
 
-        With attempts of unknown outcome open and nothing to change, the committed ISR is proposed
-        again: the controller bumps the partition epoch, which settles them (rule M3).
+        If attempts of unknown outcome remain and nothing is to change, the committed ISR is
+        proposed again: the controller increases the partition epoch, which settles them (rule M3).
         """
         if self.in_flight is not None:
             return None
@@ -306,7 +312,10 @@ class LeaderState:
         return Proposal(attempt, self.epoch, self.partition_epoch, tuple(members), reason)
 
     def adopt(self, partition_epoch: PartitionEpoch, isr: Iterable[BrokerId]) -> bool:
-        """A committed ISR, from the image or an answer: only a higher epoch settles attempts."""
+        """Apply a committed ISR from the image or an answer; return False if it is not newer.
+
+        Only a higher partition epoch settles the attempts that may still be committed.
+        """
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch, self.isr = partition_epoch, _shared_set(tuple(isr))
@@ -314,13 +323,13 @@ class LeaderState:
         return True
 
     def refused(self, attempt: int) -> None:
-        """Drop this attempt, which surely is not committed; others keep counting (rule M3)."""
+        """Drop an attempt that is surely not committed; others keep counting (rule M3)."""
         self.proposals.pop(attempt, None)
         if self.in_flight == attempt:
             self.in_flight = None
 
     def unknown(self, attempt: int, retry_ms: int) -> None:
-        """No certain answer: the attempt keeps counting; another may be made at ``retry_ms``."""
+        """Keep counting an attempt without a certain answer; allow another at ``retry_ms``."""
         if self.in_flight == attempt:
             self.in_flight = None
         self.retry_ms = retry_ms

@@ -1,10 +1,17 @@
 """The leader's end of a replication stream: validates a follower's sessions and pushes its log.
 
-One connection from one follower broker carries all partitions that it replicates from here. A
-follower opens a session for each; the leader answers diverging, fenced or accepted, and from then
-on pushes whatever is appended, within the follower's window (`push_flow`) and the throttle. A
-follower whose image is ahead of this broker's is kept until the image catches up (rule R9). Where
-the leader's own log can't be read, only the followers that need those bytes wait.
+One connection from a follower broker carries all partitions that it replicates from here. A
+follower opens a session for each of them; the `ReplicaManager` answers diverging, refused or valid,
+and `LeaderStream.begin` makes a `PushSession`. From then on the session pushes what is appended, at
+once if the follower is at the end of the log, else read from the log in quanta. Three limits apply:
+
+- `ConnectionFlow`: unacknowledged bytes of the connection. Followers that catch up get a window
+  measured so that in-sync followers wait at most `TARGET_MS` behind them.
+- Turns: those in sync first, then the others, a quantum for each in turn (rule R9).
+- `Throttles`: a rate for followers that are not in sync.
+
+`EarlyOpens` keeps the requests of followers whose image is newer than this broker's until the image
+arrives (rule R9). If the leader's own log can't be read, only sessions that need those bytes pause.
 """
 
 from __future__ import annotations
@@ -35,24 +42,28 @@ if TYPE_CHECKING:
 
 
 TARGET_MS = 100
-"""Longest delay of in-sync followers behind those that catch up: connection, append and sync."""
+"""Longest time that pushes to an in-sync follower may wait for bytes of those that catch up:
+transfer, append and sync."""
 MIN_WINDOW_BYTES = 131_072
-"""So much may always be on its way to a follower that catches up: it must make progress."""
+"""Unacknowledged bytes that a follower which catches up may always have, so that it progresses."""
 RATE_MEMORY_MS = 500
-"""Acknowledgements come in bursts, one for a sync: the rate is one over about this time."""
+"""Time over which the rate of acknowledged bytes is averaged; they come in bursts, one a sync."""
 MAX_TRIP_MS = 300
-"""A way and a sync that take longer than this are waiting, not distance."""
+"""Longest round trip that is counted; a longer one contains time in queues."""
 TRIP_MEMORY_MS = 10_000
-"""The shortest round trip of this time, or of the last such time, is what one takes at least."""
+"""The least round trip is the shortest one of this period and the period before."""
 MARK_BYTES = 262_144
-"""Grain of the count: a session's bytes are remembered in pieces of about this size."""
+"""Size of the pieces in which the unacknowledged bytes of a session are counted."""
 STUCK_MS = 10_000
-"""A session that proved nothing for so long, while others of its connection did, is its own
-trouble: it goes on counting for itself, but takes no room from the others."""
+"""Time without an acknowledgement, while other sessions of the connection had some, after which a
+session is stuck: its bytes still count for itself, but take no room from the others."""
 
 
 class PushWindow:
-    """The unproven bytes of one session. Made with its first push, dropped when all is proven."""
+    """The unacknowledged bytes of one session.
+
+    Created with the first push after everything was acknowledged, dropped when all is acknowledged.
+    """
 
     __slots__ = (
         "_marks", "_tail_bytes", "counted", "in_sync", "made_ms", "moved_ms", "sent_end",
@@ -65,14 +76,15 @@ class PushWindow:
         self.in_sync = in_sync
         """True if the follower was in sync at its first push."""
         self.made_ms = self.moved_ms = now_ms
-        """Time of the last acknowledgement of pushed bytes, or of the first push."""
+        """``made_ms``: time of the first push. ``moved_ms``: time of the last acknowledgement of
+        pushed bytes, or of the first push."""
         self.counted = True
-        """True if these bytes are counted for the connection."""
+        """True if these bytes count for the connection."""
         self._tail_bytes = 0
         self._marks: deque[tuple[int, int]] | None = None
 
     def pushed(self, end: int, size: int) -> None:
-        """So many bytes, up to this offset."""
+        """Count ``size`` pushed bytes, whose last record is below offset ``end``."""
         self.unproven += size
         self.sent_end = end
         self._tail_bytes += size
@@ -83,7 +95,7 @@ class PushWindow:
             self._tail_bytes = 0
 
     def proven(self, end: int, now_ms: int) -> int:
-        """The follower holds everything below ``end``: how many bytes that makes."""
+        """Return the bytes that an acknowledgement of everything below ``end`` releases."""
         released = 0
         marks = self._marks
         while marks and marks[0][0] <= end:
@@ -97,7 +109,10 @@ class PushWindow:
 
 
 class ConnectionFlow:
-    """The unproven bytes of one connection, and how much more it takes."""
+    """The unacknowledged bytes of one connection, and the limits to them.
+
+    Owned by a `LeaderStream`, on the event loop.
+    """
 
     __slots__ = (
         "_bytes_per_ms", "_proven", "_since_ms", "_trip_before_ms", "_trip_ms", "_trips_since_ms",
@@ -106,12 +121,13 @@ class ConnectionFlow:
 
     def __init__(self, limit: int, now_ms: int) -> None:
         self.limit = limit
-        """Unproven bytes of the connection; those of one session: half of it."""
+        """Most unacknowledged bytes of the connection; a session may have half of it."""
         self.unproven = 0
         self.catch_up_bytes = MIN_WINDOW_BYTES
-        """Unacknowledged bytes up to which a follower that catches up is pushed to."""
+        """Unacknowledged bytes of the connection up to which followers that catch up are pushed
+        to."""
         self.catching_up = 0
-        """Sessions with something unproven whose followers were not in sync."""
+        """Number of windows whose followers were not in sync at their first push."""
         self.proven_ms = now_ms
         self._proven = 0
         self._bytes_per_ms = 0.0
@@ -121,17 +137,17 @@ class ConnectionFlow:
         self._trips_since_ms = now_ms
 
     def has_room(self, *, in_sync: bool) -> bool:
-        """Return True if a session may be pushed more. One of those that catch up always may."""
+        """Return True if a session may push more. A single one that catches up always may."""
         if in_sync:
             return self.unproven < self.limit
         return self.unproven < self.catch_up_bytes or not self.catching_up
 
     def is_full(self, window: PushWindow | None) -> bool:
-        """Return True if this session has as many unacknowledged bytes as one may have."""
+        """Return True if this session has as many unacknowledged bytes as one session may have."""
         return window is not None and window.unproven >= self.limit // 2
 
     def opened(self, window: PushWindow) -> None:
-        """A session has something unproven."""
+        """Count a session that begins to have unacknowledged bytes."""
         self.catching_up += not window.in_sync
 
     def _leave(self, window: PushWindow) -> None:
@@ -139,46 +155,49 @@ class ConnectionFlow:
             self.catching_up -= not window.in_sync
 
     def pushed(self, size: int) -> None:
-        """Bytes of a session that counts."""
+        """Count pushed bytes of a session that counts for the connection."""
         self.unproven += size
 
     def released(self, window: PushWindow, size: int, now_ms: int) -> None:
-        """A session's bytes were proven."""
+        """Count acknowledged bytes of a session."""
         self._proven += size
         self.proven_ms = now_ms
         if window.counted:
             self.unproven -= size
 
     def emptied(self, window: PushWindow, now_ms: int) -> None:
-        """All of a session was proven: how long a round trip took."""
+        """Stop counting a session whose bytes are all acknowledged, and measure its round trip."""
         self._leave(window)
         trip_ms = min(now_ms - window.made_ms, MAX_TRIP_MS)
         self._trip_ms = trip_ms if self._trip_ms is None else min(self._trip_ms, trip_ms)
 
     def drop(self, window: PushWindow) -> None:
-        """Stop counting bytes that will not be acknowledged: their session is over, or stuck."""
+        """Stop counting bytes that will not be acknowledged: their session ended or is stuck."""
         self._leave(window)
         if window.counted:
             self.unproven -= window.unproven
             window.counted = False
 
     def is_stuck(self, window: PushWindow) -> bool:
-        """Others prove, this one has not for `STUCK_MS`."""
+        """Return True if others had acknowledgements and this session had none for `STUCK_MS`."""
         return window.counted and self.proven_ms - window.moved_ms > STUCK_MS
 
     def quantum(self) -> int:
-        """Return the bytes of one push to a follower that catches up: it acknowledges it whole."""
+        """Return the bytes of one push to a follower that catches up: a quarter of its window.
+
+        The follower acknowledges a push as a whole.
+        """
         return max(self.catch_up_bytes // 4, MIN_WINDOW_BYTES // 2)
 
     def measure(self, now_ms: int) -> None:
-        """With every tick: what the follower proves now decides how much may be on its way."""
+        """Recompute the window of followers that catch up; called with every tick."""
         passed_ms = now_ms - self._since_ms
         if passed_ms <= 0:
             return
         share = min(passed_ms / RATE_MEMORY_MS, 1.0)
         self._bytes_per_ms += (self._proven / passed_ms - self._bytes_per_ms) * share
         self._proven, self._since_ms = 0, now_ms
-        # What is on its way anyway, way and sync being idle, holds up nobody.
+        # Bytes of one round trip on an idle connection and disk delay no other push.
         window = int(self._bytes_per_ms * (TARGET_MS + self._least_trip_ms(now_ms)))
         self.catch_up_bytes = min(max(window, MIN_WINDOW_BYTES), self.limit // 2)
 
@@ -193,11 +212,11 @@ class ConnectionFlow:
 
 
 LOOK_AGAIN_S = 5.0
-"""Interval at which such a session checks whether the log begins behind the damage by now."""
+"""Pause of a session that met damage in the leader's log. Later the log may begin behind it."""
 
 
 class Resting(FollowerSession, Protocol):
-    """A ``leader_stream.PushSession``."""
+    """The part of a `PushSession` that `pause_session` uses."""
 
     replica: Replica
 
@@ -209,9 +228,9 @@ S = TypeVar("S", bound=Resting)
 
 
 def pause_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
-    """Offer this session nothing until then; its connection serves the other partitions.
+    """Stop pushing in this session for `LOOK_AGAIN_S`; other sessions of the connection go on.
 
-    ``present``: the connection's sessions; ``mark``: has it ship again.
+    ``present``: the connection's sessions by partition; ``mark``: schedules a session to push.
     """
     session.drop_pending()
     session.replica.detach(session)
@@ -220,7 +239,7 @@ def pause_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None
 
 
 def go_on(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
-    """Try again, unless another session took its place, or the connection is gone."""
+    """Resume a paused session, unless another one replaced it or the connection ended."""
     if present.get(session.replica.key) is not session:
         return
     if session.state() is None:
@@ -231,39 +250,44 @@ def go_on(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> No
 
 
 MAX_UNKNOWN_OPENS = 20_000
-"""Partitions that followers may ask for before this image holds them; then they are refused."""
+"""Most partitions with requests that wait for the image; requests for further ones are refused."""
 UNKNOWN_OPEN_MS = 2 * UNANSWERED_RETRY_MS
-"""Age at which an open is dropped: a follower that still waits has sent another one by then."""
+"""Age at which a request is dropped. A follower that still waits has sent another one by then."""
 LOOKED_AT_ONCE = 500
-"""Opens that one tick holds against the image: a millisecond."""
+"""Partitions with waiting requests that one tick compares with the image: a millisecond."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """For one partition that this broker does not host."""
+    """The requests of followers for one partition that this broker does not host."""
 
     asked_ms: int
     opens: dict[BrokerId, Open] = field(default_factory=dict)
     was_there: bool = False
-    """The image held the partition already: once it does not, the partition was deleted."""
+    """True if an image contained the partition; once the image does not, it was deleted."""
 
 
 class EarlyOpens:
-    """Owned by the `ReplicaManager`: which opens wait for the image, by partition and follower."""
+    """Requests for sessions (OPEN) that wait for a newer image, by partition and follower.
+
+    Owned by the `ReplicaManager`, on its event loop.
+    """
 
     def __init__(self, broker_id: BrokerId) -> None:
         self._broker_id = broker_id
         self._unknown: dict[Key, _Waiting] = {}
-        """For partitions that this image does not hold here yet; who was looked at goes last."""
+        """Requests for partitions that have no replica here yet, the least recently checked
+        first."""
         self._known: dict[Replica, None] = {}
-        """Replicas whose `Partition.early_opens` holds some, in order of arrival."""
+        """Replicas with requests in `Partition.early_opens`, in order of arrival."""
 
     def keep_unknown(
         self, image: MetadataImage, key: Key, follower: BrokerId, message: Open, now_ms: int
     ) -> Refused | None:
-        """No replica here: it waits for the image, or is told why not.
+        """Keep a request for a partition without a replica here; return a refusal if it can't wait.
 
-        The follower's image may be ahead: a new topic shall not wait for a second question.
+        The follower's image may be newer. A follower of a new topic need not send its request
+        twice.
         """
         registration = image.partition(*partition_of(key))
         code = None
@@ -280,15 +304,16 @@ class EarlyOpens:
         return None
 
     def _is_elsewhere(self, registration: PartitionRegistration, message: Open) -> bool:
-        """The image is at the epoch that the follower meant, or past it, and nothing is here."""
+        """Return True if the image is at the follower's leader epoch without a replica here."""
         here = self._broker_id in registration.replicas
         return not here and registration.leader_epoch >= message.leader_epoch
 
     def forget_some(self, image: MetadataImage, now_ms: int) -> None:
-        """Drop what no image will ever answer; with every tick, some in their turn.
+        """Drop some of the requests that no image will satisfy; called with every tick.
 
-        A partition that was deleted, or whose epoch in question came without a replica here. What
-        the image can't tell, as a topic deleted before the follower asked, goes with its age.
+        Their partitions were deleted, or reached the requested leader epoch without a replica here.
+        Requests that the image can't judge, as for a topic deleted before the request came, are
+        dropped by age.
         """
         for key in list(islice(self._unknown, LOOKED_AT_ONCE)):
             waiting = self._unknown.pop(key)
@@ -304,22 +329,22 @@ class EarlyOpens:
                 self._unknown[key] = waiting
 
     def note(self, replica: Replica) -> None:
-        """The partition has kept one itself."""
+        """Remember that the replica's partition keeps a request itself."""
         self._known[replica] = None
 
     def found(self, replica: Replica) -> None:
-        """The partition is there now: it takes what was kept for it."""
+        """Hand the kept requests to the partition, which has a replica here now."""
         kept = self._unknown.pop(replica.key, None)
         if kept is not None:
             replica.partition.early_opens = kept.opens
             self.note(replica)
 
     def drop(self, replica: Replica) -> None:
-        """No replica here any more."""
+        """Forget a replica that is no longer hosted here."""
         self._known.pop(replica, None)
 
     def take(self) -> Iterator[tuple[Replica, BrokerId, Open]]:
-        """All that wait at partitions that are there: each is to be asked anew, once."""
+        """Yield and forget all requests for hosted partitions, to answer each of them again."""
         known, self._known = self._known, {}
         for replica in known:
             opens, replica.partition.early_opens = replica.partition.early_opens, {}
@@ -330,10 +355,10 @@ class EarlyOpens:
 _log = logging.getLogger("broker.replication")
 
 MAX_CONTROL_FRAME_BYTES = 1024
-"""A follower sends only OPEN, ACK and PING: far below this."""
+"""Longest frame that a follower may send: OPEN, ACK, PING and PAUSE are far shorter."""
 FRAMES_PER_TURN = 256
-"""Of one connection, before the loop gets its turn: a follower that opens thousands of sessions
-after a reconnect would else hold this leader's heartbeats."""
+"""Frames of a connection taken before other tasks have a turn. A follower opens thousands of
+sessions after a reconnect, which in one turn would delay this leader's heartbeats."""
 
 
 DRAIN_CHECK_S = 0.002
@@ -341,7 +366,7 @@ DRAIN_CHECK_S = 0.002
 
 
 def end_of_batches(raw: bytes) -> int:
-    """The offset behind a run of whole batches."""
+    """Return the offset behind a run of whole batches; -1 if it is empty."""
     end = -1
     for _, header in walk(raw):
         end = header.next_offset
@@ -365,7 +390,11 @@ class LeaderHost(Protocol):
 
 
 class PushSession:
-    """One validated session: pushes one partition to one follower, in order, without a gap."""
+    """A validated session: pushes one partition to one follower, in order and without a gap.
+
+    Made by `LeaderStream.begin`, on the event loop. It ends when its role, its replica, its
+    connection or a newer session of the same follower ends it.
+    """
 
     __slots__ = (
         "_pending", "_pending_bytes", "_pending_from", "marked", "next", "number", "replica",
@@ -377,7 +406,7 @@ class PushSession:
         self.stream = stream
         self.number = number
         self.next = start
-        """Next offset to take: everything below was written to the connection or is pending."""
+        """Next offset to push: everything below was written to the connection or is pending."""
         self.marked = False
         self.window: PushWindow | None = None
         """The bytes pushed and not yet acknowledged; None if all are."""
@@ -392,7 +421,7 @@ class PushSession:
 
     @property
     def is_behind(self) -> bool:
-        """Return True if the next bytes must be read from the log: others are nearer to its end."""
+        """Return True if the next bytes must be read from the log, because none are pending."""
         return not self._pending and self.next < self.replica.log.log_end_offset
 
     def state(self) -> FollowerState | None:
@@ -413,9 +442,9 @@ class PushSession:
         return follower in role.isr or (bool(role.proposals) and follower in role.maximal_isr())
 
     def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None:
-        """Bytes that were just written whole to the log (rule R2)."""
+        """Take bytes that were just written whole to the log (rule R2); push them next turn."""
         stream = self.stream
-        too_much = self._pending_bytes + len(raw) > stream.host.push_bytes  # goes in quanta
+        too_much = self._pending_bytes + len(raw) > stream.host.push_bytes  # read in quanta
         if self.next == base_offset and not stream.paused and not too_much:
             if self._pending is None:
                 self._pending, self._pending_from = [raw], base_offset
@@ -426,31 +455,31 @@ class PushSession:
         stream.mark(self)
 
     def forget(self) -> None:
-        """The role that gave this session is over."""
+        """End this session, because the role that validated it ended."""
         self.stream.sessions.pop(self.replica.key, None)
         self.drop_window()
 
     def drop_window(self) -> None:
-        """Stop waiting for acknowledgements of what this session pushed."""
+        """Stop waiting for acknowledgements of the bytes that this session pushed."""
         self.stream.waits_no_more(self)
         if self.window is not None:
             self.stream.flow.drop(self.window)
             self.window = None
 
     def drop_pending(self) -> None:
-        """The connection is full: what was not written is read from the log later."""
+        """Drop pending bytes, because the connection is full; they are read from the log later."""
         if self._pending:
             self._pending, self._pending_bytes, self.next = None, 0, self._pending_from
 
     def ship(self) -> int:
-        """Write what is pending, else one catch-up quantum; how many bytes."""
+        """Push what is pending, or else one quantum from the log; return the number of bytes."""
         state, replica = self.state(), self.replica
         if state is None:
             self.drop_window()
             return 0
         size = 0
         log_end = replica.log.log_end_offset
-        # What was deleted meanwhile is skipped, by the follower too.
+        # Records deleted meanwhile are skipped; the follower skips them as well.
         self.next = max(self.next, replica.log.log_start_offset)
         if not self._pending and self.next >= log_end:
             return 0
@@ -486,7 +515,7 @@ class PushSession:
             host.throttles.to_followers.take(size, host.now_ms())
 
     def announce(self) -> None:
-        """Tell an idle follower the high watermark."""
+        """Send the high watermark to a follower that has nothing to receive."""
         state = self.state()
         if state is not None and not self._pending and not self.stream.paused:
             self._write(state, self.next, self.next, [], 0)
@@ -508,7 +537,10 @@ class PushSession:
 
 
 class LeaderStream(asyncio.Protocol):
-    """Serves one follower connection, for all partitions led here. Owned by its transport."""
+    """A connection from one follower broker, for all partitions that it follows here.
+
+    Owned by its transport, on the event loop; holds a `PushSession` for each partition.
+    """
 
     def __init__(self, follower: BrokerId, host: LeaderHost) -> None:
         self.follower = follower
@@ -518,20 +550,21 @@ class LeaderStream(asyncio.Protocol):
         self.sessions: dict[Key, PushSession] = {}
         self._marked: list[PushSession] = []
         self._members: deque[PushSession] = deque()
-        """Marked too, but each takes a quantum in its turn: those in sync first."""
+        """In-sync sessions that read from the log; each pushes a quantum in its turn."""
         self._behind: deque[PushSession] = deque()
+        """The same of followers that are not in sync; their turns come after all `_members`."""
         self._full: dict[PushSession, None] = {}
-        """Sessions that continue with their own next acknowledgement."""
+        """Sessions whose window is full; each continues with its own next acknowledgement."""
         self.flow = ConnectionFlow(host.unsynced_bytes, host.now_ms())
         self._pause_ends_ms = 0
-        """The follower's own throttle: nothing for those not in sync before this time."""
+        """End of the pause that the follower requested for its out-of-sync replicas."""
         self._scheduled = False
         self._drain_check: asyncio.TimerHandle | None = None
         self._received = b""
         self._resting = False
-        """Whole frames are left for the next turn; nothing more is read meanwhile."""
+        """True while received frames wait for the next turn; nothing more is read meanwhile."""
         self._held: list[bytes] | None = None
-        """Control frames written while frames are received: they leave together."""
+        """Frames written while frames are received; sent in one write. None at other times."""
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -567,7 +600,7 @@ class LeaderStream(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.heard_ms = -1  # the host's tick turns this into the present time
+        self.heard_ms = -1  # the next tick of the host replaces this by the present time
         self._received = self._received + data if self._received else data
         if not self._resting:
             self._receive_all()
@@ -597,7 +630,7 @@ class LeaderStream(asyncio.Protocol):
             _log.warning("stream closed follower=%d reason=%s", self.follower, error)
             self.close()
             return
-        except Exception as error:  # noqa: BLE001 as above: never only a line in the log
+        except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang
             self.host.broken("frame of a follower", error)
         finally:
             held, self._held = self._held, None
@@ -630,7 +663,7 @@ class LeaderStream(asyncio.Protocol):
                 raise FrameError(msg)
 
     def begin(self, replica: Replica, valid: Valid, start: int) -> None:
-        """Announce the session and start pushing from ``start``."""
+        """Send the answer that opens the session and start pushing from offset ``start``."""
         session = PushSession(replica, self, valid.session, start)
         before = self.sessions.get(replica.key)
         if before is not None:
@@ -642,15 +675,15 @@ class LeaderStream(asyncio.Protocol):
         session.announce()
 
     def answer(self, key: Key, frame: Valid | frames.Diverging | frames.Refused) -> None:
-        """Write a control frame."""
+        """Send a control frame."""
         self.write(frames.encode(key, frame), [])
 
     def ping(self) -> None:
-        """Show that this end lives (rule R9)."""
+        """Send a ping, so that the follower knows that this connection lives (rule R9)."""
         self.write(frames.PING_FRAME, [])
 
     def mark(self, session: PushSession) -> None:
-        """Mark this session: it has something to push in the next turn of the event loop."""
+        """Schedule this session to push in the next turn of the event loop."""
         if not session.marked:
             session.marked = True
             self._marked.append(session)
@@ -673,12 +706,12 @@ class LeaderStream(asyncio.Protocol):
                 else:
                     session.marked = False
                     self._ship_one(session)
-        finally:  # the connection is full: what waits keeps its place
+        finally:  # if the connection is full, the remaining sessions keep their places
             self._marked = waiting[::-1] + self._marked
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """A quantum for those that have waited longest, where the connection takes it (rule R9)."""
+        """Push quanta for the sessions that waited longest, as there is room (rule R9)."""
         left = self._take_turns(self._members, self.host.push_bytes, in_sync=True)
         self._take_turns(self._behind, left, in_sync=False)
         if (
@@ -691,9 +724,9 @@ class LeaderStream(asyncio.Protocol):
             self._schedule()
 
     def _take_turns(self, queue: deque[PushSession], budget: int, *, in_sync: bool) -> int:
-        """Push to the sessions that catch up, with the rest of the budget.
+        """Push for the sessions of a queue in turn; return the unused part of the budget in bytes.
 
-        Without room they continue at an acknowledgement or a tick.
+        Sessions for which there is no room continue at an acknowledgement or a tick.
         """
         while queue and budget > 0 and not self.paused and self._transport is not None:
             if self._transport.get_write_buffer_size() >= self.host.push_bytes:
@@ -704,18 +737,18 @@ class LeaderStream(asyncio.Protocol):
                 break
             session = queue.popleft()
             session.marked = False
-            budget -= self._ship_one(session)  # it marks itself again, behind the others
+            budget -= self._ship_one(session)  # marks itself again, behind the others
         return budget
 
     def _has_room_for_others(self) -> bool:
-        """Return True if a replica that is not in sync may be pushed to now."""
+        """Return True if an out-of-sync replica may be pushed to now."""
         if not self.flow.has_room(in_sync=False):
             return False
         bucket, now_ms = self.host.throttles.to_followers, self.host.now_ms()
         return now_ms >= self._pause_ends_ms and (bucket is None or not bucket.pause_ms(now_ms))
 
     def quantum(self, session: PushSession, *, in_sync: bool) -> int:
-        """Return the bytes that a session may push now; 0 if it was queued until its time."""
+        """Return the bytes that a session may push now; 0 if it was queued to wait for room."""
         if self.flow.is_full(session.window):
             self._full[session] = None
             return 0
@@ -730,11 +763,11 @@ class LeaderStream(asyncio.Protocol):
         return 0
 
     def waits_no_more(self, session: PushSession) -> None:
-        """For an acknowledgement of its own: it is over."""
+        """Forget a session that waited for an acknowledgement of its own bytes."""
         self._full.pop(session, None)
 
     def acknowledged(self, key: Key, number: int, end: int) -> None:
-        """A follower proved to hold everything below ``end``; there may be room again."""
+        """Release the bytes below ``end``, which a follower acknowledged; sessions may continue."""
         session = self.sessions.get(key)
         if session is None or session.number != number or session.window is None:
             return
@@ -752,7 +785,7 @@ class LeaderStream(asyncio.Protocol):
         self._schedule()
 
     def tick(self, now_ms: int) -> None:
-        """Measure, and let those go on that wait for a rate."""
+        """Measure the window, release stuck sessions, and continue those that wait for a rate."""
         flow = self.flow
         flow.measure(now_ms)
         if not flow.has_room(in_sync=True):
@@ -766,24 +799,24 @@ class LeaderStream(asyncio.Protocol):
         self._schedule()
 
     def _ship_one(self, session: PushSession) -> int:
-        """One log that can't be read does not keep the others from their turn."""
+        """Push for one session; return the bytes. An unreadable log stops no other session."""
         try:
             return session.ship()
         except (KafkaError, StorageError, OSError) as error:
-            # A log that failed is its owner's business (see `ReplicaManager`). One that could not
-            # be read just now (no descriptor was free) is asked for again by a new connection.
+            # The log manager reports a damaged log. A log that could not be read just now (no
+            # descriptor was free) is tried again by the follower with a new connection.
             log = session.replica.log
             _log.error("push failed log=%s error=%s", log.name, error)
             if isinstance(error, CorruptionError):
                 pause_session(session, self.sessions, self.mark)
             elif log.failed is None:
                 self.close()
-        except Exception as error:  # noqa: BLE001 a bug in a callback would else be a silent hang
+        except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang
             self.host.broken("push", error)
         return 0
 
     def write(self, head: bytes, pieces: list[bytes]) -> None:
-        """Hand bytes to the connection; gone connections swallow them."""
+        """Write bytes to the connection; do nothing if it has ended."""
         if self._transport is None:
             return
         if self._held is not None:
@@ -794,6 +827,6 @@ class LeaderStream(asyncio.Protocol):
             self._transport.write(head)
 
     def close(self) -> None:
-        """End the connection now."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()

@@ -1,7 +1,9 @@
 """Log starts of led partitions: retention, and deletions that operators request (rule R10).
 
-The `ReplicaManager` runs a round of retention at an interval. A deletion is answered once no clean
-election can bring the records back: every replica that may lead next has the new start on its disk.
+`LogTrimming` is a task of the `BrokerServer`. In rounds it rolls old segments and moves the log
+start of each led partition as retention requires; followers take the start from their leader. An
+operator's deletion (`Deletion`) is answered once no clean election can bring the records back:
+every replica that may lead next has the new start on its disk.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN_S = 0.01
-"""Interval of a deletion's checks: followers learn of it within a tick of 50 ms, and then sync."""
+"""Interval of a deletion's checks. Followers receive the new start with the next tick (50 ms) and
+then sync it."""
 
 
 class Deletion:
-    """Made and awaited by `LogTrimming`; holds nothing once it is over."""
+    """The deletion of one partition's records below an offset, in one role of the leader.
+
+    Created and awaited by `LogTrimming`; holds no state afterwards.
+    """
 
     def __init__(
         self,
@@ -43,22 +49,25 @@ class Deletion:
         clock: Clock,
         deadline_ms: int,
     ) -> None:
-        """``role``: the one in which ``replica`` leads; the deletion ends with it."""
+        """Prepare a deletion. It fails if ``replica`` leaves ``role``, its present leader state."""
         self._manager = manager
         self._replica = replica
         self._role = role
         self._clock = clock
         self._deadline_ms = deadline_ms
         self._outcome = Outcome.NOT_WRITTEN
-        """Of what fails from here on."""
+        """Outcome of an error raised from now on."""
 
     async def run(self, before_offset: int) -> int:
-        """The new log start; see `LogTrimming.delete_records`."""
+        """Delete the records below ``before_offset``; return the new log start offset.
+
+        Errors are those of `LogTrimming.delete_records`.
+        """
         offset = await self._decide(before_offset)
         log = self._replica.log
         if offset > log.log_start_offset:
             if offset == log.log_end_offset:
-                log.roll()  # so that the files of what is deleted can go
+                log.roll()  # so that the files of deleted records can be unlinked
             log.advance_log_start(offset)
         self._outcome = Outcome.UNKNOWN
         if not await self._until(lambda: not self._lacking(offset)):
@@ -75,7 +84,7 @@ class Deletion:
         return log.log_start_offset
 
     async def _decide(self, before_offset: int) -> int:
-        """The first offset to keep, once this leader knows what is committed (rule R8)."""
+        """Return the first offset to keep, once this leader knows what is committed (rule R8)."""
         partition, log = self._replica.partition, self._replica.log
         if not await self._until(lambda: partition.high_watermark >= self._role.epoch_start):
             raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
@@ -93,7 +102,10 @@ class Deletion:
         return partition.lacking(self._role, registration, self._replica.log, offset)
 
     async def _until(self, done: Callable[[], bool]) -> bool:
-        """Wait, while this replica leads and its log is sound; False at the deadline."""
+        """Wait until ``done`` returns True; return False at the deadline.
+
+        Raises KafkaError if this replica stops leading or its log goes offline.
+        """
         while True:
             if self._replica.partition.role is not self._role:
                 text = "another broker became the leader meanwhile"
@@ -113,24 +125,25 @@ class Deletion:
 
 
 LOGS_PER_TURN = 200
-"""Looked at before the loop gets its turn: about 1 ms."""
+"""Logs that are checked before other tasks have a turn: about 1 ms."""
 STARTS_AT_ONCE = 4
-"""Log starts made durable with one round of the flusher: each is a file replaced, 1 to 4 ms that
-every produce meanwhile waits for."""
+"""Log starts made durable in one round of the flusher. Each replaces a file, which delays produces
+by 1 to 4 ms."""
 DELETIONS_MAX = 100
-"""Waiting at once: each looks again a hundred times a second, and a follower that is stuck holds
-them for ten. A thousand took a third of the processor."""
+"""Most deletions that wait at once. Each checks a hundred times a second, and a stuck follower
+makes them wait for ten seconds; a thousand used a third of the processor."""
 DURABLE_WAIT_MS = 5_000
-"""Longest wait of a slice of retention for its log starts; a full disk holds them for longer."""
+"""Longest wait of retention for `STARTS_AT_ONCE` log starts; a full disk may take longer."""
 UNKNOWN_MS = 60_000
-"""Time before a clock that can't be compared is logged."""
+"""Time without a controller's clock after which the pause of retention is logged."""
 _log = logging.getLogger("broker.log")
 
 
 def may_go_up_to(role: LeaderState, adding: Iterable[BrokerId], high_watermark: int) -> int:
-    """Return the offset that retention may reach: it does not overtake a replica filled for a move.
+    """Return the highest log start for retention: it must not overtake a replica being added.
 
-    A replica that is not connected holds nothing back: it may never come (invariant L24).
+    ``adding``: replicas that a reassignment adds. One that is not connected holds nothing back,
+    because it may never connect (invariant L24).
     """
     connected = (role.followers.get(broker) for broker in adding)
     ends = [state.log_end for state in connected if state is not None and state.session >= 0]
@@ -138,7 +151,10 @@ def may_go_up_to(role: LeaderState, adding: Iterable[BrokerId], high_watermark: 
 
 
 class LogTrimming:
-    """Owned by the `BrokerServer`, on its loop; `run` is its one task."""
+    """Retention and deletion of records for all partitions that this broker leads.
+
+    Owned by the `BrokerServer`, on its event loop; `run` is its one task.
+    """
 
     def __init__(
         self,
@@ -149,9 +165,10 @@ class LogTrimming:
         is_clock_trusted: Callable[[], bool],
         is_clock_known: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``is_clock_trusted``: this broker's wall clock is near the active controller's.
+        """Prepare retention; nothing runs until `run`.
 
-        ``is_clock_known``: an active controller has said its own, and lately.
+        ``is_clock_trusted``: True while this broker's wall clock is near the active controller's.
+        ``is_clock_known``: True while an active controller has sent its time recently.
         """
         self._manager = manager
         self._logs = logs
@@ -164,25 +181,25 @@ class LogTrimming:
         self._waiting: dict[PartitionLog, asyncio.Event] = {}
         self._deletions = 0
         self.paused = False
-        """Retention by time waits for the clock: told to operators."""
+        """True while retention by time waits for a trusted clock; shown to operators."""
         self._paused_ms = 0
         self._is_told = False
         logs.on_log_start = self._moved
 
-    # what operators ask
+    # deletions by operators
 
     async def delete_records(
         self, partition: TopicIdPartition, before_offset: int, timeout_ms: int
     ) -> int:
-        """Forget the records below an offset (-1: the high watermark); the new log start.
+        """Delete the records below an offset (-1: the high watermark); return the log start.
 
-        On return no clean election brings them back: see `Deletion`.
+        On return no clean election can bring them back.
 
         Raises:
-            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_OUT_OF_RANGE, naming both ends;
-                KAFKA_STORAGE_ERROR; OFFSET_NOT_AVAILABLE, QUEUE_FULL, nothing was deleted;
-                REQUEST_TIMED_OUT, it was or will be, and not every replica that may lead next is
-                known to know it.
+            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_OUT_OF_RANGE, naming both ends of the log;
+                KAFKA_STORAGE_ERROR; OFFSET_NOT_AVAILABLE or QUEUE_FULL if nothing was deleted;
+                REQUEST_TIMED_OUT if the records are or will be deleted, but some replica that may
+                lead next is not known to have the new start.
         """
         replica = self._manager.replica(partition)
         role = None if replica is None else replica.partition.role
@@ -202,13 +219,13 @@ class LogTrimming:
     # retention
 
     async def run(self) -> None:
-        """Look at every log, again and again, with the interval in between; endless."""
+        """Run rounds over all logs, with the configured interval in between. Endless."""
         while True:
             await asyncio.sleep(self._check_interval_ms / 1000)
             await self.look_at_all()
 
     async def look_at_all(self) -> None:
-        """One round over all logs of this broker."""
+        """Run one round of retention over all logs of this broker."""
         trusted = self._is_clock_trusted()
         if self.paused is trusted:
             self.paused, self._is_told = not trusted, False
@@ -228,7 +245,7 @@ class LogTrimming:
                 await self._durable(moving, DURABLE_WAIT_MS)
                 moving = []
                 if self.paused is self._is_clock_trusted():
-                    return  # the clock was set meanwhile; the next round judges anew
+                    return  # the clock was set meanwhile; the next round decides anew
         if moving:
             await self._durable(moving, DURABLE_WAIT_MS)
         if not self.paused:
@@ -240,18 +257,18 @@ class LogTrimming:
         elif self._clock.monotonic_ms() - self._paused_ms >= UNKNOWN_MS:
             why = "no active controller has said what time it is"
         else:
-            return  # as at every start
+            return  # usual for a short time after a start
         self._is_told = True
         _log.warning("retention paused: %s", why)
 
     def _look_at(self, replica: Replica) -> bool:
-        """Roll what is old, drop what may go; whether the log start is on its way."""
+        """Roll an old segment and move the log start; return True if it is not durable."""
         log = replica.log
         segments = log.segments
         if not segments or log.failed is not None:
             return False
         if self._manager.replica(replica.partition.id) is not replica:
-            return False  # deleted meanwhile: another log may stand under its name
+            return False  # deleted meanwhile: another log may have its name
         active = segments[-1]
         now_ms = self._clock.wall_ms()
         config = log.config.retention
@@ -264,7 +281,7 @@ class LogTrimming:
         if config is None:
             return False
         ages: Mapping[str, int] = {}
-        if by_time:  # those who may lead later count, too
+        if by_time:  # in every role: a follower may lead later and then needs the ages
             ages = self._doubted.ages(log.segments, now_ms, self._clock.monotonic_ms())
         if not isinstance(role, LeaderState):
             return False
@@ -287,14 +304,14 @@ class LogTrimming:
     # durability
 
     def _moved(self, log: PartitionLog) -> None:
-        """End the waits for a log start that is durable now; followers get it at the next tick."""
+        """End the waits for a durable log start; followers receive it with the next tick."""
         waiter = self._waiting.pop(log, None)
         if waiter is not None:
             waiter.set()
         self._manager.log_start_moved(TopicIdPartition(log.topic_id, log.partition))
 
     async def _durable(self, logs: list[PartitionLog], timeout_ms: int) -> bool:
-        """Wait until these log starts show; whether they do in time."""
+        """Wait until these log starts are durable; return False after ``timeout_ms``."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 for log in logs:

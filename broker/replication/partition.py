@@ -1,12 +1,13 @@
-"""One replica of one partition on this broker: its role, its log, its high watermark. Pure.
+"""A replica of one partition on this broker: its role, its log, its high watermark. Pure.
 
-The `ReplicaManager` gives the replica its role from the image (leader, follower or idle); the
-streams hand it frames. It validates each of them by leader epoch and session (rule R4), appends to
-the log, moves the high watermark, and completes delayed produces. No I/O but through the port to
-its log; the clock is an argument.
+The `ReplicaManager` gives the replica its role from the image (leader, follower or unassigned) and
+passes the frames of the streams to it. `Partition` validates each frame by leader epoch and session
+(rule R4), appends to the log, moves the high watermark, and completes delayed produces. It does I/O
+only through the port to its log, and receives the time as an argument.
 
-Followers take the log start from their leader, and drop tombstones only below the offset that every
-assigned replica has passed (rules R7, R10).
+The functions before it decide truncation (`divergence`, `truncation_point`), log starts that
+followers take from their leader (rule R10), and tombstones, which compaction drops only below the
+offset that every assigned replica has passed (rule R7).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from raft_metadata.records.records import BrokerState
 
 
 class ReplicaLog(Protocol):
-    """The part of ``broker.log.partition_log`` that decides; a memory log in the simulation."""
+    """Port to a log: ``broker.log.partition_log``, or a log in memory in simulations."""
 
     @property
     def name(self) -> str: ...
@@ -64,7 +65,7 @@ _log = logging.getLogger("broker.replication")
 
 
 class Followed(Protocol):
-    """The part of a `Partition` that these functions use."""
+    """The part of a `Partition` that the functions below use."""
 
     id: TopicIdPartition
     log: ReplicaLog
@@ -72,11 +73,11 @@ class Followed(Protocol):
 
 
 def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging | None:
-    """The leader's answer to a log that is no prefix of its own; None where it is one.
+    """Return the leader's answer to a log that is no prefix of its own; None if it is one.
 
-    A log that ends below this one's start is to be started over, whatever it holds. An empty one
-    agrees with every log that reaches as far. Of epochs that are trimmed away here it is only known
-    that they ended at or below the log start.
+    A log that ends below this log's start also gets None: the follower starts over at that start,
+    whatever it holds. An empty log is a prefix of every log that reaches as far. Of epochs whose
+    entries were deleted here it is only known that they ended at or below the log start.
     """
     if message.log_end < log.log_start_offset:
         return None
@@ -93,7 +94,7 @@ def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging 
 
 
 def proven(log: ReplicaLog) -> int:
-    """Return the log start offset that holds after any crash.
+    """Return the log start offset that remains after any crash.
 
     A log that has just started over may have its old start again after a crash.
     """
@@ -101,9 +102,9 @@ def proven(log: ReplicaLog) -> int:
 
 
 def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> bool:
-    """Return True if a follower would, as leader, show records deleted here: it may not join (R10).
+    """Return True if a follower would show records, as leader, that are deleted here (rule R10).
 
-    A follower that does not report its log start may join.
+    Such a follower may not join the ISR.
     """
     return UNTOLD < role.start_of(follower) < log.log_start_offset
 
@@ -111,13 +112,13 @@ def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> boo
 def lacking(
     role: LeaderState, registration: PartitionRegistration | None, log: ReplicaLog, offset: int
 ) -> frozenset[BrokerId]:
-    """Return the replicas that may lead next and are not known to begin at or behind ``offset``.
+    """Return the replicas that may lead next and are not known to begin at or above ``offset``.
 
-    Only if there are none is it certain that a clean election brings no deleted record back. The
-    candidates are the maximal ISR and the eligible replicas (KIP-966). The image's eligible
-    replicas may be older than an ISR that the leader knows already: then every assigned replica
-    is a candidate. The leader, whose ``log`` this is, may lead again after a crash, so that its
-    present log start is not proof either.
+    Only if there are none is it certain that no clean election brings deleted records back. The
+    candidates are the maximal ISR and the eligible replicas (KIP-966). If the image is older than
+    the ISR that the leader knows, its eligible replicas may be outdated: then every assigned
+    replica is a candidate. The leader, whose ``log`` this is, may lead again after a crash, so its
+    own start counts only once it is durable.
     """
     candidates = role.maximal_isr() | {role.me}
     if registration is None or registration.partition_epoch < role.partition_epoch:
@@ -132,14 +133,15 @@ def lacking(
 
 
 def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:
-    """The leader's answer to a log that is a prefix of its own: what of that is gone here."""
+    """Return the leader's answer to a log that is a prefix of its own."""
     return Valid(message.request, epoch, session, log.log_start_offset, log.dropped_to)
 
 
 def truncation_point(log: ReplicaLog, message: Diverging) -> int:
-    """Return the truncation point of a follower: the end of the last epoch that both replicas know.
+    """Return the end of the last epoch that leader and follower share, where to truncate.
 
-    If the leader knows none of its epochs, everything it may keep lies below the leader's start.
+    If the leader knows none of the follower's epochs, everything that the follower may keep lies
+    below the leader's log start.
     """
     if message.at_epoch < 0:
         return message.end
@@ -147,7 +149,7 @@ def truncation_point(log: ReplicaLog, message: Diverging) -> int:
 
 
 def cut(partition: Followed, message: Diverging, end: int) -> None:
-    """Remove what the leader does not have."""
+    """Truncate the log to ``end``, because the leader does not have what follows."""
     log = partition.log
     _log.info(
         "truncated log=%s topic_id=%s from=%d to=%d leader_epoch=%d",
@@ -161,7 +163,7 @@ def cut(partition: Followed, message: Diverging, end: int) -> None:
 
 
 def follow_valid(partition: Followed, leader_start: int) -> None:
-    """The leader's log begins there: a log that ends at or below that holds nothing any more."""
+    """Move the log start to the leader's; start over if the log ends at or below that."""
     log = partition.log
     if leader_start <= log.log_start_offset:
         return
@@ -174,7 +176,7 @@ def follow_valid(partition: Followed, leader_start: int) -> None:
 
 
 def skip_deleted(partition: Followed, message: Push) -> bool:
-    """Start the log over at the push if all in between was deleted; return True then."""
+    """Start the log over at a push if all records in between were deleted; return True then."""
     if not partition.log.log_end_offset < message.from_offset <= message.log_start:
         return False
     _start_over(partition, message.from_offset)
@@ -182,7 +184,7 @@ def skip_deleted(partition: Followed, message: Push) -> bool:
 
 
 def follow_push(partition: Followed, leader_start: int) -> None:
-    """The leader's log start moved, to where this log reaches: it moves here too."""
+    """Move the log start to the leader's, which a push carried, if this log reaches it."""
     if leader_start <= partition.log.log_end_offset:
         try:
             partition.log.advance_log_start(leader_start)
@@ -203,10 +205,10 @@ def _start_over(partition: Followed, offset: int) -> None:
 def asked_to_start_over(
     role: LeaderState, follower: BrokerId, log: ReplicaLog, message: Open
 ) -> Diverging | None:
-    """The answer to a follower that may hold values whose tombstones are gone here.
+    """Return the answer to a follower that may lack tombstones which are dropped here; else None.
 
-    Never to a member of the ISR: its log ends at or behind the high watermark, and nothing is
-    dropped above that.
+    It may hold values that those tombstones deleted, so it must start over. A member of the ISR is
+    never asked to: its log ends at or above the high watermark, and nothing above that is dropped.
     """
     empty = message.last_epoch < 0
     if empty or message.log_end >= log.dropped_to or follower in role.maximal_isr():
@@ -215,16 +217,20 @@ def asked_to_start_over(
 
 
 def inherit(log: ReplicaLog, dropped_to: int) -> None:
-    """Before a session begins: of what this log is filled with now, tombstones are gone.
+    """Record the offset below which tombstones may be missing in this log once it is filled.
 
-    KafkaError: it can't be written now; the leader is asked again.
+    Called before a session begins. Raises KafkaError if it can't be written now; the session is
+    then requested again.
     """
     if log.log_end_offset < dropped_to:
         log.note_dropped(dropped_to)
 
 
 def start_over(partition: Followed, message: Diverging) -> None:
-    """Be empty from the leader's log start on. The one time a high watermark goes back cleanly."""
+    """Empty the log; it begins again at the leader's log start.
+
+    Apart from an unclean election, only here does a high watermark go back.
+    """
     _log.info(
         "starts over topic_id=%s partition=%d from=%d to=%d leader_epoch=%d",
         partition.id.topic_id, partition.id.partition, partition.log.log_end_offset, message.end,
@@ -237,11 +243,11 @@ def start_over(partition: Followed, message: Diverging) -> None:
 def start_over_if_required(
     partition: Followed, message: Diverging, end: int, *, is_unclean: bool
 ) -> bool:
-    """Start the log over if nothing of it stays; return True then.
+    """Start the log over if nothing of it may stay; return True then.
 
-    That is so if the leader says so, or after an unclean election (``is_unclean``) that truncates
-    to ``end``: compaction removed records below that because of newer ones, which the new leader
-    does not have. It may still hold the older ones: this replica lacks both.
+    That is so if the leader requires it, or after an unclean election (``is_unclean``) that
+    truncates into a compacted part: compaction removed records because of newer ones, which the new
+    leader does not have. It may still hold the older ones, while this replica has neither.
     """
     if message.at_epoch != START_OVER:
         if not (is_unclean and end < min(partition.log.compacted_to, partition.log.log_end_offset)):
@@ -252,10 +258,11 @@ def start_over_if_required(
 
 
 DEPOSED_WAIT_MS = 1_000
-"""Time in which a former leader learns what the new leader holds. Records that only it held have no
-certain outcome until another record follows them (rule R5): their client gets *unknown* then."""
+"""Time in which a former leader can learn what the new leader holds. Afterwards its delayed
+produces are *unknown*: records that only it held have no certain outcome until the new leader
+appends another record (rule R5)."""
 _NOTHING_PARKED = DelayedProduces()
-"""Shared by every partition without a delayed produce so far: nothing is ever added to it."""
+"""Shared by all partitions that never had a delayed produce; nothing is ever added to it."""
 
 
 @dataclass(slots=True)
@@ -266,21 +273,22 @@ class Following:
     epoch: LeaderEpoch
     session: int | None = None
     request: int = 0
-    """The open request whose answer is awaited: answers to earlier ones are dropped (rule R4)."""
+    """The newest request for a session; answers to earlier requests are dropped (rule R4)."""
     asked_ms: int = 0
     refusals: int = 0
     """Refused requests and ended sessions in a row; the pause doubles with each."""
     refused: bool = False
-    """The open request is among them: to be asked again after that pause."""
+    """True if the newest request was refused or its session ended: it is repeated after the
+    pause."""
     unclean_epoch: int = -1
     """The leader epoch of the partition's last unclean election."""
     replicated_to: int = 0
-    """The offset that every assigned replica has reached, as the leader last sent it (rule R7)."""
+    """The offset that every assigned replica has reached, as last sent by the leader (rule R7)."""
 
 
 @dataclass(slots=True)
 class Unassigned:
-    """The role without a leader, or of a broker that may not take part (yet)."""
+    """The role without a leader, or of a broker that may not take part yet."""
 
     epoch: LeaderEpoch
 
@@ -289,10 +297,12 @@ Role = LeaderState | Following | Unassigned
 
 
 class Partition:
-    """Single-threaded, owned by the `ReplicaManager` for as long as this broker is a replica.
+    """The role, log and high watermark of one replica on this broker.
 
-    Invariants: the high watermark never goes back and never passes the log end; a follower never
-    truncates below it; role changes and writes never interleave.
+    Single-threaded; owned by the `ReplicaManager` for as long as this broker is a replica.
+    Invariants: the high watermark never passes the log end, and goes back only where an unclean
+    election or a log that starts over requires it; a follower truncates below it only then; role
+    changes and appends never interleave.
     """
 
     __slots__ = (
@@ -319,9 +329,11 @@ class Partition:
         self.role: Role = Unassigned(LeaderEpoch(-1))
         self.broker_epoch: BrokerEpoch | None = None
         self.observes = False
-        """No replica any more: it follows without counting, until its produces are answered."""
+        """True once this broker is no assigned replica: it follows without counting for the ISR,
+        until its delayed produces are completed."""
         self.agreed_epoch = -1
-        """The newest leader epoch in which this log was led, or validated by the leader."""
+        """Newest leader epoch in which this replica led, or in which the leader validated its
+        log."""
         self.parked = _NOTHING_PARKED
         self._early_opens: dict[BrokerId, Open] | None = None
 
@@ -345,10 +357,11 @@ class Partition:
         broker_epoch: BrokerEpoch | None,
         now_ms: int,
     ) -> None:
-        """Take the role the image gives. ``broker_epoch`` is this incarnation's, None if not in it.
+        """Take the role that the image gives to this replica.
 
-        Rule R3: this broker leads only in epochs that were set after its own registration record;
-        an epoch that is not newer than the present one changes no role.
+        ``broker_epoch``: this incarnation's epoch in the image, or None. This broker leads only in
+        epochs that were set after its own registration record; an epoch that is not newer than the
+        present one changes no role (rule R3).
         """
         self.broker_epoch = broker_epoch
         epoch = self.role.epoch
@@ -376,10 +389,10 @@ class Partition:
                     del role.followers[follower]  # rule R4: a new life closes older streams
 
     def configure(self, settings: Settings) -> None:
-        """The topic's configs changed: they are in force from here on, in every role.
+        """Apply changed configs of the topic, in every role.
 
-        What is not durable yet is asked to be, where that decides now (rule R1); what may be
-        answered under the new settings is answered.
+        If the durable end decides now, a sync is requested (rule R1). Produces whose outcome is
+        certain under the new settings are completed.
         """
         if settings == self.settings:
             return
@@ -391,7 +404,7 @@ class Partition:
         self.advance()
 
     def retire(self) -> None:
-        """Stop serving, pushing and answering: this broker is no longer a replica."""
+        """Stop leading or following; complete delayed produces as unknown."""
         self._become(Unassigned(self.role.epoch))
         self.parked.give_up()
 
@@ -430,9 +443,10 @@ class Partition:
         session: int,
         now_ms: int,
     ) -> Valid | Diverging | Refused | None:
-        """Validate a follower's position (KIP-101, KIP-279). None: parked until the image arrives.
+        """Return the answer to a follower's position; None if it waits for a newer image.
 
-        On divergence nothing of the follower is recorded (KAFKA-13141).
+        Validation follows KIP-101 and KIP-279. On divergence nothing of the follower is recorded
+        (KAFKA-13141).
         """
         role = self.role
         if message.leader_epoch > role.epoch:
@@ -469,7 +483,7 @@ class Partition:
         return Refused(message.request, message.leader_epoch, code.number)
 
     def on_ack(self, follower: BrokerId, message: Ack, now_ms: int) -> FollowerState | None:
-        """Take a follower's ends; None if the frame is not of the present (rule R4)."""
+        """Apply a follower's ends; return None if the frame is not of this session (rule R4)."""
         role = self.role
         if not isinstance(role, LeaderState) or message.leader_epoch != role.epoch:
             return None
@@ -480,18 +494,18 @@ class Partition:
         return role.followers[follower]
 
     def stream_closed(self, follower: BrokerId, session: int) -> None:
-        """The connection of a session is gone."""
+        """End the session of a follower whose connection ended."""
         if isinstance(self.role, LeaderState):
             self.role.closed(follower, session)
 
     # leader: high watermark and ISR
 
     def own_end(self) -> int:
-        """Rule R1, the leader's own share: what of its log counts."""
+        """Return the counted end of the leader's own log (rule R1)."""
         return self.log.durable_end if self.settings.by_durable else self.log.log_end_offset
 
     def advance(self) -> None:
-        """Move the high watermark as far as is proven, and answer what became certain."""
+        """Move the high watermark as far as is proven; complete produces that are certain."""
         role = self.role
         if isinstance(role, LeaderState):
             self._raise_to(role.high_watermark(self.own_end(), self.high_watermark))
@@ -503,7 +517,10 @@ class Partition:
             self.on_high_watermark(self)
 
     def check_may_append(self, *, all_replicas: bool) -> LeaderState:
-        """The role to append under, or the error that says why nothing is appended."""
+        """Return the leader state to append under.
+
+        Raises KafkaError NOT_LEADER_OR_FOLLOWER or NOT_ENOUGH_REPLICAS.
+        """
         role = self.role
         if not isinstance(role, LeaderState):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -513,7 +530,7 @@ class Partition:
         return role
 
     def park(self, parked: DelayedProduce) -> None:
-        """Wait for an appended entry's fate."""
+        """Add a delayed produce; it is completed at once if its outcome is certain."""
         if self.parked is _NOTHING_PARKED:
             self.parked = DelayedProduces()
         self.parked.add(parked)
@@ -526,7 +543,10 @@ class Partition:
         now_ms: int,
         lag_max_ms: int | None,
     ) -> Proposal | None:
-        """The ISR change there is reason for; ``lag_max_ms`` None: joins only."""
+        """Return a change of the ISR to propose; None if there is none.
+
+        ``lag_max_ms`` None: only joins.
+        """
         role = self.role
         if not isinstance(role, LeaderState) or role.in_flight is not None:
             return None
@@ -552,13 +572,13 @@ class Partition:
         return role.propose(attempt, joiners, leavers, epoch_of)
 
     def adopt_isr(self, partition_epoch: PartitionEpoch, isr: tuple[BrokerId, ...]) -> None:
-        """A committed ISR is known; the high watermark is tried again (KAFKA-13091)."""
+        """Apply a committed ISR and then advance the high watermark (KAFKA-13091)."""
         role = self.role
         if isinstance(role, LeaderState) and role.adopt(partition_epoch, isr):
             self.advance()
 
     def is_open(self, proposal: Proposal) -> bool:
-        """Return True if the attempt is still valid: nothing it was judged on has changed."""
+        """Return True if an attempt is still valid: role, epochs and attempt are unchanged."""
         role = self.role
         return (
             isinstance(role, LeaderState)
@@ -568,14 +588,14 @@ class Partition:
         )
 
     def isr_refused(self, proposal: Proposal) -> None:
-        """The controller refused this very attempt (rule M3)."""
+        """Drop an attempt that the controller refused (rule M3)."""
         role = self.role
         if isinstance(role, LeaderState) and role.epoch == proposal.leader_epoch:
             role.refused(proposal.attempt)
             self.advance()
 
     def isr_unknown(self, proposal: Proposal, retry_ms: int) -> None:
-        """No certain answer to an attempt: nothing is rolled back (rule M3)."""
+        """Keep an attempt without a certain answer: it may be committed (rule M3)."""
         role = self.role
         if isinstance(role, LeaderState) and role.epoch == proposal.leader_epoch:
             role.unknown(proposal.attempt, retry_ms)
@@ -583,7 +603,7 @@ class Partition:
     def isr_accepted(
         self, proposal: Proposal, partition_epoch: PartitionEpoch, isr: tuple[BrokerId, ...]
     ) -> None:
-        """The controller committed this attempt."""
+        """Apply an attempt that the controller committed."""
         role = self.role
         if isinstance(role, LeaderState) and role.epoch == proposal.leader_epoch:
             if role.in_flight == proposal.attempt:
@@ -605,14 +625,14 @@ class Partition:
         )  # fmt: skip
 
     def _awaiting(self, request: int, epoch: int) -> Following | None:
-        """Rule R4: only the answer to the newest request of the present epoch counts."""
+        """Return the role if this is the answer to its newest request; else None (rule R4)."""
         role = self.role
         if isinstance(role, Following) and role.epoch == epoch and role.request == request:
             return role if role.session is None else None
         return None
 
     def on_valid(self, message: Valid) -> bool:
-        """The leader holds this log as a prefix: pushes of this session may be appended."""
+        """Open the session: the leader holds this log as a prefix. Return False if it is stale."""
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
@@ -623,10 +643,13 @@ class Partition:
         return True
 
     def on_diverging(self, message: Diverging) -> bool:
-        """Cut what the leader does not have; True: ask again (KIP-101).
+        """Truncate what the leader does not have; return True if a session must be requested again.
 
-        The high watermark is never taken from such an answer (KAFKA-14704). It is cut through only
-        where an operator let a leader be elected uncleanly since this log followed one.
+        Truncation follows KIP-101. The high watermark is never taken from such an answer
+        (KAFKA-14704). The log is truncated below it only if there was an unclean election since
+        this log last agreed with a leader's.
+
+        Raises AssertionError if a leader of a clean election requires a truncation below it.
         """
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
@@ -653,25 +676,25 @@ class Partition:
         return True
 
     def _agreed_epoch(self) -> int:
-        """Up to which leader epoch this log is known to be a prefix of a leader's."""
+        """Return the newest leader epoch in which this log is known as a prefix of a leader's."""
         return max(self.agreed_epoch, self.log.last_epoch)
 
     def on_refused(self, message: Refused) -> None:
-        """The leader can't serve this position now; it is asked again after a pause."""
+        """Note a refusal; the session is requested again after a pause."""
         role = self._awaiting(message.request, message.leader_epoch)
         if role is not None:
             role.refused = True
             role.refusals += 1
 
     def drop_session(self) -> None:
-        """End the session: its pushes can't be taken. It is requested again after a pause."""
+        """End the session, whose pushes can't be appended. It is requested again after a pause."""
         role = self.role
         if isinstance(role, Following):
             role.session, role.refused = None, True
             role.refusals += 1
 
     def on_push(self, message: Push) -> bool | None:
-        """Append. None: not of the present, dropped (R4). False: a gap, ask again."""
+        """Append a push; return False for a gap, None if it is not of this session (rule R4)."""
         role = self.role
         if not isinstance(role, Following) or role.session != message.session:
             return None
@@ -694,7 +717,7 @@ class Partition:
         return True
 
     def ack_message(self) -> Ack | None:
-        """Return the ends of this log for the leader; None without a session."""
+        """Return an acknowledgement with the ends of this log; None without a session."""
         role = self.role
         if not isinstance(role, Following) or role.session is None:
             return None
@@ -704,12 +727,12 @@ class Partition:
         return Ack(role.session, role.epoch, end, self._counted_end(), proven(self.log))
 
     def _counted_end(self) -> int:
-        """The durable end, as the leader may count it; `OBSERVES`: not at all."""
+        """Return the durable end that the leader may count, or `OBSERVES`."""
         return OBSERVES if self.observes else self.log.durable_end
 
 
 def _eligible(registration: BrokerRegistration | None) -> BrokerEpoch | None:
-    """The epoch under which a broker may join an ISR now: unfenced and not shutting down."""
+    """Return the broker epoch with which a broker may join an ISR: unfenced, not shutting down."""
     if registration is None or registration.state is not BrokerState.UNFENCED:
         return None
     return registration.broker_epoch

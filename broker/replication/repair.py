@@ -1,9 +1,9 @@
 """Damaged replicas of a running broker: reported to the controllers, emptied, filled again.
 
-The log manager reports damage that it finds in an open log; heartbeats carry it to the controllers,
-which hand over leadership and remove the replica from the ISR behind a new leader epoch. Only then
-is the log quarantined and filled from the leader; the last good copy is never emptied (rules Q5,
-R4, R6; ADR 0009).
+The log manager reports damage that it finds in an open log. `Repairs.report` gives heartbeats the
+damaged replicas; the controllers then hand over leadership and remove the replica from the ISR
+under a new leader epoch. When an image shows that, `apply_to_damaged` quarantines the log, and the
+replica is filled from the leader. The last good copy is never emptied (rules Q5, R4, R6; ADR 0009).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN_MS = 500
-"""Interval of further attempts for a replica that could not be quarantined (full disk)."""
+"""Interval of further attempts for a log that could not be quarantined, as on a full disk."""
 SAID_MAX = 10_000
-"""Damaged replicas that are named to the controllers: 2 MB, and 20 ms each time one changes."""
+"""Most damaged replicas in a heartbeat: 2 MB, and 20 ms each time the report changes."""
 LOOKED_AT_ONCE = 50
-"""Refused logs that are looked at with one tick: more would hold the loop."""
+"""Logs refused at start that are checked in one tick; more would hold the event loop."""
 TELL_AGAIN_MS = 600_000
-"""Interval at which the log names what stays damaged."""
+"""Interval at which a replica that stays damaged is logged again."""
 TELL_AFTER_MS = 10_000
-"""Time before damage is logged as lasting: a repair takes no longer."""
+"""Time before damage is logged as lasting; a repair that is possible takes less."""
 TOO_MANY_COPIES = f"{DAMAGED_COPIES_MAX} damaged copies of it are kept in log/{FOLDER}, remove one"
 
 _log = logging.getLogger("broker.replication")
@@ -63,7 +63,11 @@ class RepairHost(Protocol):
 
 
 class Repairs:
-    """Owned by the `ReplicaManager`, on its loop."""
+    """The damaged replicas of this broker.
+
+    Owned by the `ReplicaManager`, on its event loop, which calls `look` with every tick and
+    `apply_to_damaged` with every image that concerns one.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,10 @@ class Repairs:
         unopenable: Set[TopicIdPartition],
         host: RepairHost,
     ) -> None:
-        """``unopenable``: damaged logs that can't be opened even if no replica has more."""
+        """Begin without damaged replicas.
+
+        ``unopenable``: damaged logs that can't be opened even if no replica has more.
+        """
         self._me = broker_id
         self._logs = logs
         self._events = events
@@ -85,13 +92,13 @@ class Repairs:
         self._reasons: dict[Key, BaseException] = {}
         self._looked_ms = 0
         self._said: tuple[Mapping[TopicId, TopicImage], tuple[DamagedReplica, ...]] | None = None
-        """The report, and the topics of the image that it was computed from."""
+        """The topics of an image and the report computed from them; None if it must be computed."""
         self._told_ms: dict[Key, int] = {}
 
     # found
 
     def look(self, now_ms: int) -> None:
-        """Take in what was found since the last tick; look again at what waits."""
+        """Take over the damage found since the last tick; try again for replicas that wait."""
         for name, error in self._logs.take_found_damage():
             where = self._logs.key_by_name(name)
             if where is None:
@@ -123,7 +130,10 @@ class Repairs:
         self._look_at(replica)
 
     def _look_at_refused(self) -> None:
-        """Logs that a start refused: the disk may have room by now, or an operator made some."""
+        """Try again to repair logs that were refused at start.
+
+        The disk may have room by now, or an operator may have made some.
+        """
         image = self._host.image
         refused = (where for where in self._logs.offline if not self._logs.was_open(where))
         for where in list(islice(refused, LOOKED_AT_ONCE)):
@@ -133,13 +143,13 @@ class Repairs:
                     self._host.apply_partition(image.topics[where.topic_id], key)
 
     def _look_at(self, replica: Replica) -> None:
-        """Judge it by the present image."""
+        """Apply the present image to a damaged replica."""
         topic = self._host.image.topics.get(replica.partition.id.topic_id)
         if topic is not None and self._host.broker_epoch is not None:
             self._host.apply_partition(topic, replica.key)
 
     def _can_lead(self, key: Key) -> bool:
-        """Return True if there is a log to lead with: none whose change stopped halfway."""
+        """Return True if the log can be led with; not if a change of it stopped halfway."""
         where, logs = self.damaged[key].partition.id, self._logs
         is_open = logs.was_open(where) or logs.is_served_damaged(where)
         return is_open and not isinstance(self._reasons[key], InDoubtError)
@@ -175,10 +185,10 @@ class Repairs:
     # said
 
     def report(self) -> tuple[DamagedReplica, ...]:
-        """Return the damage that heartbeats report, sorted, at most `SAID_MAX`.
+        """Return the damaged replicas for heartbeats, sorted, at most `SAID_MAX`.
 
-        Damage found in this life comes first. Computed anew when something changed, and every
-        `LOOK_AGAIN_MS`.
+        Damage found since the start comes first. The report is computed anew when damage or the
+        image changed, and every `LOOK_AGAIN_MS`.
         """
         if not (self.damaged or self._logs.offline):
             return ()
@@ -203,7 +213,7 @@ class Repairs:
             yield _failed(image, where, LeaderEpoch(-1), can_lead=can_lead)
 
     def reasons(self) -> dict[TopicIdPartition, str]:
-        """The replicas that are damaged now, also those that go on with what is left."""
+        """Return the damaged replicas with their errors, those included that serve what is left."""
         found = {where: str(offline.error) for where, offline in self._logs.offline.items()}
         for key, replica in self.damaged.items():
             found[replica.partition.id] = str(self._reasons[key])
@@ -214,9 +224,9 @@ class Repairs:
     # done with
 
     def apply_to_damaged(self, key: Key, registration: PartitionRegistration) -> bool:
-        """Apply an image to a damaged replica; return False if it takes its role like any other.
+        """Apply an image to a damaged replica; return False if it can take a role like any other.
 
-        By then the log may be a new one, which is to be opened.
+        On False its log may have been replaced, and must be opened.
         """
         replica = self.damaged.get(key)
         if replica is None:
@@ -269,12 +279,12 @@ class Repairs:
             )  # fmt: skip
 
     def _give_up(self, replica: Replica) -> None:
-        """Others count again: it takes no more bytes."""
+        """Take a served damaged log offline, because other replicas can lead again."""
         if self._logs.is_served_damaged(replica.partition.id):
             self._logs.take_offline(replica.partition.id, self._reasons[replica.key])
 
     def forget(self, key: Key) -> None:
-        """The replica is gone from here."""
+        """Forget a replica that is no longer hosted here."""
         self._said = None
         self.damaged.pop(key, None)
         self._reasons.pop(key, None)

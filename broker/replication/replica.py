@@ -1,7 +1,8 @@
-"""A hosted replica: the pure `Partition`, its log, and the listeners and streams attached to it.
+"""A hosted replica: the pure `Partition`, its log, and the sessions and waiters attached to it.
 
-The `ReplicaManager` owns one `Replica` for each partition that is assigned to this broker.
-`TopicViews` reads from an image what a topic's configs mean for its replicas here.
+The `ReplicaManager` owns one `Replica` for each partition that is assigned to this broker. Log and
+partition call it when the durable end or the high watermark moves; it passes that on to the
+manager. `TopicViews` computes from an image the configs that apply to a topic's replicas here.
 """
 
 from __future__ import annotations
@@ -41,26 +42,30 @@ if TYPE_CHECKING:
 
 
 class TopicView(NamedTuple):
-    """The values in force: one object for all replicas of a topic."""
+    """Configs that apply to a topic's replicas; one object for all replicas of a topic."""
 
     settings: Settings
     log_config: LogConfig
 
 
 class TopicViews:
-    """Owned by the `ReplicaManager`. Remembers one topic: partitions come topic by topic."""
+    """Source of each partition's `TopicView`; it keeps the views of the last topic.
+
+    Owned by the `ReplicaManager`, which applies partitions topic by topic.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         self._broker_id = config.broker_id
         self._static = config.static()
         self._made_of: tuple[TopicId, Mapping[ConfigKey, Mapping[str, str]]] | None = None
         self._views: dict[int, TopicView] = {}
-        """By replication factor, which caps a default min ISR; it may differ for a while."""
+        """Views by replication factor, which limits a default min ISR. Partitions of a topic may
+        differ in it during a reassignment."""
 
     def of(
         self, image: MetadataImage, topic_id: TopicId, partition: PartitionRegistration
     ) -> TopicView:
-        """The topic's own configs over this broker's, the cluster's, and config.toml's."""
+        """Return the configs in force: topic over broker over cluster over config.toml."""
         made_of = self._made_of
         if made_of is None or made_of[0] != topic_id or made_of[1] is not image.configs:
             self._made_of, self._views = (topic_id, image.configs), {}
@@ -75,7 +80,7 @@ class TopicViews:
         by_durable = layers.word(FLUSH) == "ack"
         compaction = _compaction(layers)
         segment_ms = layers.number(SEGMENT_MS)
-        if compaction is not None:  # what is still written to is never compacted (KIP-354)
+        if compaction is not None:  # the active segment is never compacted (KIP-354)
             segment_ms = min(segment_ms, compaction.max_lag_ms)
         log_config = LogConfig(
             segment_bytes=layers.number(SEGMENT_BYTES),
@@ -110,12 +115,11 @@ def _compaction(layers: ConfigLayers) -> CompactionConfig | None:
 
 
 WAKE_SLICE = 200
-"""DelayedProduce fetches woken per loop turn: 5,000 at once would starve producers (hot-path, 7).
-"""
+"""Waiting fetches woken in one turn of the event loop; 5,000 in one turn would delay producers."""
 
 
 class FollowerSession(Protocol):
-    """A follower that is pushed to (``leader_stream.PushSession``)."""
+    """Port to a session that pushes to a follower: a ``leader_stream.PushSession``."""
 
     number: int
 
@@ -127,7 +131,7 @@ class FollowerSession(Protocol):
 
 
 class LeaderPort(Protocol):
-    """The way to the leader of a followed partition (``leader_link.LeaderLink``)."""
+    """Port to the leader of a followed partition: a ``follower_stream.LeaderLink``."""
 
     def open(self, replica: Replica) -> None: ...
     def stop_replicating(self, replica: Replica) -> None: ...
@@ -142,7 +146,11 @@ class ReplicaHost(Protocol):
 
 
 class Replica:
-    """Owned by the `ReplicaManager`, on its loop. Lives while this broker is assigned."""
+    """A partition hosted here, with its log, its sessions, and the fetches that wait at it.
+
+    Owned by the `ReplicaManager`, on its event loop, for as long as this broker is assigned or
+    delayed produces wait here.
+    """
 
     __slots__ = (
         "fetch_waiters", "host", "key", "link", "log", "partition", "sessions", "topic",
@@ -162,14 +170,14 @@ class Replica:
         self.log = log
         self.key = key
         self.link: LeaderPort | None = None
-        """To the leader, as follower."""
+        """Link to the leader; None unless this replica follows one."""
         self.sessions: tuple[FollowerSession, ...] = ()
-        """Followers that are pushed to, as leader: each one once."""
+        """Sessions of the followers that this leader pushes to, at most one for each follower."""
         self.fetch_waiters: dict[asyncio.Future[None], None] | None = None
-        """In order of arrival; None, not an empty one: most of ten thousand partitions are idle."""
+        """Waiting fetches in order of arrival; None instead of an empty dict, to save memory."""
 
     def listen(self) -> None:
-        """Tell the host of the ends of this replica from now on.
+        """Report moves of the durable end and of the high watermark to the host from now on.
 
         Log and partition call this object itself: two bound methods for each of ten thousand
         partitions would take more than a megabyte.
@@ -178,46 +186,46 @@ class Replica:
         self.log.on_durable = self
 
     def __call__(self, moved: Partition | None = None) -> None:
-        """The partition's high watermark moved, or, without it, a sync of the log is over."""
+        """Report a move of ``moved``'s high watermark; without it, of the log's durable end."""
         if moved is None:
             self.host.durable_end_moved(self)
         else:
             self.host.high_watermark_moved(self)
 
     def attach(self, session: FollowerSession) -> None:
-        """Push to this follower from now on, in this session."""
+        """Push to this follower in this session; it replaces the follower's previous one."""
         others = (s for s in self.sessions if s.follower != session.follower)
         self.sessions = (*others, session)
 
     def detach(self, session: FollowerSession) -> None:
-        """Its connection is gone."""
+        """Remove a session that ended or pauses."""
         self.sessions = tuple(s for s in self.sessions if s is not session)
 
     def forget_sessions(self) -> None:
-        """The role that gave them is over."""
+        """End all sessions, because the role that validated them ended."""
         sessions, self.sessions = self.sessions, ()
         for session in sessions:
             session.forget()
 
     def configure(self, view: TopicView) -> None:
-        """The topic's configs as they are now, in force from the next append on."""
+        """Apply the present configs of the topic, from the next append on."""
         self.log.config = view.log_config
         self.partition.configure(view.settings)
 
     def readmit(self) -> None:
-        """Take back a replica that was reassigned here before it was removed; validate it anew."""
+        """Readmit a replica that is assigned again before it was removed; request a new session."""
         self.partition.observes = False
         if self.link is not None:
             self.link.open(self)
 
     def wake_fetches(self) -> None:
-        """Let parked fetches look again, a slice per loop turn."""
+        """Let waiting fetches check again, `WAKE_SLICE` in each turn of the event loop."""
         waiters, self.fetch_waiters = self.fetch_waiters, None
         if waiters:
             _wake(list(waiters))
 
     def wait(self, waiter: asyncio.Future[None]) -> None:
-        """Wake this fetch when the high watermark or the role has changed."""
+        """Wake this fetch when the high watermark or the role changes."""
         if self.fetch_waiters is None:
             self.fetch_waiters = {}
         self.fetch_waiters[waiter] = None

@@ -1,8 +1,9 @@
-"""Opens, quarantines and purges the logs of this broker's replicas, as the image allows.
+"""Opens, quarantines and purges the logs of this broker's replicas, as the image requires.
 
-Used by the `ReplicaManager`. A log is removed only for a recorded fact: its topic was deleted, or
-its replica was assigned to another broker (rule M5). A damaged log is quarantined only once the
-controller has recorded the damage (rule R6).
+The `ReplicaManager` calls `open` for an assigned partition, `set_aside` for one that is no longer
+assigned, and `quarantine_some` and `due_for_purge` with every tick. A log is removed only for a
+recorded fact: its topic was deleted, or its replica was reassigned to another broker (rule M5). A
+damaged log is quarantined only once the controller has recorded the damage (rule R6).
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ if TYPE_CHECKING:
 
 
 QUARANTINED_AT_ONCE = 50
-"""Logs moved with one tick: more would hold the loop longer than a heartbeat."""
+"""Logs quarantined in one tick; more would hold the event loop longer than a heartbeat interval."""
 PURGE_CHECK_MS = 10_000
-"""Interval at which quarantined logs are checked."""
+"""Interval of the search for quarantined logs whose grace period is over."""
 REMOVED_MARK = ":removed"
-"""In quarantine: the replica was given to another broker; its topic lives on there."""
+"""End of a quarantined log's name if its replica was reassigned and its topic still exists."""
 
 _log = logging.getLogger("broker.replication")
 
 
 class ReplicaLogs:
-    """Owned by the `ReplicaManager`, which calls it only with images of this incarnation's life."""
+    """The logs of assigned, removed and damaged replicas.
+
+    Owned by the `ReplicaManager`, which calls it only with images that contain this incarnation's
+    registration.
+    """
 
     def __init__(
         self, config: BrokerConfig, incarnation_id: IncarnationId, logs: LogManager
@@ -46,12 +51,12 @@ class ReplicaLogs:
         self._incarnation_id = incarnation_id
         self._logs = logs
         self._aside: dict[TopicIdPartition, bool] = {}
-        """Logs that are still to be moved into quarantine; whether their topic lives on."""
+        """Logs that wait to be quarantined; True if their topic still exists."""
         self.unopenable: set[TopicIdPartition] = set()
-        """Damaged logs that can't be opened even if no replica has more."""
+        """Damaged logs that could not be opened when no other replica had more."""
         self._looked_ms = 0
         self._quarantined: dict[str, int] = {}
-        """Deleted logs on disk, and since when this process has known of each."""
+        """Quarantined logs, and the time at which this process first saw each (monotonic, ms)."""
 
     def open(
         self,
@@ -61,10 +66,10 @@ class ReplicaLogs:
         config: LogConfig,
         events: EventSink | None = None,
     ) -> PartitionLog | None:
-        """The log of an assigned partition; None while it is offline (rule Q5).
+        """Return the log of an assigned partition; None while it is offline (rule Q5).
 
-        A replica that was removed from this broker and comes back starts empty: what it had is set
-        aside first, and never counts as in sync. ``events`` are told of a repair.
+        A replica that was removed from this broker and is assigned again starts empty: its old log
+        is quarantined first and never counts as in sync. A repair is noted in ``events``.
         """
         partition_id = TopicIdPartition(topic.topic_id, number)
         if partition_id in self._aside:
@@ -78,21 +83,21 @@ class ReplicaLogs:
                 note_repaired(events, partition_id, offline.error)
         holder = self._logs.holder(topic.name, number)
         if holder is not None and holder != topic.topic_id:
-            # A name has one topic id at a time: this one says that the other was deleted (M5).
+            # A name has one topic id at a time, so the topic of the other id was deleted (M5).
             self._logs.delete([TopicIdPartition(holder, number)])
         return self._logs.get_or_create(topic.name, number, topic.topic_id, config)
 
     def _set_damaged_aside(self, image: MetadataImage, partition_id: TopicIdPartition) -> bool:
-        """Quarantine a damaged log, to be filled from the leader; return True if done.
+        """Quarantine a damaged log, to be filled from the leader; return True if that is done.
 
-        Only once the controller knows of the damage (rules Q5, R6), and only if another replica
-        leads: these bytes may be the last copy.
+        It is done only once the controller has recorded the damage (rules Q5, R6), and only if
+        another replica leads: these bytes may be the last copy.
         """
         registration = image.partition(*partition_id)
         if partition_id not in self._recorded_damage(image) or registration is None:
             return False
         if self._logs.was_open(partition_id):
-            return False  # found since that registration: see `Repairs`
+            return False  # damage found after the start is handled by `Repairs`
         if not registration.has_leader or registration.leader == self._config.broker_id:
             return False
         try:
@@ -101,14 +106,14 @@ class ReplicaLogs:
             if error.errno not in TRANSIENT_ERRNOS:
                 raise
             _log.warning("damaged log waits log=%s error=%s", partition_id, error)
-            return False  # `Repairs` looks again
+            return False  # `Repairs` tries again
 
     def _open_refused(
         self, image: MetadataImage, partition_id: TopicIdPartition, config: LogConfig
     ) -> PartitionLog | None:
-        """The replica leads alone, by an unclean election: with what it has, if that opens.
+        """Open a damaged log if an unclean election made this the only replica; None if that fails.
 
-        It blocks for as long as a start would take for this log; tried once.
+        Tried once for a log. It blocks the event loop for as long as recovery of this log takes.
         """
         registration = image.partition(*partition_id)
         me = self._config.broker_id
@@ -132,9 +137,9 @@ class ReplicaLogs:
         return mine.unclean_partitions
 
     def forget_recorded_damage(self, image: MetadataImage) -> None:
-        """Rule R6: a mark without its log is done with once it is recorded.
+        """Remove the marks of recorded damage whose logs are no longer here (rule R6).
 
-        A damaged log that is still here keeps its mark until it is set aside.
+        A damaged log that is still here keeps its mark until it is quarantined.
         """
         recorded = self._recorded_damage(image)
         for partition_id in list(self._logs.unclean) if recorded else ():
@@ -142,10 +147,11 @@ class ReplicaLogs:
                 self._logs.forget_unclean(*partition_id)
 
     def set_aside_strays(self, image: MetadataImage) -> None:
-        """Replicas that were deleted, or given to other brokers, while this broker was down.
+        """Set aside replicas that were deleted or reassigned while this broker was down.
 
-        The first image with the own registration is behind all that this disk has lived through:
-        a topic that it lacks was deleted, a partition without this broker was reassigned (rule M5).
+        Called with the first image that contains the own registration. That image is newer than
+        everything on this disk: a topic that it lacks was deleted, a partition without this broker
+        was reassigned (rule M5).
         """
         here = [TopicIdPartition(log.topic_id, log.partition) for log in self._logs.logs()]
         for where in [*here, *self._logs.offline]:
@@ -156,11 +162,11 @@ class ReplicaLogs:
                 self.set_aside(where, topic_lives=True)
 
     def set_aside(self, partition_id: TopicIdPartition, *, topic_lives: bool) -> None:
-        """Its topic was deleted, or the replica was removed from this broker."""
+        """Have a log quarantined with the next ticks; ``topic_lives``: its topic still exists."""
         self._aside[partition_id] = topic_lives
 
     def quarantine_some(self) -> None:
-        """Move the next of what was set aside; with every tick."""
+        """Quarantine the next logs that were set aside; called with every tick."""
         if self._aside:
             self._quarantine(list(islice(self._aside, QUARANTINED_AT_ONCE)))
 
@@ -174,9 +180,9 @@ class ReplicaLogs:
                 self._logs.delete(some, mark=REMOVED_MARK if topic_lives else "")
 
     def due_for_purge(self, image: MetadataImage, now_ms: int) -> list[str]:
-        """Deleted and removed logs whose grace period is over (rule M5); none between two looks.
+        """Return quarantined logs whose grace period is over (rule M5); none before the next check.
 
-        A damaged log that was set aside is neither: it stays for its operator while its topic does.
+        A damaged log in quarantine stays for the operator for as long as its topic exists.
         """
         if now_ms - self._looked_ms < PURGE_CHECK_MS:
             return []
@@ -192,7 +198,7 @@ class ReplicaLogs:
         ]
 
     async def purge(self, names: list[str]) -> None:
-        """Unlink these, off the loop; what fails is tried again later."""
+        """Unlink these logs off the event loop; a failure is logged and tried again later."""
         try:
             await asyncio.to_thread(self._logs.purge, names)
             _log.info("deleted logs unlinked count=%d", len(names))

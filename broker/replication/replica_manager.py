@@ -1,8 +1,10 @@
-"""Hosts this broker's replicas: gives each its role from the image, and moves frames and time.
+"""Hosts this broker's replicas: gives each its role from the image, and passes frames to it.
 
-The broker's metadata loader publishes images to it; peers' streams hand it frames; request handling
-finds replicas in it. `changes_between` says what an image means for this broker's replicas; the
-upkeep rounds look at many replicas a few at a time, so that no round holds the event loop.
+The broker's metadata loader publishes images to `ReplicaManager.follow`; streams of other brokers
+pass frames to it; request handling finds replicas in it. It owns everything else in this folder:
+replicas, logs, streams, ISR proposals, repairs, throttles and the event journal. A tick every 50 ms
+announces high watermarks, measures streams, searches for lagging replicas and expires produces.
+Work on many replicas is done a few at a time, so that it never holds the event loop for long.
 """
 
 from __future__ import annotations
@@ -60,12 +62,12 @@ if TYPE_CHECKING:
 
 
 def concerns_all(before: MetadataImage, after: MetadataImage, broker_id: BrokerId) -> bool:
-    """Return True if every replica must look at the image again, its own partition changed or not.
+    """Return True if every replica must be compared with the image, not only changed partitions.
 
-    So after a registration: roles depend on this broker's own (rule R3) and on the damage recorded
-    with it (rule R6), streams on every broker epoch (rule R4). A fence or an unfence of another
-    broker has no effect here: its consequences come as changes of partitions. So too after a change
-    of configs that every topic may fall back to.
+    So after registrations: roles depend on this broker's own registration (rule R3) and on the
+    damage recorded with it (rule R6), sessions on every broker epoch (rule R4). And so after
+    changes of configs that every topic may fall back to. Fencing or unfencing another broker has no
+    effect here: its consequences arrive as changes of partitions.
     """
     if _defaults_changed(before, after, broker_id):
         return True
@@ -80,19 +82,19 @@ def concerns_all(before: MetadataImage, after: MetadataImage, broker_id: BrokerI
 
 
 def topic_name(image: MetadataImage, topic_id: TopicId) -> str:
-    """A topic's name, "" where it is not known (any more)."""
+    """Return the name of a topic; "" if it is not known or deleted."""
     topic = image.topics.get(topic_id)
     return "" if topic is None else topic.name
 
 
 def peer_of(image: MetadataImage, broker_id: BrokerId) -> str | None:
-    """Return the address at which a broker takes replication streams."""
+    """Return the address at which a broker takes replication streams; None if it is unknown."""
     registration = image.brokers.get(broker_id)
     return None if registration is None else registration.peer
 
 
 def dropped_topics(before: MetadataImage, after: MetadataImage) -> list[TopicImage]:
-    """Topics that are gone, as they were."""
+    """Return the topics that were deleted, as they were before."""
     if before.topics is after.topics:
         return []
     return [topic for topic_id, topic in before.topics.items() if topic_id not in after.topics]
@@ -101,7 +103,7 @@ def dropped_topics(before: MetadataImage, after: MetadataImage) -> list[TopicIma
 def partitions_to_apply(
     before: MetadataImage, after: MetadataImage, *, everything: bool
 ) -> Iterator[tuple[TopicImage, list[PartitionId]]]:
-    """The partitions to look at, topic by topic, in the order of the image."""
+    """Yield the partitions to compare with the image, topic by topic, in the order of the image."""
     if before.topics is after.topics and before.configs is after.configs and not everything:
         return
     reconfigured = _reconfigured(before, after)
@@ -117,7 +119,7 @@ def partitions_to_apply(
 
 
 def _reconfigured(before: MetadataImage, after: MetadataImage) -> Set[str]:
-    """Topics whose own configs changed: those hold for all their partitions."""
+    """Return the ids of topics whose own configs changed; they apply to all their partitions."""
     if before.configs is after.configs:
         return frozenset()
     old, new = before.configs, after.configs
@@ -141,20 +143,20 @@ _log = logging.getLogger("broker.replication")
 
 
 class Rounds(Generic[T]):
-    """Goes through a changing set again and again, a part of it with each tick.
+    """Rounds over a changing set, a part of it with each tick.
 
-    Looking at 10,000 led replicas at once would hold the loop for 30 ms, twice a second.
+    Checking 10,000 led replicas at once would hold the event loop for 30 ms, twice a second.
     """
 
     def __init__(self, ticks: int) -> None:
-        """``ticks``: how many make a round."""
+        """Begin with an empty round of ``ticks`` ticks."""
         self._ticks = ticks
         self._tick = 0
         self._share = 0
         self._left: Iterator[T] = iter(())
 
     def next_part(self, members: Iterable[T]) -> Iterator[T]:
-        """The next part of the round; a new one begins with who is a member then."""
+        """Return the next part of the round; a new round begins with the members of that moment."""
         if self._tick == 0:
             now = list(members)
             self._left, self._share = iter(now), len(now) // self._ticks + 1
@@ -163,17 +165,17 @@ class Rounds(Generic[T]):
 
 
 def forgive(led: Iterable[Replica], stalled_ms: int) -> None:
-    """Shift all replicas' times, because this process stood still: no peer is blamed (rule M7)."""
+    """Shift the times of all led replicas by a stall of this process: no peer is blamed (M7)."""
     for replica in led:
         if isinstance(replica.partition.role, LeaderState):
             replica.partition.role.forgive(stalled_ms)
 
 
 class StreamCare:
-    """Rule R9: heartbeats both ways; a stream that was silent for three of them is closed."""
+    """Heartbeats on all streams, and the end of streams silent for three of them (rule R9)."""
 
     def __init__(self, heartbeat_ms: int, slack_ms: int, now_ms: int) -> None:
-        """``slack_ms``: how late this process itself may be."""
+        """Begin at ``now_ms``; ``slack_ms`` is the time by which this process may be late."""
         self._heartbeat_ms = heartbeat_ms
         self._silence_max_ms = 3 * heartbeat_ms + slack_ms
         self._pinged_ms = now_ms
@@ -181,7 +183,7 @@ class StreamCare:
     def keep(
         self, streams: Iterable[LeaderStream | FollowerStream], now_ms: int, *, stalled: bool
     ) -> None:
-        """Keep the streams alive; to be called with every tick.
+        """Send pings and close silent streams; called with every tick.
 
         ``stalled``: this process stood still, so no peer is blamed (rule M7).
         """
@@ -205,15 +207,19 @@ class StreamCare:
 
 TICK_MS = 50
 ISR_CHECK_MS = 500
-"""Interval of the search for lagging replicas; joins are proposed with the acknowledgement."""
+"""Time of a round in search of lagging replicas; joins are proposed with an acknowledgement."""
 PARTITIONS_PER_STEP = 64
-"""Of one image, given their roles before the loop gets a turn: about 5 ms."""
+"""Partitions of an image that get their roles before other tasks have a turn: about 5 ms."""
 STALL_MS = 4 * TICK_MS
-"""Delay of a tick that means that this process stood still: no peer is blamed (rule M7)."""
+"""Delay of a tick from which on this process counts as stalled; no peer is blamed then (M7)."""
 
 
 class ReplicaManager:
-    """See the module. Invariant: ``_replicas`` holds exactly the assigned, opened replicas."""
+    """The replicas that are assigned to this broker, with their logs and streams.
+
+    Owned by the `BrokerServer`, on its event loop; `run` owns every task. Invariant: ``_replicas``
+    holds exactly the assigned replicas with an open log, and those in ``_leaving``.
+    """
 
     def __init__(
         self,
@@ -246,9 +252,9 @@ class ReplicaManager:
         self._led: dict[Replica, None] = {}
         self._isr_rounds: Rounds[Replica] = Rounds(ISR_CHECK_MS // TICK_MS)
         self._parked: set[Replica] = set()
-        """Replicas at which produces wait, or waited at the last look."""
+        """Replicas with delayed produces now or at the last tick."""
         self._leaving: set[Replica] = set()
-        """Removed from this broker; they stay until what waits there is known."""
+        """Replicas that were reassigned elsewhere and stay until their produces are completed."""
         self._early = EarlyOpens(config.broker_id)
         self.events = EventJournal(
             EventFile(str(config.data_dir)), clock, incarnation_id,
@@ -268,21 +274,21 @@ class ReplicaManager:
     # what others ask
 
     def now_ms(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time in milliseconds."""
         return self._clock.monotonic_ms()
 
     def replica(self, partition: TopicIdPartition) -> Replica | None:
-        """The hosted replica of a partition, or None."""
+        """Return the hosted replica of a partition; None if there is none."""
         return self._replicas.get(key_of(partition.topic_id, partition.partition))
 
     def led_epoch(self, partition: TopicIdPartition) -> LeaderEpoch | None:
-        """In which epoch this broker leads a partition; None where it does not."""
+        """Return the leader epoch in which this broker leads a partition; None if it does not."""
         replica = self.replica(partition)
         role = None if replica is None else replica.partition.role
         return role.epoch if isinstance(role, LeaderState) else None
 
     def replicas(self) -> Iterator[Replica]:
-        """All hosted replicas."""
+        """Return all hosted replicas."""
         return iter(self._replicas.values())
 
     @property
@@ -292,19 +298,22 @@ class ReplicaManager:
 
     @property
     def broker_epoch(self) -> BrokerEpoch | None:
-        """Known from this broker's own image only; None until its registration is in it."""
+        """The epoch of this incarnation; None until its registration is in this broker's image."""
         registration = self.image.brokers.get(self._config.broker_id)
         if registration is None or registration.incarnation_id != self._incarnation_id:
             return None
         return registration.broker_epoch
 
     def park(self, replica: Replica, parked: DelayedProduce) -> None:
-        """Wait for the fate of a led partition's appended entry, or for its deadline."""
+        """Add a delayed produce to a led partition."""
         self._parked.add(replica)
         replica.partition.park(parked)
 
     def appended(self, replica: Replica, base_offset: int, next_offset: int, raw: bytes) -> None:
-        """A leader append was written whole: push it, count it (rule R2). The log has it synced."""
+        """Push a leader append that was written whole, and count it (rule R2).
+
+        The log requests its sync.
+        """
         for session in replica.sessions:
             session.offer(base_offset, next_offset, raw)
         if not replica.partition.settings.by_durable:  # else nothing counts yet (rule R1)
@@ -313,16 +322,16 @@ class ReplicaManager:
     # metadata
 
     def on_metadata_update(self, image: MetadataImage) -> None:
-        """`follow` in one go."""
+        """Follow an image without yielding."""
         for _ in self.follow(image):
             pass
 
     def follow(self, image: MetadataImage) -> Iterator[None]:
-        """Follow the image: open, close and change the role of replicas. Called in order.
+        """Follow an image: open and drop replicas and change their roles. Call in order of images.
 
-        Yields after each step of work, so that the loop can have a turn: 10,000 new partitions in
-        one go would stop this broker's heartbeats for a second. In between, some partitions have
-        taken their new roles and others not yet, as if the image came late to these.
+        It yields after each step, so that other tasks can have a turn: 10,000 new partitions in one
+        turn would stop this broker's heartbeats for a second. In between, some partitions have
+        taken their new roles and others not yet, as if the image came later to those.
         """
         known = self.broker_epoch is not None
         before, self.image = self.image, image
@@ -352,7 +361,7 @@ class ReplicaManager:
         self._notes.end(image.next_offset, len(self._led), len(self._replicas))
 
     def apply_partition(self, topic: TopicImage, key: Key) -> None:
-        """Take the role that the image gives to this broker; again, it changes nothing."""
+        """Give a partition the role that the image gives to this broker. Idempotent."""
         registration = topic.partitions[key.partition]
         if self.repairs.damaged and self.repairs.apply_to_damaged(key, registration):
             return
@@ -379,9 +388,10 @@ class ReplicaManager:
         self._notes.applied(replica, before)
 
     def _stays_a_while(self, replica: Replica, registration: PartitionRegistration) -> bool:
-        """Remove a replica that is another broker's now; but where produces wait, not at once.
+        """Drop a replica that was reassigned elsewhere; return True if it must stay for a while.
 
-        It follows the new leader until it knows their fate (rule R5), or their deadlines pass.
+        With delayed produces it stays and follows the new leader until their outcomes are known
+        (rule R5) or their deadlines pass.
         """
         if len(replica.partition.parked) and registration.has_leader and not replica.log.failed:
             self._leaving.add(replica)
@@ -391,10 +401,10 @@ class ReplicaManager:
         return False
 
     def _open(self, topic: TopicImage, key: Key) -> Replica | None:
-        """The replica of an assigned partition; None while its log is offline (rule Q5).
+        """Make the replica of an assigned partition; None while its log is offline (rule Q5).
 
-        Nothing is opened, made or set aside before this incarnation's own registration is in the
-        image: until then the image may be older than what this disk has lived through (rule M5).
+        Nothing is opened, created or set aside before this incarnation's registration is in the
+        image: until then the image may be older than the data on this disk (rule M5).
         """
         if self.broker_epoch is None:
             return None
@@ -442,7 +452,7 @@ class ReplicaManager:
         return link
 
     def _drop_topic(self, topic: TopicImage) -> Iterator[None]:
-        """A topic was deleted: nothing of it is served any more; its logs go in bounded steps."""
+        """Drop the replicas of a deleted topic, in bounded steps; their logs are set aside."""
         raw_id = topic_id_bytes(topic.topic_id)
         for number in range(len(topic.partitions)):
             replica = self._replicas.get(Key(raw_id, number))
@@ -452,12 +462,12 @@ class ReplicaManager:
                 yield
 
     def _drop(self, replica: Replica, *, topic_lives: bool) -> None:
-        """No replica here any more. Its data stays until that fact is old enough (rule M5)."""
+        """Stop hosting a replica and set its log aside; files are unlinked later (rule M5)."""
         self.release(replica)
         self._keeper.set_aside(replica.partition.id, topic_lives=topic_lives)
 
     def release(self, replica: Replica) -> None:
-        """Nothing is served, followed or counted here any more."""
+        """Stop hosting a replica; its log stays as it is."""
         del self._replicas[replica.key]
         self.repairs.forget(replica.key)
         replica.forget_sessions()
@@ -474,7 +484,7 @@ class ReplicaManager:
         replica.wake_fetches()
 
     def stand_down(self, replica: Replica) -> None:
-        """Neither lead nor follow until an image gives a role in a newer epoch."""
+        """Neither lead nor follow until an image gives a role in a newer leader epoch."""
         replica.partition.retire()
         self._role_changed(replica)
 
@@ -490,34 +500,34 @@ class ReplicaManager:
                 replica.link.acknowledge(replica)
 
     def durable_end_moved(self, replica: Replica) -> None:
-        """A sync of its log is over: acknowledge it, or count it."""
+        """Acknowledge a synced log to its leader, or advance the high watermark as leader."""
         if replica.link is not None:
             replica.link.acknowledge(replica)
         replica.partition.advance()
 
     def high_watermark_moved(self, replica: Replica) -> None:
-        """Its followers and its readers are told."""
+        """Wake waiting fetches at once; followers receive it with the next tick."""
         replica.log.high_watermark = replica.partition.high_watermark
         self._dirty.add(replica)
         if replica.fetch_waiters:
             replica.wake_fetches()
 
     def broken(self, what: str, error: Exception) -> None:
-        """A bug met in a callback: another replica shall take over, this process ends."""
+        """End this process because of a bug in a callback, so that other replicas take over."""
         self._faults.fatal(f"replication is broken: {what}", error)
 
     # leader host: streams of followers
 
     def accept_stream(self, follower: BrokerId) -> LeaderStream:
-        """The protocol for a follower broker that connected to the peer listener."""
+        """Return the protocol for a follower broker that connected to the peer listener."""
         return LeaderStream(follower, self)
 
     def stream_attached(self, stream: LeaderStream) -> None:
-        """A follower broker connected."""
+        """Add the connection of a follower broker."""
         self._streams[stream] = None
 
     def stream_detached(self, stream: LeaderStream) -> None:
-        """A follower broker's connection ended: so did its sessions."""
+        """Remove the connection of a follower broker and end its sessions."""
         self._streams.pop(stream, None)
         for session in stream.sessions.values():
             replica = session.replica
@@ -526,7 +536,7 @@ class ReplicaManager:
         stream.sessions.clear()
 
     def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None:
-        """Validate a follower's position and start its session."""
+        """Validate a follower's position; begin its session, refuse it, or wait for the image."""
         replica, now_ms = self._replicas.get(key), self._clock.monotonic_ms()
         if replica is None:
             no = self._early.keep_unknown(self.image, key, stream.follower, message, now_ms)
@@ -547,7 +557,7 @@ class ReplicaManager:
                 self._early.note(replica)
 
     def follower_acks(self, stream: LeaderStream, key: Key, message: Ack) -> None:
-        """Count a follower's ends; a follower that now may join is proposed at once."""
+        """Apply a follower's ends; propose at once that it joins the ISR if it may."""
         replica = self._replicas.get(key)
         if replica is None:
             return
@@ -567,7 +577,7 @@ class ReplicaManager:
     # follower host: streams to leaders
 
     def leader_sent(self, stream: FollowerStream, key: Key, frame: Frame) -> None:
-        """A frame of a leader: applied if it is of the present, else dropped (rule R4)."""
+        """Apply a frame of a leader if it is of the present session; else drop it (rule R4)."""
         replica = self._replicas.get(key)
         if replica is not None:
             link = self._links[stream.leader]
@@ -578,7 +588,7 @@ class ReplicaManager:
     # time
 
     async def run(self) -> None:
-        """Own every task of replication until cancelled."""
+        """Own every task of replication, and tick, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self.events.run(), name="event-journal")

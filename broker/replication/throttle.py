@@ -1,8 +1,9 @@
 """Limits in bytes a second to and from replicas that are not in sync (KIP-73).
 
-Pure but for `Throttles`. An in-sync replica is never held back: every produce would wait for it.
-Kafka names the throttled replicas; here they are all replicas outside the ISR, for as long as they
-are outside.
+`LeaderStream` takes from the bucket to followers before it pushes; `Throttles.filled` takes from
+the bucket from leaders after a push and requests a pause. An in-sync replica is never throttled,
+because every produce would wait for it. In Kafka the throttled replicas are configured; here all
+replicas outside the ISR are throttled while they are outside. `TokenBucket` is pure.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage
 
 BURST_MS = 100
-"""Longest time whose bytes may be taken at once after a pause."""
+"""The bytes of this time, at the rate, may be taken at once after a pause."""
 MIN_QUANTUM_BYTES = 16_384
-"""A slow rate is kept by pauses, not by pieces smaller than this."""
+"""Smallest push under a rate; a slower rate is kept by pauses between such pushes."""
 
 
 class TokenBucket:
-    """A budget of bytes a second. The clock is an argument (milliseconds, monotonic).
+    """A budget of bytes a second. Times are arguments (milliseconds, monotonic).
 
-    A batch can't be split, so a taker may overdraw; the next one waits until that is made up for.
+    A batch can't be split, so the budget may be overdrawn; the next push waits until it is not
+    negative.
     """
 
     __slots__ = ("_at_ms", "_level", "rate")
@@ -54,18 +56,18 @@ class TokenBucket:
             self._level, self._at_ms = min(grown, self._burst()), now_ms
 
     def set_rate(self, rate: int, now_ms: int) -> None:
-        """From now on another rate; a debt stays one, counted in bytes."""
+        """Set another rate in bytes a second; a debt remains, counted in bytes."""
         self._fill(now_ms)
         self.rate = rate
         self._level = min(self._level, self._burst())
 
     def take(self, size: int, now_ms: int) -> None:
-        """Take these bytes from the budget now."""
+        """Take these bytes from the budget, which may become negative."""
         self._fill(now_ms)
         self._level -= size
 
     def pause_ms(self, now_ms: int) -> int:
-        """For how long nothing may go; 0: now."""
+        """Return the time until bytes may be taken, in milliseconds; 0 if they may be taken now."""
         self._fill(now_ms)
         return 0 if self._level >= 0 else int(-self._level * 1000 / self.rate) + 1
 
@@ -75,7 +77,7 @@ class TokenBucket:
 
 
 class Throttles:
-    """One broker's two buckets, as the newest image sets them. Owned by the `ReplicaManager`."""
+    """The two rate limits of this broker, by the newest image. Owned by the `ReplicaManager`."""
 
     def __init__(self, config: BrokerConfig, clock: Clock) -> None:
         self._broker_id = config.broker_id
@@ -83,12 +85,12 @@ class Throttles:
         self._clock = clock
         self._configs: Mapping[ConfigKey, Mapping[str, str]] | None = None
         self.to_followers: TokenBucket | None = None
-        """All that this broker sends to replicas that are not in sync; None: no limit."""
+        """Limit of all bytes that this broker sends to out-of-sync replicas; None: no limit."""
         self.from_leaders: TokenBucket | None = None
-        """All that it takes as such a replica."""
+        """Limit of all bytes that this broker receives for out-of-sync replicas; None: no limit."""
 
     def configure(self, image: MetadataImage) -> None:
-        """Live: another rate counts from the next byte on."""
+        """Apply the rates of an image; a new rate applies from the next byte on."""
         if image.configs is self._configs:
             return
         self._configs = image.configs
@@ -104,10 +106,11 @@ class Throttles:
     def filled(
         self, replica: Replica, size: int, image: MetadataImage, links: Iterable[LeaderLink]
     ) -> None:
-        """Bytes were pushed to a replica here: what follows if it is not in sync.
+        """Count bytes that were pushed to a replica here, if it is not in sync.
 
-        They are synced soon, whatever the topic says: pages that wait to be written would hold up
-        every other sync here (rule R9). Were they too many, all leaders are asked to pause.
+        They are synced soon, whatever the topic's flush mode: pages that wait to be written would
+        delay every other sync here (rule R9). If the limit is exceeded, all leaders are requested
+        to pause.
         """
         bucket = self.from_leaders
         if bucket is None and replica.partition.settings.by_durable:

@@ -27,6 +27,8 @@ from tests.support import metadata_invariants as invariant
 if TYPE_CHECKING:
     from tests.support.metadata_sim import MetadataSim
 
+UNCLEAN_CONFIG = "unclean.leader.election.enable"
+
 
 class ImagesWitness:
     """Sees the committed log folded, batch by batch."""
@@ -183,8 +185,9 @@ class ImagesWitness:
         invariant.p4_epochs_count_changes(t, where, old, new)
         if new.leader_epoch != old.leader_epoch and new.has_leader:
             unclean = new.unclean_epoch == new.leader_epoch
+            is_allowed = self._is_unclean_allowed(where, before, after)
             invariant.p5_elected_from_isr_or_elr(
-                t, where, old, new, unclean_allowed=unclean and self._is_unclean_allowed(where)
+                t, where, old, new, unclean_allowed=unclean and is_allowed
             )
             self.counts["unclean elections"] += unclean
             if self._went_freely(after, old, new):
@@ -193,8 +196,15 @@ class ImagesWitness:
         if moves != (new.replicas, new.adding, new.removing):
             self._reassigned(after, where, old, new)
 
-    def _is_unclean_allowed(self, where: TopicIdPartition) -> bool:
-        return where.topic_id in self.unclean_asked
+    def _is_unclean_allowed(self, where: TopicIdPartition, *images: MetadataImage) -> bool:
+        """Return True if an operator asked for it, or the log holds the config that allows it.
+
+        A request names its topic: the config may come to a new topic of the name that the operator
+        knew under another id.
+        """
+        return where.topic_id in self.unclean_asked or any(
+            image.topic_configs(where.topic_id).get(UNCLEAN_CONFIG) == "true" for image in images
+        )
 
     def _reassigned(
         self,
