@@ -14,6 +14,7 @@ from broker.log.log_manager import LogManager
 from broker.server.lifecycle import Lifecycle
 from broker.server.unclean import (
     check_log_directory,
+    forget_boot,
     note_boot,
     page_cache_is_kept,
     unclean_partitions,
@@ -36,7 +37,9 @@ from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
 from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
+from tests.support.logs import append
 from tests.support.registered import partition
+from tests.support.simulated_disk import SimulatedDisk
 
 OS, ACK = TopicId("o" * 22), TopicId("a" * 22)
 
@@ -168,3 +171,45 @@ def test_rule_r6_logs_that_are_gone_under_the_same_directory_id_stop_the_start(
         check_log_directory(tmp_path)
     (tmp_path / "log" / "lock").touch()
     check_log_directory(tmp_path)
+
+
+def test_rule_q2_after_a_failed_sync_the_boot_id_vouches_for_nothing(tmp_path: Path) -> None:
+    """The kernel may drop pages that it could not write, while the machine goes on running."""
+    note_boot(tmp_path, "boot-1")
+    forget_boot(tmp_path)
+    assert not page_cache_is_kept(tmp_path, "boot-1")
+    note_boot(tmp_path, "boot-1")
+    assert page_cache_is_kept(tmp_path, "boot-1")
+
+    full = SimulatedDisk()
+    note_boot(Path("/data"), "boot-1", full)
+    full.room = 0
+    forget_boot(Path("/data"), full)
+    assert not page_cache_is_kept(Path("/data"), "boot-1", full)
+
+
+@pytest.mark.parametrize("operation", ["sync_data", "sync_filesystem"])
+def test_rule_q2_the_page_cache_is_given_up_before_a_failure_is_told(operation: str) -> None:
+    """Between the two the process may be killed: the next start must not count on the cache."""
+    disk, told = SimulatedDisk(), list[str]()
+    logs = LogManager(
+        Path("/data"),
+        on_failed=lambda _: told.append("failed"),
+        on_cache_lost=lambda: told.append("cache lost"),
+        disk=disk,
+    )
+    logs.open()
+    log = logs.get_or_create(TopicName("t"), PartitionId(0), OS)
+    append(log, ["a"])
+    flusher = logs._opened().flusher
+    flusher.flush_all()
+    append(log, ["b"])
+    if operation == "sync_filesystem":
+        flusher.sync_files_max = 0
+    flusher._wanted.update(dict.fromkeys(logs.logs()))
+    disk.fail_once(operation)
+    failure = flusher._work(flusher._take())
+    assert isinstance(failure, OSError)
+    assert told == ["cache lost"], "on the flusher's thread, before the loop hears of it"
+    flusher._poison(failure)
+    assert told[-1] == "failed"
