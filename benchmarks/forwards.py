@@ -49,7 +49,7 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
-from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def _broker(broker_id: BrokerId, peer: str) -> BrokerRegistration:
         rack=None,
         state=BrokerState.UNFENCED,
         settled=True,
+        feature_level_max=SUPPORTED_FEATURE_LEVEL,
+        min_insync_replicas=1,
     )
 
 
@@ -128,7 +130,7 @@ def _image(peer: str, partitions: int) -> MetadataImage:
         name=name, topic_id=TOPIC, partitions_count=partitions, partitions=(led,) * partitions
     )
     return MetadataImage(
-        feature_level=SEQUENCED_APPENDS_LEVEL,
+        feature_level=SUPPORTED_FEATURE_LEVEL,
         brokers=MappingProxyType({THERE: _broker(THERE, peer)}),
         topics=MappingProxyType({TOPIC: topic}),
         topic_ids=MappingProxyType({name: TOPIC}),

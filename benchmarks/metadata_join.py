@@ -178,6 +178,7 @@ class _Modelled:
             peer=f"127.0.0.1:{self._id}",
             last_broker_epoch=UNKNOWN_BROKER_EPOCH,
             feature_level_max=SUPPORTED_FEATURE_LEVEL,
+            min_insync_replicas=1,
         )
         active = await self._cluster.active_controller()
         answer = await self._ask(active, paths.REGISTER_BROKER, command)

@@ -43,6 +43,7 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import PartitionRecord, RegisterBrokerRecord, TopicRecord
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def _records() -> tuple[MetadataRecord, ...]:
                 directory_id=disks[broker],
                 http="",
                 peer="",
+                feature_level_max=SUPPORTED_FEATURE_LEVEL,
+                min_insync_replicas=1,
             )
             for number, broker in enumerate(replicas)
         ),

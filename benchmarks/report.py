@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit of ARCHITECTURE.md's table.
+    """A limit for a measured figure: at least or at most ``number``.
 
-    At least or at most a number; `of_floor` when the number is the ratio to the floor.
+    With `of_floor` the number is the ratio to the floor, what the machine does without the product.
     """
 
     number: float

@@ -17,7 +17,6 @@ from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.records.commands import (
     A,
     AdminCommand,
-    AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
@@ -26,7 +25,6 @@ from raft_metadata.records.commands import (
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
-    PartitionAltered,
     PartitionsAltered,
     RegisterBroker,
     TopicCreated,
@@ -39,9 +37,10 @@ class Heartbeats(Protocol):
     """Heartbeats sent on a thread of their own, while the event loop progresses (rule M7)."""
 
     def set_content(self, command: BrokerHeartbeat, *, at_once: bool) -> None:
-        """Report that the loop turns, and what heartbeats carry now; send one at once if asked.
+        """Set the content of further heartbeats; send the next one now with ``at_once``.
 
-        To be called many times a session: each call is the progress that heartbeats need.
+        Called on the event loop, many times within a session timeout: each call proves that the
+        loop progresses, and without such proof no heartbeat is sent.
         """
         ...
 
@@ -71,10 +70,6 @@ class ControllerChannel(Protocol):
         with the monotonic time at which its heartbeat was sent. It does not wait for the other
         controllers' answers, because it may prove the broker's session.
         """
-        ...
-
-    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        """One attempt, sent once to the controller believed active (rule M3)."""
         ...
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:

@@ -439,7 +439,8 @@ class GroupCoordinator:
                 commits.commit_delivered(state, key, topics)
             else:
                 commits.commit_offsets(state, key, offsets, topics)
-            # Behind the commit: what it covers may go, the rest is still worked on.
+            # After the commit: partitions whose records it covers may be given up; those with
+            # uncommitted records may still be processed.
             instances.begin_call(state, key, topics, done=False)
             return instance.value.settings.strimzi
 
@@ -512,7 +513,7 @@ class GroupCoordinator:
         found = look(shard.state())
         await shard.settled()
         await self._prove(shard)
-        shard.state()  # proven is the broker: it may lead in another epoch by now
+        shard.state()  # the proof is of the broker, which may lead in another epoch by now
         return found
 
     async def _prove(self, shard: Shard) -> None:

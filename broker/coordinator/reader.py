@@ -44,24 +44,24 @@ class Ends(NamedTuple):
 
 
 class DataReader(Protocol):
-    """The broker's own door, for partitions wherever they are led. Raises `KafkaError`."""
+    """Port to the data of any partition, wherever it is led. Its methods raise `KafkaError`."""
 
     async def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
     ) -> Fetched:
-        """Records from an offset on; OFFSET_OUT_OF_RANGE outside the log."""
+        """Return records from an offset on; raise OFFSET_OUT_OF_RANGE outside the log."""
         ...
 
     async def ends(self, partition: TopicPartition) -> Ends:
-        """Both ends of a partition."""
+        """Return both ends of a partition."""
         ...
 
     async def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """The first record at or behind this time, or the end."""
+        """Return the first offset at or after this time; the end if there is none."""
         ...
 
     async def catch_up_with_topic(self, topic: TopicName) -> None:
-        """Wait, a second at most, for the newest image."""
+        """Wait at most a second for an image that contains the topic."""
         ...
 
 
@@ -186,6 +186,7 @@ WATCH_MS = 500
 PATIENCE_MS = 400
 """Time after which a partition is left out if its leader does not answer."""
 RETRY_MS = 100
+"""Pause before a watched partition is fetched again after an error or an empty answer."""
 
 
 class InstanceReader:
@@ -226,7 +227,7 @@ class InstanceReader:
         except KafkaError as error:
             if error.outcome is not Outcome.UNKNOWN:
                 raise
-            # An automatic commit's fate is not the read's: nothing was delivered.
+            # The unknown outcome is that of an automatic commit: nothing was delivered.
             text = f"the read was given up: {error.message}"
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text) from None
 
@@ -250,7 +251,7 @@ class InstanceReader:
             if read.session.ended or not read.session.calls:
                 self._locks.pop(read.session, None)
 
-    # what a read needs of the others
+    # for `_Read`
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""

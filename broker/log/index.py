@@ -161,9 +161,7 @@ class IndexMemory:
 BLOCK_ENTRIES = 512
 FIRST_READ_BYTES = 16_384
 """Bytes of the first read: head and summary of a segment of up to 2 GB."""
-_MAGIC = b"QIX3"
-_MAGIC_OF_ONE_BLOCK = b"QIX2"
-"""Magic of files without a summary, with one checksum of everything: read as a whole."""
+_MAGIC = b"QIX1"
 _HEAD = Struct("<4sIqqqqqqI")
 _BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 _SUMMARY_BYTES = 16
@@ -300,9 +298,6 @@ def decode_index(data: bytes, path: str) -> tuple[IndexFileHead, OffsetIndex]:
     """
     head, index = _head(data, path), OffsetIndex()
     count: int = _HEAD.unpack_from(data)[8]
-    if data[:4] == _MAGIC_OF_ONE_BLOCK:
-        index.extend(memoryview(data)[_HEAD.size :])
-        return head, index
     body = memoryview(data)[_body_at(count) :]
     checks = memoryview(data)[_HEAD.size + 12 * _blocks(count) : _body_at(count)].cast("I")
     if len(body) != ENTRY_BYTES * count:
@@ -318,13 +313,10 @@ def decode_index(data: bytes, path: str) -> tuple[IndexFileHead, OffsetIndex]:
 def _head(data: bytes, path: str) -> IndexFileHead:
     if len(data) >= _HEAD.size:
         magic, check, *fields = _HEAD.unpack_from(data)
-        end = len(data)
-        if magic == _MAGIC:
-            end = _body_at(fields[6])
-        elif magic != _MAGIC_OF_ONE_BLOCK or end != _HEAD.size + ENTRY_BYTES * fields[6]:
-            raise _damage(path)
+        end = _body_at(fields[6])
         checked = memoryview(data)[_HEAD.size : end]
-        if len(data) >= end and check == crc32(checked, crc32(_HEAD.pack(magic, 0, *fields))):
+        known = crc32(checked, crc32(_HEAD.pack(_MAGIC, 0, *fields)))
+        if magic == _MAGIC and len(data) >= end and check == known:
             return IndexFileHead(*fields[:6])
     raise _damage(path)
 

@@ -30,8 +30,6 @@ _REFUSED = struct.Struct("<IB16sIiQi")
 _ACK = struct.Struct("<IB16sIiQqqq")
 _PUSH = struct.Struct("<IB16sIiQqqqqq")
 _PUSH_FIELDS = struct.Struct("<qqqqq")
-_OPEN_FIELDS, _OPEN_ENDS = struct.Struct("<qiqqq"), struct.Struct("<qiqq")
-_ACK_FIELDS, _ACK_ENDS = struct.Struct("<qqq"), struct.Struct("<qq")
 PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
 
 OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING, PAUSE = range(1, 9)
@@ -44,8 +42,6 @@ MAX_PAUSE_MS = 60_000
 START_OVER = -2
 """In place of an epoch: the follower must start over empty, because records that it lacks may have
 included tombstones which compaction removed (rule R7)."""
-UNTOLD = -1
-"""In place of a log start: of a follower whose version does not tell it."""
 
 
 class FrameError(ValueError):
@@ -65,7 +61,7 @@ class Open(NamedTuple):
     """Leader epoch of the last entry; -1 for an empty log."""
     log_end: int
     durable_end: int
-    log_start: int = UNTOLD
+    log_start: int = 0
 
 
 class Valid(NamedTuple):
@@ -108,8 +104,8 @@ class Ack(NamedTuple):
     leader_epoch: int
     log_end: int
     durable_end: int
-    log_start: int = UNTOLD
-    """The log start offset that holds after any crash."""
+    log_start: int = 0
+    """The log start offset that remains after any crash."""
 
 
 class Push(NamedTuple):
@@ -226,11 +222,9 @@ def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
                 batches = body[at + _PUSH_FIELDS.size :]
                 return key, Push(number, epoch, a, b, hw, start, batches, everywhere)
             case 5:  # ACK
-                known = _ACK_FIELDS if len(body) >= at + _ACK_FIELDS.size else _ACK_ENDS
-                return key, Ack(number, epoch, *known.unpack_from(body, at))
+                return key, Ack(number, epoch, *struct.unpack_from("<qqq", body, at))
             case 1:  # OPEN
-                known = _OPEN_FIELDS if len(body) >= at + _OPEN_FIELDS.size else _OPEN_ENDS
-                return key, Open(number, epoch, *known.unpack_from(body, at))
+                return key, Open(number, epoch, *struct.unpack_from("<qiqqq", body, at))
             case 2:  # VALID
                 return key, Valid(number, epoch, *struct.unpack_from("<Qqq", body, at))
             case 3:  # DIVERGING

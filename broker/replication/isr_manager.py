@@ -22,10 +22,9 @@ from raft_metadata.records.commands import (
     IsrMember,
     PartitionAltered,
 )
-from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from broker.ports import ControllerChannel
     from broker.replication.events import EventSink
@@ -39,8 +38,6 @@ _log = logging.getLogger("broker.replication")
 
 COMMANDS_IN_FLIGHT = 4
 """Commands of one broker in flight at once; later proposals wait and share the next command."""
-OLD_COMMANDS_IN_FLIGHT = 64
-"""The same with a controller that takes one attempt a command."""
 UNKNOWN_RETRY_MS = 200
 """Pause before the committed ISR is proposed again after an attempt of unknown outcome."""
 LINES_PER_COMMAND = 20
@@ -68,13 +65,11 @@ class IsrManager:
         broker_id: BrokerId,
         controllers: ControllerChannel,
         clock: Clock,
-        feature_level: Callable[[], int],
         events: EventSink,
     ) -> None:
         self._broker_id = broker_id
         self._controllers = controllers
         self._clock = clock
-        self._feature_level = feature_level
         self._events = events
         self._waiting: deque[_Attempt] = deque()
         self._in_flight = 0
@@ -96,10 +91,8 @@ class IsrManager:
     def _send_some(self, tasks: asyncio.TaskGroup) -> None:
         """Send as many commands as may be in flight; the next follow when one is answered."""
         self._scheduled = False
-        batched = self._feature_level() >= BATCHED_ISR_LEVEL
-        limit = COMMANDS_IN_FLIGHT if batched else OLD_COMMANDS_IN_FLIGHT
-        while self._waiting and self._in_flight < limit:
-            attempts = list(self._next(MAX_ATTEMPTS_PER_COMMAND if batched else 1))
+        while self._waiting and self._in_flight < COMMANDS_IN_FLIGHT:
+            attempts = list(self._next(MAX_ATTEMPTS_PER_COMMAND))
             if attempts:
                 self._in_flight += 1
                 tasks.create_task(self._send(attempts, tasks), name="alter-partitions")
@@ -110,14 +103,14 @@ class IsrManager:
         while self._waiting and len(seen) < count:
             attempt = self._waiting[0]
             if attempt.partition in seen:
-                return  # its leader epoch changed meanwhile
+                return  # its leader epoch changed since the first attempt
             self._waiting.popleft()
             if attempt.partition.is_open(attempt.proposal):
                 seen.add(attempt.partition)
                 self._note(attempt, EventKind.ISR_PROPOSED)
                 yield attempt
             else:
-                attempt.partition.isr_refused(attempt.proposal)  # it never left this broker
+                attempt.partition.isr_refused(attempt.proposal)  # it was never sent
 
     async def _send(self, attempts: list[_Attempt], tasks: asyncio.TaskGroup) -> None:
         try:
@@ -137,8 +130,6 @@ class IsrManager:
         """Send attempts in one command; return one answer or error for each of them."""
         commands = [self._command(attempt) for attempt in attempts]
         try:
-            if len(commands) == 1:
-                return [await self._controllers.alter_partition(commands[0])]
             said = await self._controllers.alter_partitions(
                 AlterPartitions(attempts=tuple(commands))
             )
@@ -193,5 +184,5 @@ def _of(answer: AttemptAnswer) -> PartitionAltered | KafkaError:
     if answer.altered is not None:
         return answer.altered
     code = ErrorCode.from_number(answer.error)
-    # It was judged and refused: surely not appended, whatever its code says elsewhere.
+    # The controller refused it, so it is surely not appended, whatever this code means elsewhere.
     return KafkaError(code, answer.message, outcome=Outcome.NOT_WRITTEN)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
-from broker.replication.frames import START_OVER, UNTOLD, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.leader_state import OBSERVES, FollowerState, LeaderState, Proposal, Settings
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -106,7 +106,7 @@ def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> boo
 
     Such a follower may not join the ISR.
     """
-    return UNTOLD < role.start_of(follower) < log.log_start_offset
+    return role.start_of(follower) < log.log_start_offset
 
 
 def lacking(
@@ -156,7 +156,7 @@ def cut(partition: Followed, message: Diverging, end: int) -> None:
         log.name, partition.id.topic_id, log.log_end_offset, end, message.leader_epoch,
     )  # fmt: skip
     if message.at_epoch < 0 and end > log.log_start_offset:
-        log.start_over(end)  # what is left of it is below the leader's log start
+        log.start_over(end)  # the rest of it lies below the leader's log start
     else:
         log.truncate_to(end)
     partition.high_watermark = max(partition.high_watermark, log.log_start_offset)
@@ -171,7 +171,7 @@ def follow_valid(partition: Followed, leader_start: int) -> None:
         _start_over(partition, leader_start)
     else:
         log.advance_log_start(leader_start)
-        # Not shown before it is durable, but nothing below it is asked for any more (L8).
+        # Readers see the new start once it is durable; nothing below it is needed (invariant L8).
         partition.high_watermark = max(partition.high_watermark, leader_start)
 
 
@@ -188,7 +188,7 @@ def follow_push(partition: Followed, leader_start: int) -> None:
     if leader_start <= partition.log.log_end_offset:
         try:
             partition.log.advance_log_start(leader_start)
-        except KafkaError as error:  # the log has failed; the push was taken all the same
+        except KafkaError as error:  # the log is offline; the push itself was appended
             _log.warning("log start not followed error=%s", error)
 
 
@@ -339,7 +339,7 @@ class Partition:
 
     @property
     def early_opens(self) -> dict[BrokerId, Open]:
-        """Opens of an epoch or broker epoch that this image does not know yet (rule R9)."""
+        """Requests whose leader epoch or broker epoch is newer than this broker's image (R9)."""
         if self._early_opens is None:
             self._early_opens = {}
         return self._early_opens
@@ -386,7 +386,7 @@ class Partition:
             for follower, state in list(role.followers.items()):
                 known = brokers.get(follower)
                 if known is not None and known.broker_epoch > state.broker_epoch:
-                    del role.followers[follower]  # rule R4: a new life closes older streams
+                    del role.followers[follower]  # a new incarnation ends older sessions (rule R4)
 
     def configure(self, settings: Settings) -> None:
         """Apply changed configs of the topic, in every role.
@@ -473,7 +473,7 @@ class Partition:
         ends = (message.log_end, message.durable_end, message.log_start)
         leader_end = self.log.log_end_offset
         role.opened(follower, known.broker_epoch, session, ends, leader_end, now_ms)
-        # By which rule it goes its first acknowledgement says, which follows at once (rule R1).
+        # Until its first acknowledgement, which follows at once, only its durable end counts (R1).
         counted = (message.durable_end, message.durable_end, message.log_start)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
@@ -721,8 +721,8 @@ class Partition:
         role = self.role
         if not isinstance(role, Following) or role.session is None:
             return None
-        # Rule R1: a leader that goes by `os` already may not count what this disk, which goes by
-        # `ack`, has neither synced nor noted as unsynced (`server.page_cache_topics`).
+        # While this broker still uses `flush=ack`, a leader that already uses `os` must not count
+        # bytes that are neither synced nor recorded as possibly unsynced (rule R1).
         end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
         return Ack(role.session, role.epoch, end, self._counted_end(), proven(self.log))
 

@@ -20,7 +20,6 @@ from broker.replication.frames import key_of
 from broker.replication.leader_state import LeaderState
 from raft_metadata.common.ids import LeaderEpoch, PartitionEpoch
 from raft_metadata.records.commands import DamagedReplica, replica_partition
-from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from broker.replication.events import EventJournal
     from broker.replication.frames import Key
     from broker.replication.replica import Replica
-    from raft_metadata.common.faults import FaultHandler
     from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicId, TopicIdPartition
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
@@ -74,7 +72,6 @@ class Repairs:
         broker_id: BrokerId,
         logs: LogManager,
         events: EventJournal,
-        faults: FaultHandler,
         unopenable: Set[TopicIdPartition],
         host: RepairHost,
     ) -> None:
@@ -85,7 +82,6 @@ class Repairs:
         self._me = broker_id
         self._logs = logs
         self._events = events
-        self._faults = faults
         self._unopenable = unopenable
         self._host = host
         self.damaged: dict[Key, Replica] = {}
@@ -95,7 +91,7 @@ class Repairs:
         """The topics of an image and the report computed from them; None if it must be computed."""
         self._told_ms: dict[Key, int] = {}
 
-    # found
+    # finding damage
 
     def look(self, now_ms: int) -> None:
         """Take over the damage found since the last tick; try again for replicas that wait."""
@@ -105,11 +101,7 @@ class Repairs:
                 continue
             replica = self._host.replica(where)
             events.note_lost(self._events, where, replica, error)
-            if self._host.image.feature_level < FAILED_REPLICAS_LEVEL:
-                # An older controller learns of it from the registration of the next life only.
-                self._events.close()
-                self._faults.fatal(f"log {name} failed", error)
-            elif replica is not None and self._logs.was_open(where):
+            if replica is not None and self._logs.was_open(where):
                 self._found(replica, error)
         waiting = self.damaged or self._logs.offline
         if waiting and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
@@ -126,7 +118,7 @@ class Repairs:
         self.damaged[replica.key] = replica
         self._reasons[replica.key] = error
         if not isinstance(replica.partition.role, LeaderState) or not self._can_lead(replica.key):
-            self._host.stand_down(replica)  # it acknowledges nothing more
+            self._host.stand_down(replica)  # it must acknowledge nothing more
         self._look_at(replica)
 
     def _look_at_refused(self) -> None:
@@ -182,7 +174,7 @@ class Repairs:
         self._told_ms[key] = now_ms
         return True
 
-    # said
+    # reports
 
     def report(self) -> tuple[DamagedReplica, ...]:
         """Return the damaged replicas for heartbeats, sorted, at most `SAID_MAX`.
@@ -193,8 +185,6 @@ class Repairs:
         if not (self.damaged or self._logs.offline):
             return ()
         image = self._host.image
-        if image.feature_level < FAILED_REPLICAS_LEVEL:
-            return ()
         if self._said is None or self._said[0] is not image.topics:
             self._said = (
                 image.topics,
@@ -221,7 +211,7 @@ class Repairs:
             found[where] += f"; not filled again: {TOO_MANY_COPIES}"
         return found
 
-    # done with
+    # repair
 
     def apply_to_damaged(self, key: Key, registration: PartitionRegistration) -> bool:
         """Apply an image to a damaged replica; return False if it can take a role like any other.
@@ -247,7 +237,8 @@ class Repairs:
         key, role = replica.key, replica.partition.role
         is_deposed = registration.leader != self._me and registration.leader_epoch > role.epoch
         if is_deposed and isinstance(role, LeaderState):
-            self._host.stand_down(replica)  # rule G3: a full disk, which has no mark, is no reason
+            # Before the marks, which a full disk may prevent (rule G3).
+            self._host.stand_down(replica)
         self._logs.save_damage_marks()
         if registration.leader == self._me:
             if not self._can_lead(key):

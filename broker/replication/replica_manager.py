@@ -206,6 +206,7 @@ class StreamCare:
 
 
 TICK_MS = 50
+"""Interval of the manager's periodic work."""
 ISR_CHECK_MS = 500
 """Time of a round in search of lagging replicas; joins are proposed with an acknowledgement."""
 PARTITIONS_PER_STEP = 64
@@ -262,16 +263,14 @@ class ReplicaManager:
         )  # fmt: skip
         self._notes = events.RoleNotes(self.events)
         unopenable = self._keeper.unopenable
-        self.repairs = Repairs(config.broker_id, logs, self.events, faults, unopenable, self)
-        self._isr = IsrManager(
-            config.broker_id, controllers, clock, lambda: self.image.feature_level, self.events
-        )
+        self.repairs = Repairs(config.broker_id, logs, self.events, unopenable, self)
+        self._isr = IsrManager(config.broker_id, controllers, clock, self.events)
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
         heartbeat_ms = config.timeouts.replication_heartbeat_ms
         self._stream_care = StreamCare(heartbeat_ms, STALL_MS, self._ticked_ms)
 
-    # what others ask
+    # look-up and appends
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""
@@ -316,7 +315,7 @@ class ReplicaManager:
         """
         for session in replica.sessions:
             session.offer(base_offset, next_offset, raw)
-        if not replica.partition.settings.by_durable:  # else nothing counts yet (rule R1)
+        if not replica.partition.settings.by_durable:  # else it counts once it is durable (rule R1)
             replica.partition.advance()
 
     # metadata
@@ -567,8 +566,8 @@ class ReplicaManager:
         role = partition.role
         if isinstance(role, LeaderState):
             in_sync = stream.follower in role.isr
-            # Who catches up goes by what is on its disk, whatever the topic says: pages that wait
-            # to be written would hold up every other sync there (rule R9).
+            # A follower that catches up releases only durable bytes, whatever the flush mode:
+            # pages that wait to be written would delay every other sync there (rule R9).
             end = role.end_of(stream.follower) if in_sync else message.durable_end
             stream.acknowledged(key, message.session, end)
             if not in_sync:

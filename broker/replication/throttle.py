@@ -16,7 +16,6 @@ from raft_metadata.common.configs.table import (
     NO_RATE_LIMIT,
 )
 from raft_metadata.image.metadata_image import broker_layers
-from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -124,7 +123,7 @@ class Throttles:
         now_ms = self._clock.monotonic_ms()
         bucket.take(size, now_ms)
         pause_ms = bucket.pause_ms(now_ms)
-        if pause_ms and image.feature_level >= BATCHED_ISR_LEVEL:
+        if pause_ms:
             for link in links:
                 if link.stream is not None:
                     link.stream.ask_pause(pause_ms, now_ms)

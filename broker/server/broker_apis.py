@@ -208,7 +208,7 @@ class RoutedBrokerApis:
             damage=damage_led_here(self._local.damaged(), self._local.leads),
         )
 
-    async def _damage_of(self, broker_id: BrokerId) -> Damage | None:
+    async def _damage_of(self, broker_id: BrokerId) -> Damage:
         return (await self.own_facts(broker_id)).damage
 
     # groups
@@ -229,7 +229,7 @@ class RoutedBrokerApis:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         topic = await self._topics.for_produce(request.topic, deadline_ms)
         if request.claim is not None:
-            check_claimed(request, self.image, topic)
+            check_claimed(request, topic)
         results: list[RecordResult | None] = [None] * len(request.records)
         try:
             groups = self._group(request, topic, results)

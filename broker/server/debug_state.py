@@ -327,7 +327,7 @@ def _follower_facts(state: FollowerState, now_ms: int) -> Facts:
         "session": None if state.session < 0 else state.session,
         "broker_epoch": state.broker_epoch,
         "sent": state.sent,
-        "log_start": None if state.log_start < 0 else state.log_start,
+        "log_start": state.log_start,
         "log_end": state.log_end,
         "durable_end": state.durable_end,
         "caught_up_age_ms": max(0, now_ms - state.caught_up_ms),

@@ -30,7 +30,6 @@ from raft_metadata.common.sequenced_sender import (
     SequencedSender,
 )
 from raft_metadata.records.commands import AllocateProducerIds
-from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
     from broker.ports import ControllerChannel, PeerCall
@@ -192,9 +191,9 @@ class ForwardedProduces:
     async def acquire_producer_id(self, acks: int) -> bool:
         """Return whether forwards can be numbered now; wait up to `ID_TIMEOUT_S` for the first id.
 
-        All brokers must know numbered forwards, and a producer id must be available.
+        A producer id must be available.
         """
-        if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
+        if self._tasks is None:
             return False
         strong = acks == ACKS_ALL
         if strong not in self._producer_ids:
@@ -242,7 +241,7 @@ class ForwardedProduces:
         batch. ``text``: the records as elements of a JSON array, on one line, if they need not be
         encoded anew.
         """
-        if self._tasks is None or self._image().feature_level < SEQUENCED_APPENDS_LEVEL:
+        if self._tasks is None:
             return False
         if (request.acks == ACKS_ALL) not in self._producer_ids:
             return False

@@ -53,7 +53,7 @@ DELETE_RECORDS = 13
 APPEND_CLAIMED = 10
 REPEAT_CLAIMED = 14
 """APPEND_CLAIMED of records that the topic's configs refuse: the answer is the earlier append's, or
-INVALID_RECORD if there was none. An older broker refuses the kind."""
+INVALID_RECORD if there was none."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -105,7 +105,7 @@ def encode_append(request: Append) -> bytes:
 def encode_claimed(request: Append, *body: bytes) -> bytes:
     """Encode an APPEND_CLAIMED body: an APPEND under a producer id.
 
-    An older broker refuses the kind. ``body``: the records as pieces of a produce body; the records
+    ``body``: the records as pieces of a produce body; the records
     in `request` are not used.
     """
     assert request.claim is not None
@@ -191,13 +191,11 @@ def encode_own_facts() -> bytes:
 def decode_own_facts(body: bytes) -> OwnFacts:
     """Decode the answer to OWN_FACTS."""
     head = _split(body)[0]
-    damage = head.get("damage")
+    damage = head["damage"]
     return OwnFacts(
         static_configs=head["static_configs"],
         shutdown_blocked_by=head["shutdown_blocked_by"],
-        damage=None
-        if damage is None
-        else Damage(
+        damage=Damage(
             count=damage["count"],
             partitions=tuple((_partition(row), row["reason"]) for row in damage["partitions"]),
         ),
@@ -238,7 +236,7 @@ def _read(head: dict[str, Any]) -> Read:
         timestamp_ms=head["timestamp_ms"],
         max_bytes=head["max_bytes"],
         max_wait_ms=head["max_wait_ms"],
-        packed=head.get("packed", False),
+        packed=head["packed"],
     )
 
 
@@ -397,14 +395,14 @@ class PeerRequests:
 
     def _facts(self) -> bytes:
         facts = self._own_facts()
-        head: dict[str, Any] = {
-            "static_configs": dict(facts.static_configs),
-            "shutdown_blocked_by": facts.shutdown_blocked_by,
-        }
-        if facts.damage is not None:
-            rows = [_place(where) | {"reason": why} for where, why in facts.damage.partitions]
-            head["damage"] = {"count": facts.damage.count, "partitions": rows}
-        return _join(head)
+        rows = [_place(where) | {"reason": why} for where, why in facts.damage.partitions]
+        return _join(
+            {
+                "static_configs": dict(facts.static_configs),
+                "shutdown_blocked_by": facts.shutdown_blocked_by,
+                "damage": {"count": facts.damage.count, "partitions": rows},
+            }
+        )
 
     def _progress(self, head: dict[str, Any]) -> bytes:
         rows = [

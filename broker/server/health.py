@@ -38,8 +38,8 @@ class Damage:
     partitions: tuple[tuple[TopicIdPartition, str], ...]
 
 
-AskDamage = Callable[["BrokerId"], Awaitable[Damage | None]]
-"""Returns a broker's own report; None: its version makes none."""
+AskDamage = Callable[["BrokerId"], Awaitable[Damage]]
+"""Returns a broker's own report."""
 
 
 class DamagedLeader(NamedTuple):
@@ -53,7 +53,7 @@ class DamagedLeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TotalDamage:
-    """Sum of all brokers' reports of damage. Brokers of older versions report none."""
+    """Sum of all brokers' reports of damage."""
 
     count: int = 0
     named: tuple[DamagedLeader, ...] = ()

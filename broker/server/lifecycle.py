@@ -35,7 +35,7 @@ from raft_metadata.records.commands import (
     HeartbeatAnswer,
     RegisterBroker,
 )
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
@@ -209,11 +209,8 @@ class ControllerClock:
     ) -> None:
         """Take the wall time in a controller's answer to a heartbeat sent at ``sent_ms``.
 
-        ``sent_ms`` is monotonic. ``controller_wall_ms`` is 0 if that controller is of an older
-        version and reports no time.
+        ``sent_ms`` is monotonic.
         """
-        if not controller_wall_ms:
-            return
         self._wake()
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
         error_ms = max(now_ms - sent_ms, 0) // 2
@@ -444,8 +441,6 @@ class Lifecycle:
         refusals = 0
         while True:
             known = self._loader.image.brokers.get(self._config.broker_id)
-            unclean = self._unclean_partitions()
-            in_ranges = self._loader.image.feature_level >= OPERATIONS_LEVEL
             command = RegisterBroker(
                 broker_id=self._config.broker_id,
                 cluster_id=self._config.cluster_id,
@@ -454,8 +449,7 @@ class Lifecycle:
                 http=self._config.advertised_http,
                 peer=self._config.advertised_peer,
                 rack=self._config.rack,
-                unclean_partitions=() if in_ranges else tuple(unclean),
-                unclean_ranges=unclean.ranges if in_ranges else (),
+                unclean_ranges=self._unclean_partitions().ranges,
                 last_broker_epoch=known.broker_epoch if known else UNKNOWN_BROKER_EPOCH,
                 feature_level_max=SUPPORTED_FEATURE_LEVEL,
                 min_insync_replicas=self._config.defaults.min_insync_replicas,

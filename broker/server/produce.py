@@ -23,7 +23,6 @@ from broker.server.forwarded_produce import (
 )
 from broker.server.local_partitions import Append, LocalPartitions
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.records.feature_levels import SEQUENCED_APPENDS_LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,9 +104,6 @@ REFUSED_WHOLE = frozenset(
     }
 )
 """Refusals of a producer's claim, which concern the request and not single records."""
-NO_REPEAT = frozenset({ErrorCode.INVALID_RECORD, ErrorCode.INVALID_REQUEST})
-"""Answers to REPEAT_CLAIMED if no earlier append is known; the second comes from an older version,
-which does not know that kind of request."""
 
 
 class ProduceRouting:
@@ -183,7 +179,7 @@ class ProduceRouting:
                 )
                 return forwarding.decode_base_offset(answer)
             except KafkaError as error:
-                if append.refused is not None and error.code in NO_REPEAT:
+                if append.refused is not None and error.code is ErrorCode.INVALID_RECORD:
                     raise append.refused from None
                 if error.outcome is not Outcome.UNKNOWN or error.code in REFUSED_WHOLE:
                     raise
@@ -204,18 +200,12 @@ def _all_refused_for_producers(placed: Sequence[PlacedRecords]) -> bool:
     return all(each.error is not None and is_refused_for_producers(each.error) for each in placed)
 
 
-def check_claimed(request: ProduceRequest, image: MetadataImage, topic: TopicImage) -> None:
+def check_claimed(request: ProduceRequest, topic: TopicImage) -> None:
     """Refuse a sequence whose records would not be found in one and the same partition by a retry.
 
     Raises:
-        KafkaError: INVALID_REQUEST, UNSUPPORTED_VERSION; nothing was written.
+        KafkaError: INVALID_REQUEST; nothing was written.
     """
-    if image.feature_level < SEQUENCED_APPENDS_LEVEL:
-        text = (
-            f"producer ids need metadata.version {SEQUENCED_APPENDS_LEVEL}, the cluster's is "
-            f"{image.feature_level}: `quorumlog cluster upgrade`"
-        )
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
     if request.partition is not None or topic.partitions_count == 1:
         return
     named = {record.partition for record in request.records}

@@ -194,8 +194,8 @@ class OwnFacts:
     """Values from its config.toml, environment and ``--set``, by config name."""
     shutdown_blocked_by: str = ""
     """Reason of the active controller's last answer not to grant the controlled shutdown yet."""
-    damage: Damage | None = None
-    """None: the broker's version does not report it."""
+    damage: Damage
+    """The partitions that it leads over damaged logs."""
 
 
 class BrokerApis(Protocol):

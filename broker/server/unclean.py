@@ -25,7 +25,6 @@ from raft_metadata.common.configs.table import FLUSH
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicId
 from raft_metadata.image.metadata_image import MetadataImage, broker_layers, topic_layers
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
 
@@ -237,7 +236,7 @@ def unclean_partitions(
 ) -> PartitionSet:
     """Return everything that this broker has to report unclean at registration.
 
-    From feature level 2 on one range spans all of a topic whose page cache is lost: between two of
+    One range spans all of a topic whose page cache is lost: between two of
     its replicas here are only partitions without a replica, or with one that this image does not
     know yet and that is just as unproven. So the number of ranges does not depend on placement.
 
@@ -246,7 +245,6 @@ def unclean_partitions(
     """
     cache_proves = cache_is_kept or logs.clean_broker_epoch is not None
     found = []
-    in_ranges = image.feature_level >= OPERATIONS_LEVEL
     static = config.static()
     for topic_id, topic in image.topics.items():
         if page_cached is None:
@@ -262,8 +260,5 @@ def unclean_partitions(
         for number in held:
             logs.identify(topic.name, number, topic_id)
         if held and is_page_cached and not cache_proves:
-            if in_ranges:
-                found.append(PartitionRange(topic_id, held[0], held[-1]))
-            else:
-                found += (PartitionRange(topic_id, number, number) for number in held)
+            found.append(PartitionRange(topic_id, held[0], held[-1]))
     return PartitionSet.of(logs.unclean, found)

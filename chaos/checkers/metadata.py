@@ -47,7 +47,7 @@ def check_churn(history: History, fault: Fault, terms_max: int) -> Verdict:
     """Check that controllers change at most `terms_max` times while a fault lasts.
 
     A controller that receives nothing must not depose, again and again, one that the majority
-    follows (guarantees §2.4: three depositions within 2 s, for as long as the fault lasted).
+    follows. Without pre-votes, three depositions within 2 s were measured while the fault lasted.
     """
     until = float("inf") if fault.healed_ms is None else fault.healed_ms
     terms = {

@@ -6,7 +6,7 @@ downstream. Scenarios state faults in terms of nodes ("nothing from 1 reaches 2"
 here for each link's state and turns it into toxics.
 
 Controllers keep one connection per pair, dialled by the one with the greater id, so there one link
-carries both directions (guarantees §5.4).
+carries both directions.
 """
 
 from __future__ import annotations

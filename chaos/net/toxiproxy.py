@@ -2,9 +2,8 @@
 
 `Network` starts one server per run and calls `ToxiproxyApi`. Only this module imports the library
 ``toxiproxy-python``. The library 0.1.1 keeps one server per process in class attributes, has no
-timeout on any request (a paused server hangs its caller) and treats a 5xx as success (guarantees
-§5.2). Here each object has a consumer class of its own, every request a timeout, and every answer
-is checked.
+timeout on any request (a paused server hangs its caller) and treats a 5xx as success. Here each
+object has a consumer class of its own, every request a timeout, and every answer is checked.
 """
 
 from __future__ import annotations
@@ -190,8 +189,7 @@ def _view(body: dict[str, Any]) -> ProxyView:
 
 
 VERSION = "2.12.0"
-"""The only version used, because its behaviour is known (guarantees §5.1). `.ci/toxiproxy.sh` names
-the same version."""
+"""The only version used, because its behaviour is known. `.ci/toxiproxy.sh` names the same one."""
 NAME = "toxiproxy-server"
 BUILT = Path(".cache") / "toxiproxy" / NAME
 """Path of the server that `.ci/toxiproxy.sh` builds, below the project's root."""

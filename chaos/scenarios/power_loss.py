@@ -5,7 +5,7 @@ power-cut: all machines at one moment, twice; every acknowledged record must be 
 pause-kill and part-kill: machine A is paused (or cut off) while the others continue to write; then
 B loses its power and C is paused (cut off); A and B, which never held the records together,
 continue. Records acknowledged meanwhile are on B's disk, synced, or lost: one missing sync would
-lose committed records (guarantees §1.3).
+lose committed records.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _read_health(client: Client, form: str) -> tuple[int, dict[str, Any] | None,
         body = client.run(calls.health(cluster_id), retry_s=CALL_RETRY_S)
         return EXITS[body["status"]], body, ""
     except ApiError as error:
-        # A server answers, but not this call: an older broker, or another service.
+        # A server answers, but not this call: it is another service.
         return EXIT_NO_ANSWER, None, error_text(error, form)
     except (ClientError, KeyError) as error:
         verdict = error_text(error, form) if isinstance(error, ClientError) else repr(error)

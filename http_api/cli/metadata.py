@@ -104,10 +104,7 @@ def _broker_registered(fact: Fact) -> str:
     words = f"broker {fact['broker_id']}: registered at {fact['http']} epoch {fact['broker_epoch']}"
     if fact.get("rack"):
         words += f" rack {fact['rack']}"
-    unclean = len(fact.get("unclean_partitions") or ())
-    if unclean:
-        words += f", {unclean} unclean partitions"
-    ranges = fact.get("unclean_ranges") or ()
+    ranges = fact["unclean_ranges"]
     if ranges:
         among = sum(last - first + 1 for _, first, last in ranges)
         words += f", all replicas among {among} partitions unclean"

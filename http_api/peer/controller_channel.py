@@ -25,7 +25,6 @@ from raft_metadata.records.commands import (
     ADMIN_NAMES,
     A,
     AdminCommand,
-    AlterPartition,
     AlterPartitions,
     BrokerRegistered,
     CreateTopic,
@@ -33,7 +32,6 @@ from raft_metadata.records.commands import (
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
-    PartitionAltered,
     PartitionsAltered,
     RegisterBroker,
     TopicCreated,
@@ -149,10 +147,6 @@ class HttpControllerChannel:
         )
         self._heartbeats.open_sessions(command.broker_id, registered.broker_epoch)
         return registered
-
-    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        """Send one attempt to one controller; the caller's next one is a new proposal (rule M3)."""
-        return await self._once(paths.ALTER_PARTITION, command, PartitionAltered)
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
         """Send attempts to one controller, once; the next ones are new proposals (rule M3)."""

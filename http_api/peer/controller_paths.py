@@ -10,7 +10,6 @@ from __future__ import annotations
 PREFIX = "/controller/v1/"
 REGISTER_BROKER = PREFIX + "register-broker"
 HEARTBEAT = PREFIX + "heartbeat"
-ALTER_PARTITION = PREFIX + "alter-partition"
 ALTER_PARTITIONS = PREFIX + "alter-partitions"
 CREATE_TOPIC = PREFIX + "create-topic"
 DELETE_TOPIC = PREFIX + "delete-topic"
@@ -30,7 +29,7 @@ ADDRESSEE_HEADER = "Quorumlog-Addressee"
 """The controller id that the sender means to dial: a wrong address is noticed at once."""
 
 MAX_COMMAND_BYTES = 4_194_304
-"""4 MiB: a registration naming 50,000 unclean partitions is about 3 MB."""
+"""4 MiB: ten times a registration with as many unclean ranges as may be, 383 KiB."""
 MAX_ANSWER_BYTES = 4_194_304
 MAX_METADATA_ANSWER_BYTES = 268_435_456
 """256 MiB: a snapshot of 100,000 partitions is about 30 MB."""

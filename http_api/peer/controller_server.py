@@ -26,7 +26,6 @@ from raft_metadata.records.commands import (
     ADMIN_COMMANDS,
     A,
     AdminCommand,
-    AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
@@ -35,7 +34,6 @@ from raft_metadata.records.commands import (
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
-    PartitionAltered,
     PartitionsAltered,
     RegisterBroker,
     TopicCreated,
@@ -66,7 +64,6 @@ class Controller(Protocol):
     """Port to the active controller of ``raft_metadata.quorum``, which this listener serves."""
 
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
-    async def alter_partition(self, command: AlterPartition) -> PartitionAltered: ...
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered: ...
     async def create_topic(self, command: CreateTopic) -> TopicCreated: ...
     async def delete_topic(self, command: DeleteTopic) -> TopicDeleted: ...
@@ -150,7 +147,6 @@ class ControllerServer:
         app.router.add_routes(
             [
                 self._command(paths.REGISTER_BROKER, RegisterBroker, controller.register_broker),
-                self._command(paths.ALTER_PARTITION, AlterPartition, controller.alter_partition),
                 self._command(paths.ALTER_PARTITIONS, AlterPartitions, controller.alter_partitions),
                 self._command(paths.CREATE_TOPIC, CreateTopic, controller.create_topic),
                 self._command(paths.DELETE_TOPIC, DeleteTopic, controller.delete_topic),

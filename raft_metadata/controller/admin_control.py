@@ -6,7 +6,6 @@ and the answer to the command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -46,7 +45,7 @@ from raft_metadata.records.commands import (
     UnregisterBroker,
     UpgradeMetadata,
 )
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL, level_of
+from raft_metadata.records.feature_levels import level_of
 from raft_metadata.records.records import MetadataRecord
 
 Decision = tuple[tuple[MetadataRecord, ...], object]
@@ -65,12 +64,6 @@ class AdminContext:
     """Damaged replicas, which are elected last."""
 
 
-_COMMAND_LEVELS: Mapping[type[AdminCommand[Any]], int] = {
-    # Level 1 has its records, but only for creations: such nodes never apply a later change.
-    AlterConfigs: OPERATIONS_LEVEL,
-}
-
-
 def decide_admin(
     image: MetadataImage, command: AdminCommand[A], context: AdminContext
 ) -> tuple[tuple[MetadataRecord, ...], A]:
@@ -81,8 +74,6 @@ def decide_admin(
     """
     records, answer = _decide(image, command, context)
     needed = max(map(level_of, records), default=0)
-    if records:
-        needed = max(needed, _COMMAND_LEVELS.get(type(command), 0))
     if needed > image.feature_level:
         message = (
             f"this needs metadata.version {needed}, the cluster is at {image.feature_level}; "

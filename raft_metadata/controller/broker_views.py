@@ -82,8 +82,6 @@ class BrokerViews:
     """Properties of brokers that `heal` needs, computed once for many partitions of an image."""
 
     brokers: Brokers
-    level: int
-    """The feature level; below 2, records leave out fields that an older node would misread."""
     unsettled: frozenset[BrokerId]
     """Brokers whose registration may require a change of any of their replicas."""
     leaving: frozenset[BrokerId]
@@ -99,7 +97,6 @@ class BrokerViews:
     def of(
         cls,
         brokers: Brokers,
-        level: int,
         heard: ReportedOffsets = NO_REPORTED_OFFSETS,
         failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
         told: CompleteReporters = None,
@@ -110,7 +107,6 @@ class BrokerViews:
             failed=failed,
             told=told,
             brokers=brokers,
-            level=level,
             unsettled=frozenset(
                 broker_id for broker_id, broker in brokers.items() if not broker.settled
             ),

@@ -19,7 +19,6 @@ from raft_metadata.common.ids import (
     BrokerId,
     ClusterId,
     MetadataOffset,
-    TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import NO_DAMAGED_REPLICAS, BrokerViews, DamagedReplicas
 from raft_metadata.controller.feature_control import check_follows
@@ -35,7 +34,6 @@ from raft_metadata.records.commands import (
     RegisterBroker,
     UnregisterBroker,
 )
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
@@ -45,12 +43,9 @@ from raft_metadata.records.records import (
     UnregisterBrokerRecord,
 )
 
-UNCLEAN_PARTITIONS_MAX = 10_000
-"""Unclean partitions in a registration at feature level 1: 32 bytes each, so that its one record
-stays below the limit of a batch, 448 KiB."""
 UNCLEAN_RANGES_MAX = 8_000
-"""Unclean ranges in a registration from level 2 on: 49 bytes each at most, 383 KiB, so that its one
-record fits a batch."""
+"""Unclean ranges in a registration: 49 bytes each at most, 383 KiB, so that its one record fits a
+batch."""
 PARTITION_ID_MAX = 2**31 - 1
 
 Change = tuple[BrokerRegistrationChangeRecord, ...]
@@ -84,7 +79,7 @@ def decide_register_broker(
             raise KafkaError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message)
     else:
         _check_not_overtaken(command, UNKNOWN_BROKER_EPOCH)
-    unclean_partitions, unclean_ranges = _unclean(image.feature_level, command)
+    unclean_ranges = _unclean_ranges(command)
     epoch = BrokerEpoch(image.next_offset)
     record = RegisterBrokerRecord(
         broker_id=command.broker_id,
@@ -94,7 +89,6 @@ def decide_register_broker(
         http=command.http,
         peer=command.peer,
         rack=command.rack,
-        unclean_partitions=unclean_partitions,
         unclean_ranges=unclean_ranges,
         feature_level_max=command.feature_level_max,
         min_insync_replicas=command.min_insync_replicas,
@@ -108,30 +102,20 @@ def _check_registration(command: RegisterBroker) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
 
 
-def _unclean(
-    level: int, command: RegisterBroker
-) -> tuple[tuple[TopicIdPartition, ...], tuple[PartitionRange, ...]]:
-    """Return the unclean partitions and ranges in the form of this feature level (rule R6)."""
+def _unclean_ranges(command: RegisterBroker) -> tuple[PartitionRange, ...]:
+    """Return the unclean ranges, sorted and merged; raise INVALID_REQUEST for too many."""
     for one in command.unclean_ranges:
         if not 0 <= one.first <= one.last <= PARTITION_ID_MAX:
             message = f"unclean range {one.first} to {one.last} of {one.topic_id[:22]} is none"
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-    unclean = PartitionSet.of(command.unclean_partitions, command.unclean_ranges)
-    if level < OPERATIONS_LEVEL:
-        if unclean.count > UNCLEAN_PARTITIONS_MAX:
-            message = (
-                f"{unclean.count} unclean partitions, at most {UNCLEAN_PARTITIONS_MAX} can be "
-                f"registered at metadata.version {level}: raise it to {OPERATIONS_LEVEL}"
-            )
-            raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-        return tuple(unclean), ()
+    unclean = PartitionSet.of(ranges=command.unclean_ranges)
     if len(unclean.ranges) > UNCLEAN_RANGES_MAX:
         message = (
             f"{unclean.count} unclean partitions in {len(unclean.ranges)} ranges, at most "
             f"{UNCLEAN_RANGES_MAX} ranges can be registered"
         )
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-    return (), unclean.ranges
+    return unclean.ranges
 
 
 def _check_not_overtaken(command: RegisterBroker, present: BrokerEpoch) -> None:
@@ -251,7 +235,7 @@ def owes_changes(
     changes.
     """
     # Changes that depend on brokers' reports are not owed: assume that no broker has reported.
-    views = BrokerViews.of(image.brokers, image.feature_level, failed=failed, told=frozenset())
+    views = BrokerViews.of(image.brokers, failed=failed, told=frozenset())
     for topic in image.topics.values():
         rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):

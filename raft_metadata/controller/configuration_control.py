@@ -14,7 +14,6 @@ from typing import TypeAlias
 from raft_metadata.common.configs.layers import ConfigLayers
 from raft_metadata.common.configs.rows import Scope, text_of
 from raft_metadata.common.configs.table import (
-    COMPRESSION_TYPE,
     DEFAULT_REPLICATION_FACTOR,
     MIN_INSYNC_REPLICAS,
     find_config,
@@ -36,7 +35,6 @@ from raft_metadata.image.metadata_image import (
     topic_layers,
 )
 from raft_metadata.records.commands import AlterAnswer, AlterConfigs, ConfigChange
-from raft_metadata.records.feature_levels import COMPRESSED_BATCHES_LEVEL
 from raft_metadata.records.records import (
     ConfigRecord,
     MetadataRecord,
@@ -51,7 +49,6 @@ ELIGIBLE_CLEARED_MAX = 10_000
 """Partitions whose eligible leader replicas one command may clear: 2 MB of records at once."""
 
 BROKER_ID_DIGITS_MAX = 10
-ZSTD = "zstd"
 
 CLUSTER_KEY: ConfigKey = (ResourceType.CLUSTER, "")
 _Configs: TypeAlias = dict[ConfigKey, dict[str, str]]
@@ -67,20 +64,18 @@ _SCOPES = {
 
 
 def validated_topic_configs(
-    configs: Mapping[str, str | None], replication_factor: int, feature_level: int
+    configs: Mapping[str, str | None], replication_factor: int
 ) -> dict[str, str]:
     """Return the configs that are set, as they are stored; None means the default and is left out.
 
     Raises INVALID_CONFIG for an unknown name (with the nearest known one), a value out of range,
-    and a ``min.insync.replicas`` that the topic could never reach (rule M8); POLICY_VIOLATION for a
-    value that not every node understands.
+    and a ``min.insync.replicas`` that the topic could never reach (rule M8).
     """
     valid: dict[str, str] = {}
     for name, value in configs.items():
         row = find_config(name, Scope.TOPIC)
         if value is not None:
             valid[name] = text_of(row.parse(value))
-            _check_level(name, valid[name], feature_level)
     _check_own_min_isr(valid, replication_factor)
     return valid
 
@@ -93,16 +88,6 @@ def topic_config_records(topic_id: TopicId, configs: Mapping[str, str]) -> list[
         )
         for name, value in sorted(configs.items())
     ]
-
-
-def _check_level(name: str, value: str, feature_level: int) -> None:
-    """Raise POLICY_VIOLATION for a value that brokers at this level may be unable to read."""
-    if name == COMPRESSION_TYPE and value == ZSTD and feature_level < COMPRESSED_BATCHES_LEVEL:
-        message = (
-            f"{name}={value} needs metadata.version {COMPRESSED_BATCHES_LEVEL}, the cluster is at "
-            f"{feature_level}; raise it once every node runs this version"
-        )
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
 
 
 def _check_own_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
@@ -130,8 +115,7 @@ def decide_alter_configs(
     Raises:
         KafkaError: INVALID_CONFIG (name, value, place, min ISR above a replication factor),
             UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (internal
-            topics, a feature level too low), INVALID_REQUEST (too many changes, one config
-            twice).
+            topics), INVALID_REQUEST (too many changes, one config twice).
     """
     _check_shape(command)
     after: _Configs = {}
@@ -143,7 +127,6 @@ def decide_alter_configs(
             configs.pop(change.name, None)
         else:
             configs[change.name] = text_of(row.parse(change.value))
-            _check_level(change.name, configs[change.name], image.feature_level)
     _check_cluster(after, defaults)
     cleared: tuple[MetadataRecord, ...] = tuple(_cleared_elrs(image, after, defaults))
     if len(cleared) > ELIGIBLE_CLEARED_MAX:
@@ -271,4 +254,4 @@ def _cleared_elrs(
             if before.min_isr(factor) > min_isr <= len(partition.isr):
                 draft = PartitionDraft.of(partition)
                 draft.keep_eligible(min_isr)
-                yield draft.record(at(topic.topic_id, index), image.feature_level)
+                yield draft.record(at(topic.topic_id, index))

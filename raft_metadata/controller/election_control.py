@@ -171,7 +171,7 @@ def _record(
 ) -> PartitionChangeRecord:
     rules = TopicRules(image, topic, defaults)
     draft.keep_eligible(rules.min_isr(draft.replication_factor))
-    return draft.record(at(topic.topic_id, partition_id), image.feature_level)
+    return draft.record(at(topic.topic_id, partition_id))
 
 
 def _failed_result(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionResult:

@@ -49,7 +49,6 @@ from raft_metadata.controller.reassignment_control import complete_reassignment
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import DamagedReplica
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import NO_PARTITIONS
 from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
 
@@ -247,7 +246,7 @@ def heal(
         draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=known)
     if draft.leader != NO_LEADER and has_log_of_epoch(views, where, partition, failed):
         draft.lead(draft.leader)  # a new epoch voids earlier ISR proposals (rule R4)
-    return draft.changed_record(where, views.level)
+    return draft.changed_record(where)
 
 
 def unclean_candidate(
@@ -481,7 +480,7 @@ def _unclean_choice(
     accept the page cache as acknowledgement. With ``flush=ack`` none, unless the topic allows
     unclean elections: acknowledged data is never lost silently (KIP-966, rule R6, decision 0007).
     """
-    if views.level < OPERATIONS_LEVEL or unsure_replicas(views.brokers, draft, damaged):
+    if unsure_replicas(views.brokers, draft, damaged):
         return None
     counts = (*draft.isr, *draft.elr)
     if rules.may_elect_unclean:

@@ -20,7 +20,6 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.image.metadata_image import PartitionRegistration
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.records import PartitionChangeRecord
 
 NO_BROKERS: frozenset[BrokerId] = frozenset()
@@ -145,9 +144,9 @@ class PartitionDraft:
 
     # ---- the record
 
-    def changed_record(self, where: TopicIdPartition, level: int) -> PartitionChangeRecord | None:
+    def changed_record(self, where: TopicIdPartition) -> PartitionChangeRecord | None:
         """Return `record`, or None if nothing changed."""
-        self._clear_excluded(level)
+        self._clear_last_leader()
         before = self.before
         changed = (
             self.new_leader_epoch
@@ -158,14 +157,11 @@ class PartitionDraft:
             or self.last_known_elr != before.last_known_elr
             or self.last_known_leader != before.last_known_leader
         )
-        return self.record(where, level) if changed else None
+        return self.record(where) if changed else None
 
-    def record(self, where: TopicIdPartition, level: int) -> PartitionChangeRecord:
-        """Return the record of the change; it always raises the partition epoch by one (rule M3).
-
-        ``level``: below feature level 2 the record leaves out the last known leader and ELR.
-        """
-        self._clear_excluded(level)
+    def record(self, where: TopicIdPartition) -> PartitionChangeRecord:
+        """Return the record of the change; it raises the partition epoch by one (rule M3)."""
+        self._clear_last_leader()
         before = self.before
         assert self.leader == NO_LEADER or self.leader in self.isr, (where, self)
         assert self.new_leader_epoch or self.leader == before.leader, (where, self)
@@ -186,11 +182,9 @@ class PartitionDraft:
             unclean=self.unclean,
         )
 
-    def _clear_excluded(self, level: int) -> None:
-        """Clear fields that this feature level, or the presence of a leader, excludes."""
-        if level < OPERATIONS_LEVEL:
-            self.last_known_elr = ()
-        if level < OPERATIONS_LEVEL or self.leader != NO_LEADER:
+    def _clear_last_leader(self) -> None:
+        """Clear the last known leader if there is a leader."""
+        if self.leader != NO_LEADER:
             self.last_known_leader = NO_LEADER
 
 

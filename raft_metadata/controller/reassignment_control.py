@@ -168,7 +168,7 @@ def reassign(
             message = f"{name}: nobody of the ISR {staying} that stays could lead now"
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
         draft.lead(leader)
-    return draft.changed_record(where, image.feature_level)
+    return draft.changed_record(where)
 
 
 def _may_lead_on(image: MetadataImage, draft: PartitionDraft) -> bool:

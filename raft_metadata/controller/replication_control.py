@@ -1,6 +1,6 @@
 """ISR proposals of leaders, and changes that partitions owe to brokers. Pure deciders.
 
-`Controller` passes `AlterPartition` commands here, and the partitions that may owe a change to
+`Controller` passes `AlterPartitions` commands here, and the partitions that may owe a change to
 `decide_consequences`, which applies `heal` to each of them.
 """
 
@@ -91,7 +91,7 @@ def decide_alter_partition(
         message = f"leader {sender.broker_id} has not seen that min ISR is {min_isr}"
         raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, message)
     draft.keep_eligible(min_isr)
-    record = draft.record(at(command.topic_id, command.partition), image.feature_level)
+    record = draft.record(at(command.topic_id, command.partition))
     answer = PartitionAltered(
         leader_epoch=LeaderEpoch(partition.leader_epoch),
         partition_epoch=PartitionEpoch(record.partition_epoch),
@@ -291,7 +291,7 @@ def decide_consequences(
     At most ``changes_max`` records: continue after the partitions examined, with the image that the
     records lead to. A deleted partition owes nothing.
     """
-    views = BrokerViews.of(image.brokers, image.feature_level, heard, failed, told)
+    views = BrokerViews.of(image.brokers, heard, failed, told)
     all_rules: dict[TopicId, TopicRules] = {}
     records: list[PartitionChangeRecord] = []
     held: list[tuple[TopicIdPartition, BrokerId]] = []

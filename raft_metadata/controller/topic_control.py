@@ -161,7 +161,7 @@ def decide_create_topic(
         placed = _assignments(image, command, command.replicas_assignments, defaults)
         count, factor = len(placed), len(placed[0])
     _check_total(image, count, defaults)
-    configs = validated_topic_configs(command.configs, factor, image.feature_level)
+    configs = validated_topic_configs(command.configs, factor)
     records: tuple[MetadataRecord, ...] = (
         TopicRecord(name=command.name, topic_id=command.topic_id, partitions_count=count),
         *topic_config_records(command.topic_id, configs),

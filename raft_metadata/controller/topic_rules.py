@@ -79,12 +79,8 @@ def eligibility_defaults(image: MetadataImage, defaults: TopicDefaults) -> Mappi
     So the lowest min ISR of any registered broker counts: a replica that is eligible under it holds
     every record that any broker acknowledged. A min ISR that is set live overrides it.
     """
-    told = [
-        broker.min_insync_replicas
-        for broker in image.brokers.values()
-        if broker.min_insync_replicas is not None
-    ]
-    least = min([defaults.min_insync_replicas, *told])
+    registered = (broker.min_insync_replicas for broker in image.brokers.values())
+    least = min((defaults.min_insync_replicas, *registered))
     return {**defaults.static(), MIN_INSYNC_REPLICAS: text_of(least)}
 
 

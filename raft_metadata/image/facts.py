@@ -36,10 +36,8 @@ SECRETS = frozenset({"salt", "stored_key", "server_key"})
 _REMEMBERED = ("leader", "leader_epoch", "isr", "elr", "replicas", "adding", "removing")
 
 
-def iso_time(time_ms: int) -> str | None:
-    """Return ``2026-11-21T12:01:07.123Z`` for ms since 1970; None for 0, as in older batches."""
-    if time_ms <= 0:
-        return None
+def iso_time(time_ms: int) -> str:
+    """Return ``2026-11-21T12:01:07.123Z`` for milliseconds since 1970."""
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time_ms % 1000:03d}Z"
 

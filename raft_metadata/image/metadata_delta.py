@@ -17,7 +17,6 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, assert_never, cast
 from raft_metadata.common.ids import (
     BrokerId,
     ControllerEpoch,
-    LeaderEpoch,
     MetadataOffset,
     PartitionId,
     TopicId,
@@ -358,7 +357,7 @@ class MetadataDelta:
             http=record.http,
             peer=record.peer,
             rack=record.rack,
-            unclean_partitions=PartitionSet.of(record.unclean_partitions, record.unclean_ranges),
+            unclean_partitions=PartitionSet.of(ranges=record.unclean_ranges),
             state=BrokerState.STARTING,
             settled=False,
             feature_level_max=record.feature_level_max,
@@ -445,9 +444,7 @@ class MetadataDelta:
                 removing=record.removing,
                 last_known_elr=record.last_known_elr,
                 last_known_leader=record.last_known_leader,
-                unclean_epoch=LeaderEpoch(-1)
-                if record.unclean_epoch is None
-                else record.unclean_epoch,
+                unclean_epoch=record.unclean_epoch,
             )
         )
         topic.changed.add(record.partition)

@@ -57,8 +57,8 @@ class BrokerRegistration:
     settled: bool
     unclean_partitions: PartitionSet = NO_PARTITIONS
     """Unclean partitions reported at registration (rule R6); one object, shared by later images."""
-    feature_level_max: int = 1
-    min_insync_replicas: int | None = None
+    feature_level_max: int
+    min_insync_replicas: int
     drain: DrainScope = DrainScope.NONE
 
 

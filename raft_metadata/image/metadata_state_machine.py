@@ -29,7 +29,7 @@ from raft_metadata.image.metadata_delta import (
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.records.commands import MetadataBatch
-from raft_metadata.records.records import FeatureLevelRecord, MetadataRecord
+from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch, encode_record
 
 HASH_BYTES = 16
@@ -45,32 +45,25 @@ class HashAt:
 
     index: int
     next_offset: MetadataOffset
-    value: str | None
-    """Hexadecimal; None: this node started from a snapshot that carried no chain."""
+    value: str
+    """Hexadecimal."""
 
 
 class HashChain:
-    """The hash chain at the newest batch and at some earlier ones. Owned by its state machine.
-
-    A batch that begins with a `FeatureLevelRecord`, as the first one of every log does, starts a
-    new chain. So nodes that started from snapshots of a version without chains, and have None,
-    agree with the others again once ``metadata.version`` is raised.
-    """
+    """The hash chain at the newest batch and at some earlier ones. Owned by its state machine."""
 
     def __init__(self, *, remembered_max: int = REMEMBERED_BATCHES_MAX) -> None:
-        self.value: bytes | None = _START
-        self._remembered: deque[tuple[int, MetadataOffset, bytes | None]] = deque(
+        self.value = _START
+        self._remembered: deque[tuple[int, MetadataOffset, bytes]] = deque(
             [(0, MetadataOffset(0), _START)], maxlen=remembered_max
         )
 
     def accepted(self, index: int, batch: MetadataBatch, next_offset: MetadataOffset) -> None:
         """Extend the chain by an accepted batch; ``batch.encoded`` is the same on every node."""
-        before = _START if isinstance(batch.records[0], FeatureLevelRecord) else self.value
-        if before is not None:
-            self.value = blake2b(before + batch.encoded, digest_size=HASH_BYTES).digest()
+        self.value = blake2b(self.value + batch.encoded, digest_size=HASH_BYTES).digest()
         self._remembered.append((index, next_offset, self.value))
 
-    def replaced(self, index: int, next_offset: MetadataOffset, value: bytes | None) -> None:
+    def replaced(self, index: int, next_offset: MetadataOffset, value: bytes) -> None:
         """Continue from a snapshot's chain and forget the earlier hashes."""
         self.value = value
         self._remembered.clear()
@@ -82,7 +75,7 @@ class HashChain:
         if place == 0:
             return None
         _, next_offset, value = self._remembered[place - 1]
-        return HashAt(index, next_offset, None if value is None else value.hex())
+        return HashAt(index, next_offset, value.hex())
 
 
 def image_hash(image: MetadataImage) -> str:
@@ -126,8 +119,8 @@ class Frozen:
     image: MetadataImage
     index: int
     term: int
-    chain: bytes | None = None
-    """The value of the `HashChain` at ``index``; None if it is unknown."""
+    chain: bytes
+    """The value of the `HashChain` at ``index``."""
 
 
 class MetadataStateMachine:
@@ -190,7 +183,7 @@ class MetadataStateMachine:
         """Yield a frozen state as pieces of JSON; may be called on any thread."""
         assert isinstance(frozen, Frozen), frozen
         image = frozen.image
-        chain = None if frozen.chain is None else frozen.chain.hex()
+        chain = frozen.chain.hex()
         yield orjson.dumps(
             {"next_offset": image.next_offset, "epoch": image.epoch, "state_hash": chain}
         )
@@ -212,10 +205,7 @@ class MetadataStateMachine:
         )
         assert image.next_offset >= self.image.next_offset, "a snapshot never goes back"
         self.index, self.term = index, term
-        chain = head.get("state_hash")  # older versions wrote none
-        self.hashes.replaced(
-            index, image.next_offset, None if chain is None else bytes.fromhex(chain)
-        )
+        self.hashes.replaced(index, image.next_offset, bytes.fromhex(head["state_hash"]))
         # Batches before the snapshot would leave a gap in the history.
         self._history.clear()
         self._history_bytes = 0

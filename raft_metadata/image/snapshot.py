@@ -20,7 +20,6 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.commands import MetadataSnapshot
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.records import (
     BrokerDrainRecord,
     BrokerRegistrationChangeRecord,
@@ -49,7 +48,7 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     if image.feature_level:
         yield FeatureLevelRecord(level=image.feature_level)
     for _, broker in sorted(image.brokers.items()):
-        yield from _broker_records(broker, image.feature_level)
+        yield from _broker_records(broker)
     for topic_id in sorted(image.topics):
         yield from _topic_records(image.topics[topic_id])
     for resource_type, name in sorted(image.configs, key=lambda key: (key[0].value, key[1])):
@@ -103,9 +102,7 @@ def delta_from_snapshot(image: MetadataImage, snapshot: MetadataSnapshot) -> Met
     return delta_between(image, after)
 
 
-def _broker_records(broker: BrokerRegistration, level: int) -> Iterator[MetadataRecord]:
-    unclean = broker.unclean_partitions
-    in_ranges = level >= OPERATIONS_LEVEL
+def _broker_records(broker: BrokerRegistration) -> Iterator[MetadataRecord]:
     yield RegisterBrokerRecord(
         broker_id=broker.broker_id,
         broker_epoch=broker.broker_epoch,
@@ -114,8 +111,7 @@ def _broker_records(broker: BrokerRegistration, level: int) -> Iterator[Metadata
         http=broker.http,
         peer=broker.peer,
         rack=broker.rack,
-        unclean_partitions=() if in_ranges else tuple(unclean),
-        unclean_ranges=unclean.ranges if in_ranges else (),
+        unclean_ranges=broker.unclean_partitions.ranges,
         feature_level_max=broker.feature_level_max,
         min_insync_replicas=broker.min_insync_replicas,
     )
@@ -164,5 +160,5 @@ def _partition_record(
         removing=partition.removing,
         last_known_elr=partition.last_known_elr,
         last_known_leader=partition.last_known_leader,
-        unclean_epoch=None if partition.unclean_epoch < 0 else partition.unclean_epoch,
+        unclean_epoch=partition.unclean_epoch,
     )

@@ -38,7 +38,6 @@ from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
 from raft_metadata.records.commands import (
     AdminCommand,
-    AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
@@ -49,7 +48,6 @@ from raft_metadata.records.commands import (
     FetchMetadataAnswer,
     HeartbeatAnswer,
     LeadersElected,
-    PartitionAltered,
     PartitionsAdded,
     PartitionsAltered,
     RegisterBroker,
@@ -323,16 +321,10 @@ class ActiveController(MetadataPublisher):
         """Register a broker; see `decide_register_broker`."""
         return await self._command(lambda image: self._core.register_broker(image, command))
 
-    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        """Change a partition's in-sync replicas; see `decide_alter_partition`."""
-        return await self._command(lambda image: self._core.alter_partition(image, command))
-
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Change several partitions.
+        """Change the in-sync replicas of partitions; see `decide_each`.
 
         The accepted changes are one batch, so all are committed or none.
-
-        See `decide_each`.
         """
         return await self._command(lambda image: self._core.alter_partitions(image, command))
 

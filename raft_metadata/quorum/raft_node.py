@@ -371,10 +371,8 @@ class RaftNode(PinnedSyncObj):
             self._send_all({"type": "ping", "feature_level_max": level})
 
     def on_ping(self, node: VoterNode, message: Message) -> None:
-        """Record the highest ``metadata.version`` of a voter; older processes do not send it."""
-        level = message.get("feature_level_max", 1)
-        if isinstance(level, int):
-            self.feature_levels[NodeId(node.node_id)] = level
+        """Record the highest ``metadata.version`` that a voter can follow."""
+        self.feature_levels[NodeId(node.node_id)] = message["feature_level_max"]
 
     def on_pre_vote(self, node: VoterNode, question: Message) -> None:
         """Answer whether this voter would vote for `node` now.

@@ -99,7 +99,7 @@ _SHAPES: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "term_query": {},
     "term_answer": {"term": _is_number},
     "timeout_now": {"term": _is_number},
-    "ping": {},
+    "ping": {"feature_level_max": _is_number},
 }
 """Every message that a voter accepts, with its checked fields. Absent, hence refused: forwarded
 commands, admin commands, and parts of an entry too large for one message ("transmission")."""

@@ -64,16 +64,15 @@ class RegisterBroker:
     http: str
     peer: str
     rack: str | None = None
-    unclean_partitions: tuple[TopicIdPartition, ...] = ()
     unclean_ranges: tuple[PartitionRange, ...] = ()
-    """Both unclean fields as in `RegisterBrokerRecord`; a controller accepts either."""
+    """The unclean partitions, as in `RegisterBrokerRecord`."""
     last_broker_epoch: BrokerEpoch = UNKNOWN_BROKER_EPOCH
     """Compare-and-set: the broker epoch of this id in the requester's image; -1 without one. A
     registration that was overtaken by another is refused (rule R6)."""
-    feature_level_max: int = 1
+    feature_level_max: int
     """The highest ``metadata.version`` this process can follow."""
-    min_insync_replicas: int | None = None
-    """The min ISR of the broker's config.toml; None: an older version, which does not report it."""
+    min_insync_replicas: int
+    """The min ISR of the broker's config.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +112,7 @@ class BrokerHeartbeat:
     """The next metadata offset that this broker will apply: it has applied all below."""
     want_shutdown: bool = False
     failed: tuple[DamagedReplica, ...] = ()
-    """Damaged replicas, at most `DAMAGED_REPLICAS_MAX`, repeated until each is repaired; from
-    level 4 on."""
+    """Damaged replicas, at most `DAMAGED_REPLICAS_MAX`, repeated until each is repaired."""
     failed_after: TopicIdPartition | None = None
     """``failed`` lists all damaged replicas after this partition (None: from the first one on) …"""
     failed_up_to: TopicIdPartition | None = None
@@ -140,7 +138,8 @@ class HeartbeatAnswer:
     """False from an active controller without recent contact to a majority: another one may have
     been elected and have fenced the broker (rule G3)."""
     wall_ms: int = 0
-    """This controller's wall clock, with which brokers compare theirs (rule R10); 0: unknown."""
+    """This controller's wall clock, with which brokers compare theirs (rule R10); filled in by
+    `ActiveController`."""
     controller_id: NodeId = NodeId(0)
     """The answering controller; filled in by the receiver."""
 
@@ -155,7 +154,7 @@ class IsrMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartition:
-    """An ISR proposed by a leader.
+    """An ISR proposed by a leader, one attempt of `AlterPartitions`.
 
     Each attempt is a proposal of its own and is never sent again (rule M3).
     """
@@ -187,10 +186,7 @@ MAX_ATTEMPTS_PER_COMMAND = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartitions:
-    """ISR proposals of one leader for many distinct partitions, each judged alone (rule M3).
-
-    From feature level 3 on: an older controller knows `AlterPartition` only.
-    """
+    """ISR proposals of one leader for many distinct partitions, each judged alone (rule M3)."""
 
     attempts: tuple[AlterPartition, ...]
 

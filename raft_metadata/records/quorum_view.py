@@ -59,14 +59,12 @@ class ObserverState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHash:
-    """The hash of a controller's state after Raft entry ``index``; see ``image.state_hash``.
-
-    ``value`` is None if this node started from a snapshot without a hash.
-    """
+    """The hash of a controller's state after Raft entry ``index``; see `HashChain`."""
 
     index: int
     next_offset: MetadataOffset
-    value: str | None
+    value: str
+    """Hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,6 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     PartitionId,
     TopicId,
-    TopicIdPartition,
     TopicName,
 )
 from raft_metadata.records.partition_set import PartitionRange
@@ -144,17 +143,13 @@ class RegisterBrokerRecord:
     peer: str
     """Advertised ``host:port`` of the peer listener."""
     rack: str | None = None
-    unclean_partitions: tuple[TopicIdPartition, ...] = ()
-    """Partitions whose recovered end is below the proven durable end (rule R6). Written at feature
-    level 1 only; read at every level."""
     unclean_ranges: tuple[PartitionRange, ...] = ()
-    """The unclean partitions from feature level 2 on. A range may include partitions without a
-    replica on this broker."""
-    feature_level_max: int = 1
+    """Partitions whose recovered end is below the proven durable end (rule R6). A range may include
+    partitions without a replica on this broker."""
+    feature_level_max: int
     """The highest ``metadata.version`` this process can follow."""
-    min_insync_replicas: int | None = None
-    """The value in its config.toml, by which it acknowledges where no other is set; None: a broker
-    of an older version, which does not report it."""
+    min_insync_replicas: int
+    """The value in its config.toml, by which it acknowledges where no other is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +227,8 @@ class PartitionRecord:
     removing: tuple[BrokerId, ...] = ()
     last_known_elr: tuple[BrokerId, ...] = ()
     last_known_leader: BrokerId = NO_LEADER
-    unclean_epoch: LeaderEpoch | None = None
-    """The leader epoch of the last unclean election; None: never."""
+    unclean_epoch: LeaderEpoch = LeaderEpoch(-1)
+    """The leader epoch of the last unclean election; -1: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

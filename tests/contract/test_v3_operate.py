@@ -38,6 +38,7 @@ from raft_metadata.records.records import BrokerState, DrainScope
 from tests.contract.test_v3 import CRN, broker, collection, partition, topic
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
 from tests.support.http_door import V3, V3_URL, Answer, Door
+from tests.support.next_level import NEXT_LEVEL, support_next_level
 
 JSON = "application/json"
 FLIGHTS = TopicName("flights")
@@ -413,7 +414,7 @@ FEATURES = {
     "cluster_id": CLUSTER_ID,
     "metadata_version": 1,
     "supported_min": 1,
-    "supported_max": 4,
+    "supported_max": 1,
     "brokers": [
         {"broker_id": number, "supported_min": 1, "supported_max": 1} for number in (1, 2, 3)
     ],
@@ -425,14 +426,21 @@ async def test_features(door: Door) -> None:
     assert (await door.get(f"{V3}/features")).golden == (200, JSON, FEATURES)
 
 
-@pytest.mark.parametrize("level", [2, None])
-async def test_raise_the_metadata_version(door: Door, level: int | None) -> None:
+@pytest.mark.parametrize("level", [NEXT_LEVEL, None])
+async def test_raise_the_metadata_version(
+    door: Door, level: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support_next_level(monkeypatch)
     door.apis.image = replace(door.apis.image, feature_level=1)
-    upgraded = MetadataUpgraded(level_before=1, level=2, next_offset=OFFSET)
+    upgraded = MetadataUpgraded(level_before=1, level=NEXT_LEVEL, next_offset=OFFSET)
     door.apis.admin_answers[UpgradeMetadata] = upgraded
     body = {"metadata_version": level, "validate_only": level is None}
     answer = await send(door, "PATCH", f"{V3}/features", body)
-    after = FEATURES | {"metadata_version": 2, "metadata_version_before": 1}
+    after = FEATURES | {
+        "metadata_version": 2,
+        "metadata_version_before": 1,
+        "supported_max": NEXT_LEVEL,
+    }
     assert answer.golden == (200, JSON, after)
     assert door.apis.requests == [UpgradeMetadata(level=level, validate_only=level is None)]
 

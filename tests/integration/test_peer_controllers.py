@@ -16,7 +16,7 @@ from raft_metadata.common.ids import (
     MetadataOffset,
 )
 from raft_metadata.records.commands import (
-    AlterPartition,
+    AlterPartitions,
     BrokerHeartbeat,
     CreateTopic,
     DeleteTopic,
@@ -25,7 +25,6 @@ from raft_metadata.records.commands import (
 )
 from raft_metadata.records.records import TopicRecord
 from tests.support.peer_controllers import (
-    ALTER,
     ALTERS,
     BROKER,
     CLUSTER,
@@ -51,11 +50,10 @@ async def test_every_command_arrives_as_it_was_sent() -> None:
     async with quorum(leader=C) as nodes, channel(nodes.addresses) as controllers:
         assert (await controllers.register_broker(REGISTER)).broker_epoch == EPOCH
         assert controllers.believed_active == C, "the hint of NOT_CONTROLLER is followed"
-        altered = await controllers.alter_partition(ALTER)
-        assert altered.partition_epoch == 8
-        assert altered.isr == (BROKER,)
-        several = await controllers.alter_partitions(ALTERS)
-        assert [answer.message for answer in several.answers] == ["no", "no"]
+        first, second = (await controllers.alter_partitions(ALTERS)).answers
+        assert first.altered is not None
+        assert (first.altered.partition_epoch, first.altered.isr) == (8, (BROKER,))
+        assert second.message == "no"
         assert (await controllers.create_topic(CREATE, 1_000)).partitions_count == 2
         assert (await controllers.delete_topic(DELETE, 1_000)).next_offset == 10
         fetch = FetchMetadata(
@@ -64,7 +62,7 @@ async def test_every_command_arrives_as_it_was_sent() -> None:
         answer = await controllers.fetch_metadata(B, fetch)
         assert answer.leader_id == C
         assert isinstance(answer.batches[0].records[0], TopicRecord)
-        assert nodes.fakes[C].asked == [REGISTER, ALTER, ALTERS, CREATE, DELETE]
+        assert nodes.fakes[C].asked == [REGISTER, ALTERS, CREATE, DELETE]
         assert nodes.fakes[B].asked == [fetch]
 
 
@@ -222,13 +220,13 @@ async def test_rule_f1_what_operators_ask_is_repeated_only_where_it_says_so(
             nodes.fakes[A].open_gate.set()
 
 
-async def test_rule_m3_alter_partition_is_one_attempt_to_one_controller() -> None:
+async def test_rule_m3_alter_partitions_goes_once_to_one_controller() -> None:
     async with quorum(leader=B) as nodes, channel(nodes.addresses) as controllers:
-        error = await refused(controllers.alter_partition(ALTER))
+        error = await refused(controllers.alter_partitions(ALTERS))
         assert (error.code, error.outcome) == (ErrorCode.NOT_CONTROLLER, Outcome.NOT_WRITTEN)
-        assert nodes.asked(AlterPartition) == [A]
-        await controllers.alter_partition(ALTER)
-        assert nodes.asked(AlterPartition) == [A, B], "the next attempt knows better"
+        assert nodes.asked(AlterPartitions) == [A]
+        await controllers.alter_partitions(ALTERS)
+        assert nodes.asked(AlterPartitions) == [A, B], "the next attempt knows better"
 
 
 async def test_a_dead_or_black_holed_controller_is_passed_over() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,19 +41,6 @@ def test_pushes_round_trip(key: Key, push: Push) -> None:
     found_key, found = frames.decode(kind, memoryview(raw)[frames.PREFIX.size :])
     assert isinstance(found, Push)
     assert (found_key, found._replace(batches=bytes(found.batches))) == (key, push)
-
-
-@given(keys, st.builds(Ack, u64, i32, i64, i64, i64), st.builds(Open, *[i32] * 7))
-def test_an_older_broker_reads_what_it_knows_and_tells_no_log_start(
-    key: Key, ack: Ack, open_: Open
-) -> None:
-    """Before log starts were told, frames ended 8 bytes earlier, and no more than that was read."""
-    for frame, known in ((ack, "<qq"), (open_._replace(request=7), "<qiqq")):
-        raw = frames.encode(key, frame)
-        kind, body = raw[4], memoryview(raw)[frames.PREFIX.size :]
-        assert struct.unpack_from(known, body, 32) == frame[2:-1]
-        told = frames.decode(kind, body[:-8])
-        assert told == (key, frame._replace(log_start=frames.UNTOLD))
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))

@@ -31,6 +31,7 @@ from raft_metadata.records.commands import (
 )
 from raft_metadata.records.records import BrokerState
 from tests.support.controller_invariants import Invariants
+from tests.support.isr_proposals import propose
 from tests.support.metadata_world import CLUSTER, config, registration, topic_id
 from tests.support.seeds import Seeds
 from tests.support.unkind_quorum import ManualClock, UnkindRaft, Voter, turn
@@ -169,7 +170,7 @@ class Simulation:
             ),
         )
         try:
-            answer = await voter.controller.alter_partition(command)
+            answer = await propose(voter.controller, command)
         except KafkaError as error:
             self.note("alter", error)
             return

@@ -446,8 +446,8 @@ def _preferred_at_once(patch: Patch) -> None:
 def _last_known_forgotten(patch: Patch) -> None:
     real = partition_draft.PartitionDraft.record
 
-    def record(self: Any, where: Any, level: int) -> Any:
-        return replace(real(self, where, level), last_known_elr=())
+    def record(self: Any, where: Any) -> Any:
+        return replace(real(self, where), last_known_elr=())
 
     patch.setattr(partition_draft.PartitionDraft, "record", record)
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_logs")
 MUST_HAPPEN = (
     *("kill", "power", "disk", "rotted", "pause", "fence", "move", "cut_all", "shutdown"),
     *("eio", "full", "cut_at", "flush", "reassigned", "cancel", "unclean elections", "departures"),
-    *("ended by OSError", "ended by PowerCut", "ended by CorruptionError", "found rotten"),
+    *("ended by OSError", "ended by PowerCut", "found rotten"),
     *("rotted live", "found while running", "set aside", "takeover"),
     *(f"rotted: {kind}" for kind in KINDS_OF_ROT if kind != STATE_FILE),
     *("trims", "repeats found", "reassignments finished"),

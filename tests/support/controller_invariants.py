@@ -18,7 +18,6 @@ from raft_metadata.image.metadata_image import (
     PartitionRegistration,
     TopicImage,
 )
-from raft_metadata.records.feature_levels import OPERATIONS_LEVEL
 from raft_metadata.records.records import BrokerState, DrainScope
 
 
@@ -122,10 +121,6 @@ class Invariants:
         unwanted = set(partition.adding) & set(partition.removing)
         assert not unwanted & set(partition.target), f"P8 {partition}"
         assert {*partition.adding, *partition.removing} <= replicas, f"P8 {partition}"
-        if image.feature_level < OPERATIONS_LEVEL:
-            assert not last, "KIP-584"
-            assert partition.last_known_leader == NO_LEADER, "KIP-584"
-            assert partition.unclean_epoch < 0, "KIP-584"
 
     def _check_change(
         self,
@@ -214,10 +209,9 @@ class Invariants:
             unclean = unclean or replica in self.damaged.get(where, ())
             assert moved or unclean, f"P3 {where} forgot {replica}"
             self._full.pop(where, None)
-            if image.feature_level >= OPERATIONS_LEVEL:
-                remembered = replica in partition.last_known_elr
-                emptied = replica in self.damaged.get(where, ()) and not remembered
-                assert emptied or moved is not remembered, f"P11 {where} {replica}"
+            remembered = replica in partition.last_known_elr
+            emptied = replica in self.damaged.get(where, ()) and not remembered
+            assert emptied or moved is not remembered, f"P11 {where} {replica}"
         for replica in {*old.last_known_elr} - {*members, *partition.last_known_elr}:
             recorded = old.directories[old.replicas.index(replica)]
             emptied = recorded != image.brokers[replica].directory_id

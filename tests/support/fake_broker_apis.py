@@ -12,7 +12,7 @@ from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines
 from broker.record.values import partition_for_key
-from broker.server.health import ClusterHealth, judge, tally_partitions
+from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
 from broker.server.requests import (
     ACKS_ALL,
@@ -487,6 +487,7 @@ class FakeBrokerApis:
         return OwnFacts(
             static_configs=self.static[broker_id],
             shutdown_blocked_by=self.shutdown_blocked_by.get(broker_id, ""),
+            damage=Damage(count=0, partitions=()),
         )
 
     async def group(self, request: GroupRequest[A]) -> A:

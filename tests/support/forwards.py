@@ -95,9 +95,7 @@ class Leader:
 class Shell:
     def __init__(self, leader: Leader, *, posts: bool = True) -> None:
         self.leader = leader
-        self.image: MetadataImage = dataclasses.replace(
-            image(1, (OTHER,), leader=OTHER), feature_level=3
-        )
+        self.image: MetadataImage = image(1, (OTHER,), leader=OTHER)
         fake: Any = leader
         self.forwards = ForwardedProduces(
             ME, lambda: self.image, fake, fake, fake.forward, SystemClock(),

@@ -27,6 +27,7 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import (
     MetadataRecord,
     PartitionRecord,
@@ -99,6 +100,8 @@ def registered(broker: BrokerId, epoch: int, incarnation: str) -> RegisterBroker
         directory_id=DirectoryId(f"d{broker}"),
         http="h:1",
         peer="h:2",
+        feature_level_max=SUPPORTED_FEATURE_LEVEL,
+        min_insync_replicas=1,
     )
 
 

@@ -1,4 +1,4 @@
-"""Invariants of guarantees §3.1 to §3.3, each a function that bears its id.
+"""Invariants R, C and P of docs/claims.md, each a function that bears its id.
 
 Each takes the tally first, counts itself in it, and raises `InvariantError` with its id when it is
 broken. They see plain values: who gathers them is ``metadata_witness``. R15 (at most one change of

@@ -41,6 +41,7 @@ from raft_metadata.records.commands import (
 from raft_metadata.records.records import BrokerState
 from raft_metadata.records.serde import from_json, to_json
 from tests.support import metadata_invariants as invariant
+from tests.support.isr_proposals import propose
 from tests.support.metadata_world import CLUSTER, registration
 from tests.support.quorum_sim import CLOCK
 
@@ -483,7 +484,7 @@ class Broker:
                 )
             )
         try:
-            answer = await life.controller.alter_partition(command)
+            answer = await propose(life.controller, command)
         except KafkaError as error:
             if future and error.code is not ErrorCode.QUEUE_FULL:
                 tally = self.world.witness.tally

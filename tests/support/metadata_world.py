@@ -1,8 +1,7 @@
 """The deciding core of one controller on a clock of the test, and the invariants it must keep.
 
 Nothing is replicated here: what is decided is folded at once. Every fold is checked against the
-invariants P1 to P5, P8, P11 and C1 to C4 of guarantees.md §3.2, §3.3; a broken one is an
-AssertionError.
+invariants P1 to P5, P8, P11 and C1 to C4 (docs/claims.md); a broken one is an AssertionError.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from raft_metadata.records.commands import (
     replica_partition,
 )
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
-from raft_metadata.records.partition_set import PartitionRange
+from raft_metadata.records.partition_set import PartitionRange, PartitionSet
 from raft_metadata.records.records import BrokerState, DrainScope, MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch
 from tests.support.controller_invariants import Invariants
@@ -99,6 +98,7 @@ def registration(
     ranges: Iterable[PartitionRange] = (),
     rack: str | None = None,
     level: int = SUPPORTED_FEATURE_LEVEL,
+    min_isr: int = 3,
 ) -> RegisterBroker:
     """A broker's announcement: ``life`` is its process, ``disk`` its directory id."""
     return RegisterBroker(
@@ -109,10 +109,10 @@ def registration(
         http=f"127.0.0.1:{8081 + broker}",
         peer=f"127.0.0.1:{9081 + broker}",
         rack=rack,
-        unclean_partitions=tuple(unclean),
-        unclean_ranges=tuple(ranges),
+        unclean_ranges=PartitionSet.of(unclean, ranges).ranges,
         last_broker_epoch=BrokerEpoch(last),
         feature_level_max=level,
+        min_insync_replicas=min_isr,
     )
 
 

@@ -1,4 +1,4 @@
-"""Lines of the partition, each switched off (guarantees §3.7, M3 to M17; rules R1 to R11, M3)."""
+"""Lines of the partition, each switched off (mutants M3 to M18 of docs/claims.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.log import (
 )
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.replication import delayed_produces
-from broker.replication.frames import UNTOLD, Diverging, Valid
+from broker.replication.frames import Diverging, Valid
 from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following, Partition
 from broker.server.fetch import FollowerReads
@@ -34,7 +34,7 @@ def _followers_say_what_they_hold(patch: Patch) -> None:
     patch.setattr(Partition, "ack_message", ack_message)
 
 
-# ---- guarantees §3.7, M3 to M18
+# ---- M3 to M18
 
 
 @mutant("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=127)
@@ -74,7 +74,7 @@ def _join_without_fetch(patch: Patch) -> None:
         real(self, **named)
         for replica in self.replicas - {self.me}:
             end = self.epoch_start
-            self.opened(replica, -1, 10**9, (end, end, UNTOLD), end, named["now_ms"])  # type: ignore[arg-type]
+            self.opened(replica, -1, 10**9, (end, end, end), end, named["now_ms"])  # type: ignore[arg-type]
 
     def may_join(self: LeaderState, follower: Any, hw: int, epoch: Any) -> bool:
         state = self.followers.get(follower)

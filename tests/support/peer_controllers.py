@@ -12,6 +12,7 @@ import pytest
 
 from http_api.peer.controller_channel import HttpControllerChannel
 from http_api.peer.controller_server import ControllerServer
+from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -26,7 +27,6 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     PartitionId,
     TopicId,
-    TopicIdPartition,
     TopicName,
 )
 from raft_metadata.records.commands import (
@@ -54,6 +54,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import BrokerState, DrainScope, TopicRecord
 
 CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
@@ -89,19 +90,17 @@ class FakeController:
     async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
         return await self._command(command, BrokerRegistered(broker_epoch=EPOCH))
 
-    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        answer = PartitionAltered(
-            leader_epoch=command.leader_epoch,
-            partition_epoch=PartitionEpoch(command.partition_epoch + 1),
-            isr=tuple(each.broker_id for each in command.new_isr),
-        )
-        return await self._command(command, answer)
-
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        refused = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
-        return await self._command(
-            command, PartitionsAltered(answers=(refused,) * len(command.attempts))
+        """Accept the first attempt and refuse all others."""
+        first = command.attempts[0]
+        altered = PartitionAltered(
+            leader_epoch=first.leader_epoch,
+            partition_epoch=PartitionEpoch(first.partition_epoch + 1),
+            isr=tuple(each.broker_id for each in first.new_isr),
         )
+        refused = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
+        answers = (AttemptAnswer(altered=altered), *(refused,) * (len(command.attempts) - 1))
+        return await self._command(command, PartitionsAltered(answers=answers))
 
     async def create_topic(self, command: CreateTopic) -> TopicCreated:
         answer = TopicCreated(
@@ -150,6 +149,7 @@ class FakeController:
             state=BrokerState.UNFENCED,
             should_shut_down=False,
             committed_offset=MetadataOffset(self.committed),
+            wall_ms=SystemClock().wall_ms(),
         )
 
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
@@ -230,7 +230,9 @@ REGISTER = RegisterBroker(
     directory_id=DirectoryId("D" * 22),
     http="127.0.0.1:8082",
     peer="127.0.0.1:9082",
-    unclean_partitions=(TopicIdPartition(TopicId("T" * 22), PartitionId(2)),),
+    unclean_ranges=(PartitionRange(TopicId("T" * 22), PartitionId(2), PartitionId(2)),),
+    feature_level_max=1,
+    min_insync_replicas=1,
 )
 HEARTBEAT = BrokerHeartbeat(broker_id=BROKER, broker_epoch=EPOCH, metadata_offset=MetadataOffset(5))
 ALTER = AlterPartition(

@@ -120,8 +120,8 @@ MUTANTS = (
     Mutant(
         "defect 17 hears commands",
         "wire.py",
-        '    "ping": {},',
-        '    "ping": {},\n    "apply_command": {},',
+        '    "timeout_now": {"term": _is_number},',
+        '    "timeout_now": {"term": _is_number},\n    "apply_command": {},',
         ("reigns",),
     ),
     Mutant(

@@ -12,6 +12,7 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
 )
 from raft_metadata.image.metadata_image import BrokerRegistration, PartitionRegistration
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
 
@@ -35,6 +36,8 @@ def broker(
         rack=f"rack-{broker_id}",
         state=state,
         settled=True,
+        feature_level_max=SUPPORTED_FEATURE_LEVEL,
+        min_insync_replicas=1,
     )
 
 

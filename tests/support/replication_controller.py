@@ -52,6 +52,8 @@ from raft_metadata.records.commands import (
     Reassignment,
     RegisterBroker,
 )
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import (
     BrokerState,
     ConfigRecord,
@@ -94,7 +96,7 @@ class Controller:
         """What each controller has heard of the brokers: soft state, with whoever is active."""
         self.active = 0
         self.images = [MetadataImage()]
-        self.commit([FeatureLevelRecord(level=world.feature_level)])
+        self.commit([FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL)])
         for b in world.ids:
             self.register(b, f"life{b}", f"disk{b}.0", unclean=False, last_seen=-1)
         partition = PartitionRecord(
@@ -161,9 +163,10 @@ class Controller:
             directory_id=DirectoryId(directory),
             http="",
             peer="",
-            unclean_partitions=(HERE,) if unclean else (),
+            unclean_ranges=PartitionSet.of((HERE,)).ranges if unclean else (),
             last_broker_epoch=BrokerEpoch(last_seen),
-            feature_level_max=self.world.feature_level,
+            feature_level_max=SUPPORTED_FEATURE_LEVEL,
+            min_insync_replicas=MIN_ISR,
         )
         try:
             records, _ = decide_register_broker(
@@ -281,7 +284,7 @@ class Controller:
         if to in p.isr and to != p.leader and unfenced:
             draft = PartitionDraft.of(p)
             draft.lead(to)
-            self.commit([draft.record(HERE, self.image.feature_level)])
+            self.commit([draft.record(HERE)])
 
     def reassign(self, replicas: tuple[BrokerId, ...] | None) -> bool:
         """Whether a reassignment was begun, changed or cancelled (None)."""

@@ -1,4 +1,4 @@
-"""Invariants of guarantees §3.4, each a function that bears its id; T1 and rule R5 where they meet.
+"""Invariants L of docs/claims.md, each a function that bears its id; T1, R5 where they meet.
 
 Each takes the tally first, counts itself in it, and raises `Violation` with its id when it is
 broken. They see plain values; who gathers them is ``replication_judge``. What is not judged here is

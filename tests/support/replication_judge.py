@@ -404,8 +404,6 @@ class Judge:
         """
         now = self.world.controller.partition
         self.tally["rule G3"] += 1
-        if self.world.feature_level == 1:
-            return
         for b in set(before.isr) - set(now.isr):
             alive = self.world.controller.image.brokers[b].state is BrokerState.UNFENCED
             broker = self.world.brokers[b]

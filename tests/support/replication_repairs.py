@@ -8,7 +8,7 @@ controllers have committed at that moment.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from broker.replication.frames import key_of
 from broker.replication.repair import LOOK_AGAIN_MS, Repairs
@@ -30,16 +30,8 @@ if TYPE_CHECKING:
 KEY = key_of(TOPIC, ZERO)
 
 
-class FatalError(OSError):
-    """A fault that ends the process: with an older controller damage does."""
-
-    def __init__(self, what: str, error: BaseException | None) -> None:
-        super().__init__(what)
-        self.error = error
-
-
 class Mending:
-    """The `RepairHost`, the sink of events and the fault handler of one life, in one."""
+    """The `RepairHost` and the sink of events of one life, in one."""
 
     def __init__(self, broker: BrokerLife, store: DiskStore) -> None:
         assert store.manager is not None
@@ -53,7 +45,7 @@ class Mending:
         for name in ("use_damaged", "open_offline"):
             setattr(store.manager, name, self._unmarking(getattr(store.manager, name)))
         unopenable = store.keeper.unopenable
-        self.repairs = Repairs(broker.id, store.manager, here, here, unopenable, here)
+        self.repairs = Repairs(broker.id, store.manager, here, unopenable, here)
 
     # the host
 
@@ -84,16 +76,10 @@ class Mending:
     def apply_partition(self, _topic: object, _key: object) -> None:
         self._broker.take_role(self.image)
 
-    # events and faults
+    # events
 
     def note(self, *_args: object, **_facts: object) -> None:
         """What they say is judged where it happens."""
-
-    def close(self) -> None:
-        """The last event was noted."""
-
-    def fatal(self, what: str, error: BaseException | None = None) -> NoReturn:
-        raise FatalError(what, error)
 
     # turns
 

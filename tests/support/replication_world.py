@@ -21,7 +21,6 @@ from broker.replication.partition import Following
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerEpoch, BrokerId
 from raft_metadata.records.commands import BrokerHeartbeat
-from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 from tests.support.replica_flusher import PowerCut
 from tests.support.replica_stores import SEGMENT_BYTES
@@ -33,7 +32,6 @@ from tests.support.replication_features import PUSH_BYTES, SLOWLY, draw_features
 from tests.support.replication_invariants import Violation
 from tests.support.replication_judge import Judge
 from tests.support.replication_lives import CONTROLLER, FAR
-from tests.support.replication_repairs import FatalError
 from tests.support.replication_topics import Records, Topic, draw_topic
 
 Message = tuple[int, str, tuple[Any, ...], dict[str, Any]]
@@ -52,8 +50,8 @@ class World(Faults, Endings):
         if self.features.rots:
             self.features = replace(self.features, on_disk=True)
         moves, unclean = self.features.moves, self.features.unclean
-        old = not (moves or unclean) and rng.random() < 0.3
-        self.feature_level = 1 if old else SUPPORTED_FEATURE_LEVEL
+        if not (moves or unclean):
+            rng.random()  # the draws behind it stay those that the kept seeds were found with
         self.ids = tuple(BrokerId(number) for number in range(4 if moves else 3))
         self.counts: Counter[str] = Counter()
         self.topic: Topic | None = None
@@ -134,10 +132,6 @@ class World(Faults, Endings):
             action(*args, **named)
         except PowerCut:
             broker.stop(power=True)
-            return
-        except FatalError as fatal:
-            self.counts[f"ended by {type(fatal.error).__name__}"] += 1
-            broker.stop(power=False)
             return
         except OSError:
             self.counts["ended by OSError"] += 1

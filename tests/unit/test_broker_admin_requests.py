@@ -50,6 +50,8 @@ FLIGHTS_ID = TopicId(f"{FLIGHTS:x<22}")
 THEN = MetadataOffset(12)
 DRAIN = DrainBroker(broker_id=OTHER, scope=DrainScope.LEADERS)
 
+NO_DAMAGE = Damage(count=0, partitions=())
+
 
 @dataclass
 class FakeLoader:
@@ -100,7 +102,9 @@ class World:
         world = cast("Any", self)
         loader = cast("Any", self.loader)
         topics = TopicRequests(config, loader, world, world, SystemClock(), bytes)
-        facts = OwnFacts(static_configs={"flush": "os"}, shutdown_blocked_by="leads 1")
+        facts = OwnFacts(
+            static_configs={"flush": "os"}, shutdown_blocked_by="leads 1", damage=NO_DAMAGE
+        )
         self.local = cast("Any", SimpleNamespace(leading=self.leading))
         self.requests = AdminRequests(
             config, self.local, loader, world, world, lambda: facts, topics
@@ -268,7 +272,9 @@ async def test_what_a_broker_knows_of_itself_comes_from_itself() -> None:
         forwarding.OWN_FACTS, forwarding.encode_own_facts(), timeout_ms=100
     )
     world.peer = lambda _kind, _body: body
-    expected = OwnFacts(static_configs={"flush": "os"}, shutdown_blocked_by="leads 1")
+    expected = OwnFacts(
+        static_configs={"flush": "os"}, shutdown_blocked_by="leads 1", damage=NO_DAMAGE
+    )
     assert await world.requests.own_facts(ME) == expected
     assert world.called == []
     assert await world.requests.own_facts(OTHER) == expected

@@ -34,7 +34,6 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
-from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
 from tests.support.logs import append
@@ -86,10 +85,7 @@ def test_rule_r6_a_clean_shutdown_proves_a_flush_os_log(tmp_path: Path) -> None:
     assert unclean_partitions(config(tmp_path), logs, image(), cache_is_kept=False) == NO_PARTITIONS
 
 
-@pytest.mark.parametrize("level", [FIRST_LEVEL, OPERATIONS_LEVEL])
-def test_rule_r6_one_range_spans_what_a_lost_page_cache_can_t_prove(
-    tmp_path: Path, level: int
-) -> None:
+def test_rule_r6_one_range_spans_what_a_lost_page_cache_can_t_prove(tmp_path: Path) -> None:
     """However replicas are placed, and never a replica here whose log is its own proof."""
     logs = LogManager(tmp_path, on_failed=_fail)
     logs.unclean[TopicIdPartition(ACK, PartitionId(2))] = "damaged"
@@ -103,29 +99,17 @@ def test_rule_r6_one_range_spans_what_a_lost_page_cache_can_t_prove(
     found = unclean_partitions(
         config(tmp_path),
         logs,
-        replace(before, topics=placed, feature_level=level),
+        replace(before, topics=placed),
         cache_is_kept=False,
     )
     assert TopicIdPartition(ACK, PartitionId(2)) in found
     of_os = [one for one in found.ranges if one.topic_id == OS]
     mine = {number for number, each in enumerate(placed[OS].partitions) if each is here}
-    if level == FIRST_LEVEL:
-        assert {number for topic_id, number in found if topic_id == OS} == mine
-    else:
-        assert of_os == [PartitionRange(OS, PartitionId(min(mine)), PartitionId(max(mine)))]
+    assert of_os == [PartitionRange(OS, PartitionId(min(mine)), PartitionId(max(mine)))]
     assert found.count == sum(one.last - one.first + 1 for one in of_os) + 1
 
 
-@pytest.mark.parametrize(
-    ("level", "said"),
-    [
-        (FIRST_LEVEL, (tuple(TopicIdPartition(OS, PartitionId(n)) for n in (3, 4)), ())),
-        (OPERATIONS_LEVEL, ((), (PartitionRange(OS, PartitionId(3), PartitionId(4)),))),
-    ],
-)
-async def test_rule_r6_a_registration_says_it_as_the_cluster_s_level_reads_it(
-    tmp_path: Path, level: int, said: tuple[object, object]
-) -> None:
+async def test_rule_r6_a_registration_says_it_in_ranges(tmp_path: Path) -> None:
     heard: list[RegisterBroker] = []
 
     class Channel:
@@ -134,7 +118,7 @@ async def test_rule_r6_a_registration_says_it_as_the_cluster_s_level_reads_it(
             return BrokerRegistered(broker_epoch=BrokerEpoch(1))
 
     class Loader:
-        image = MetadataImage(feature_level=level)
+        image = MetadataImage()
 
     unclean = PartitionSet.of(ranges=[PartitionRange(OS, PartitionId(3), PartitionId(4))])
     lifecycle = Lifecycle(
@@ -146,7 +130,7 @@ async def test_rule_r6_a_registration_says_it_as_the_cluster_s_level_reads_it(
         SystemClock(),
     )
     await lifecycle._register()
-    assert [(one.unclean_partitions, one.unclean_ranges) for one in heard] == [said]
+    assert [one.unclean_ranges for one in heard] == [unclean.ranges]
 
 
 def test_a_page_cache_is_kept_within_one_boot_only(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ async def test_dump_prints_one_readable_line_for_each_fact(shell: Shell) -> None
 
 
 LINES: list[tuple[dict[str, Any], str]] = [
-    ({"type": "feature_level", "level": 2}, "metadata.version 2"),
+    ({"type": "feature_level", "level": 1}, "metadata.version 1"),
     (
         {"type": "topic", "name": "orders", "topic_id": "T" * 22, "partitions_count": 3},
         "topic orders: created, 3 partitions",
@@ -255,6 +255,9 @@ LINES: list[tuple[dict[str, Any], str]] = [
             "http": "127.0.0.1:8082",
             "peer": "127.0.0.1:9082",
             "rack": "a",
+            "unclean_ranges": [],
+            "feature_level_max": 1,
+            "min_insync_replicas": 2,
         },
         "broker 1: registered at 127.0.0.1:8082 epoch 7 rack a",
     ),
@@ -268,6 +271,8 @@ LINES: list[tuple[dict[str, Any], str]] = [
             "http": "127.0.0.1:8082",
             "peer": "127.0.0.1:9082",
             "unclean_ranges": [["T" * 22, 0, 4], ["U" * 22, 2, 2]],
+            "feature_level_max": 1,
+            "min_insync_replicas": 2,
         },
         "broker 1: registered at 127.0.0.1:8082 epoch 7, all replicas among 6 partitions unclean",
     ),
@@ -318,10 +323,11 @@ def test_every_kind_of_fact_has_words() -> None:
     converter = FactConverter(MetadataImage(), MetadataImage())
     records = tuple(record(**fields) for fields, _ in LINES)
     batch = MetadataBatch(
-        base_offset=MetadataOffset(0), epoch=ControllerEpoch(1), records=records, time_ms=0
+        base_offset=MetadataOffset(0), epoch=ControllerEpoch(1), records=records, time_ms=NOW_MS
     )
     lines = [line_of(fact) for fact in converter.batch_facts(batch)]
-    assert lines == [f"{at} e1 - {words}" for at, (_, words) in enumerate(LINES)]
+    when = "2023-11-14T22:13:20.000Z"
+    assert lines == [f"{at} e1 {when} {words}" for at, (_, words) in enumerate(LINES)]
 
 
 def test_no_type_of_record_is_without_words() -> None:

@@ -247,7 +247,7 @@ def test_invariant_p3_books_are_kept_by_the_least_min_isr_any_broker_acknowledge
     """Broker 1's file says 1, the controllers' say 2: what it acknowledged alone is not bet on."""
     world = World()
     world.decide_all()
-    for broker, said in ((B1, 1), (B2, 2), (B3, None)):
+    for broker, said in ((B1, 1), (B2, 2), (B3, 2)):
         world.register(replace(registration(broker), min_insync_replicas=said))
     world.pass_time(200)
     world.create(assignments=ON_ONE_TWO_THREE)

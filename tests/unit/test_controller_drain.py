@@ -10,7 +10,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionId
 from raft_metadata.controller.drain_control import drained_target
 from raft_metadata.records.commands import DrainBroker
-from raft_metadata.records.records import BrokerState, DrainScope, FeatureLevelRecord
+from raft_metadata.records.records import BrokerState, DrainScope
 from tests.support.metadata_world import World, config, registration, topic_id
 
 B1, B2, B3, B4, B5 = map(BrokerId, (1, 2, 3, 4, 5))
@@ -114,15 +114,6 @@ def test_a_broker_nobody_knows_is_not_drained_and_a_repeat_changes_nothing() -> 
     before = world.image
     world.drain(B1, LEADERS)
     assert world.image is before
-
-
-def test_below_feature_level_2_no_broker_is_drained() -> None:
-    world = World()
-    world.append((FeatureLevelRecord(level=1),))
-    world.join(B1)
-    with pytest.raises(KafkaError) as error:
-        world.drain(B1, LEADERS)
-    assert error.value.code is ErrorCode.POLICY_VIOLATION
 
 
 # ---- replicas

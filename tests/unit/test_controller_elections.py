@@ -19,6 +19,7 @@ from raft_metadata.records.commands import (
     PartitionPlace,
     RegisterBroker,
 )
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import (
     BrokerState,
     ConfigRecord,
@@ -34,12 +35,10 @@ OS = {"flush": "os"}
 PREFERRED, UNCLEAN = Election.PREFERRED, Election.UNCLEAN
 
 
-def running(
-    replicas: tuple[int, ...] = (1, 2, 3), configs: dict[str, str] | None = None, level: int = 2
-) -> World:
+def running(replicas: tuple[int, ...] = (1, 2, 3), configs: dict[str, str] | None = None) -> World:
     """Three unfenced brokers and topic t with one partition, led by its first replica."""
     world = World()
-    world.append((FeatureLevelRecord(level=level),))
+    world.append((FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL),))
     world.join(B1, B2, B3)
     world.create(assignments={0: replicas}, configs=configs or {})
     return world
@@ -101,26 +100,6 @@ def test_what_is_remembered_goes_with_the_election() -> None:
     partition = world.partition()
     assert partition.has_leader
     assert (partition.last_known_leader, partition.last_known_elr) == (NO_LEADER, ())
-
-
-def test_below_feature_level_2_nothing_is_remembered_and_nobody_elected() -> None:
-    world = running((1,), OS, level=1)
-    power_cut(world, B1)
-    world.pass_time(3 * TICK_MS)
-    partition = world.partition()
-    assert (partition.last_known_leader, partition.last_known_elr) == (NO_LEADER, ())
-    assert not partition.has_leader
-    with pytest.raises(KafkaError) as error:
-        world.elect(UNCLEAN, 0)
-    assert error.value.code is ErrorCode.POLICY_VIOLATION
-
-
-def test_below_feature_level_2_no_topic_gets_a_leader_that_may_lack_records() -> None:
-    world = running(configs={"unclean.leader.election.enable": "true"}, level=1)
-    for broker in (B1, B2, B3):
-        world.kill(broker)
-    world.join(B1, life="b")
-    assert not world.partition().has_leader
 
 
 # ---- without an operator

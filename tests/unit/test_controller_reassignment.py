@@ -9,7 +9,7 @@ from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId, Topi
 from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, merge_replica_lists
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.commands import AlterReassignments, CreateTopic, Election, Reassignment
-from raft_metadata.records.records import BrokerState, DrainScope, FeatureLevelRecord
+from raft_metadata.records.records import BrokerState, DrainScope
 from tests.support.metadata_world import TICK_MS, World, config, registration, topic_id
 
 B1, B2, B3, B4, B5 = map(BrokerId, (1, 2, 3, 4, 5))
@@ -470,16 +470,6 @@ def test_all_of_a_command_or_nothing() -> None:
     assert world.image is before
     answer = world.ask(AlterReassignments(changes=both))
     assert answer.next_offset == world.image.next_offset == before.next_offset + 2
-
-
-def test_below_feature_level_2_nothing_is_reassigned() -> None:
-    world = World()
-    world.append((FeatureLevelRecord(level=1),))
-    world.join(B1, B2, B3, B4)
-    world.create(assignments={0: (1, 2, 3)})
-    code, message = refused(world, (4, 2, 3))
-    assert code is ErrorCode.POLICY_VIOLATION
-    assert "metadata.version" in message
 
 
 def test_a_replica_on_another_disk_that_comes_in_is_recorded_there() -> None:

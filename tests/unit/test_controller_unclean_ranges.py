@@ -8,20 +8,18 @@ from dataclasses import replace
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicIdPartition
+from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 from raft_metadata.controller.broker_views import BrokerViews
 from raft_metadata.controller.cluster_control import (
     PARTITION_ID_MAX,
-    UNCLEAN_PARTITIONS_MAX,
     UNCLEAN_RANGES_MAX,
 )
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.image.metadata_state_machine import image_hash
 from raft_metadata.image.snapshot import image_from_records, image_records
-from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL, level_of
 from raft_metadata.records.partition_set import PartitionRange
-from raft_metadata.records.records import FeatureLevelRecord, RegisterBrokerRecord
+from raft_metadata.records.records import RegisterBrokerRecord
 from raft_metadata.records.serde import encode_batch
 from tests.support.metadata_world import BROKERS, TICK_MS, World, registration, topic_id
 from tests.unit.test_controller_brokers import restart, running
@@ -96,22 +94,22 @@ def test_rule_r6_200_000_unclean_partitions_of_40_topics_register() -> None:
     world.register(registration(B1, life="b", last=last, ranges=ranges))
     found = world.image.brokers[B1].unclean_partitions
     assert found.count == 200_000
-    assert last_record(world).unclean_partitions == ()
     assert len(encode_batch(0, 0, world.log[-1])) < 4_096
     snapshot_says_the_same(world)
-    views = BrokerViews.of(world.image.brokers, world.image.feature_level)
+    views = BrokerViews.of(world.image.brokers)
     assert views.unclean[B1] is found, "made once a registration, not with every look"
     world.beat(B1)
     world.decide_all()
     assert world.partition().isr == (B2, B3)
 
 
-def test_a_broker_that_names_partitions_one_by_one_is_recorded_in_ranges() -> None:
+def test_neighbouring_ranges_are_recorded_as_one() -> None:
     world = running()
     world.kill(B1)
     last = world.image.brokers[B1].broker_epoch
-    many = [TopicIdPartition(T, PartitionId(number)) for number in range(20_000)]
-    world.register(registration(B1, life="b", last=last, unclean=many))
+    many = [span(T, number, number) for number in range(20_000)]
+    command = replace(registration(B1, life="b", last=last), unclean_ranges=tuple(many))
+    world.register(command)
     assert last_record(world).unclean_ranges == (span(T, 0, 19_999),)
 
 
@@ -139,35 +137,3 @@ def test_what_is_no_range_is_refused(wrong: tuple[int, int]) -> None:
     with pytest.raises(KafkaError, match="is none") as refused:
         world.register(registration(B1, life="b", last=last, ranges=[span(T, *wrong)]))
     assert refused.value.code is ErrorCode.INVALID_REQUEST
-
-
-def test_at_level_one_partitions_are_recorded_as_an_older_node_reads_them() -> None:
-    world = World()
-    world.append([FeatureLevelRecord(level=FIRST_LEVEL)])
-    world.join(*BROKERS)
-    world.create(assignments=ALL_FOUR)
-    restart(world, B1, ranges=MIDDLE)
-    assert [each.isr for each in partitions(world)] == [BROKERS, (B2, B3), (B2, B3), BROKERS]
-    said = [one for (one, *_) in world.log if isinstance(one, RegisterBrokerRecord)][-1]
-    assert said.unclean_partitions == tuple(TopicIdPartition(T, PartitionId(n)) for n in (1, 2))
-    assert said.unclean_ranges == ()
-    assert {level_of(record) for batch in world.log for record in batch} == {FIRST_LEVEL}
-    assert {level_of(record) for record in image_records(world.image)} == {FIRST_LEVEL}
-    snapshot_says_the_same(world)
-    world.append([FeatureLevelRecord(level=OPERATIONS_LEVEL)])
-    snapshot_says_the_same(world)
-    assert any(
-        isinstance(record, RegisterBrokerRecord) and record.unclean_ranges == MIDDLE
-        for record in image_records(world.image)
-    )
-
-
-def test_at_level_one_the_old_limit_stands() -> None:
-    world = World()
-    world.append([FeatureLevelRecord(level=FIRST_LEVEL)])
-    most = registration(B1, ranges=[span(T, 0, UNCLEAN_PARTITIONS_MAX - 1)])
-    more = replace(most, unclean_ranges=(span(T, 0, PARTITION_ID_MAX),))
-    with pytest.raises(KafkaError, match="2147483648 unclean partitions, at most 10000"):
-        world.register(more)
-    assert world.register(most) == BrokerEpoch(1)
-    assert len(last_record(world).unclean_partitions) == UNCLEAN_PARTITIONS_MAX

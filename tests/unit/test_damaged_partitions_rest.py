@@ -54,6 +54,8 @@ def some_brokers(chance: random.Random) -> Brokers:
             state=chance.choice(states),
             settled=chance.random() < 0.7,
             drain=chance.choice(scopes),
+            feature_level_max=SUPPORTED_FEATURE_LEVEL,
+            min_insync_replicas=1,
         )
         for number in range(1, chance.choice((3, 3, 4, 5)) + 1)
     }
@@ -131,7 +133,6 @@ def at_rest(
     for step in range(STEPS_MAX):
         views = BrokerViews.of(
             brokers,
-            SUPPORTED_FEATURE_LEVEL,
             dict.fromkeys(live, MetadataOffset(SET_AT + 999)),
             reports(partition, damaged),
             frozenset(live),
@@ -165,9 +166,7 @@ def test_rule_m4_whatever_is_damaged_a_partition_comes_to_rest_and_owes_nothing(
         where = f"seed {seed}: {before} {damaged} {after}"
         # `owes_changes` has heard of nobody: who is to be unfenced would wait for it.
         still = {broker: able for broker, able in damaged.items() if broker in after.replicas}
-        blind = BrokerViews.of(
-            brokers, SUPPORTED_FEATURE_LEVEL, failed=reports(after, still), told=frozenset()
-        )
+        blind = BrokerViews.of(brokers, failed=reports(after, still), told=frozenset())
         assert heal(blind, WHERE, after, rules) is None, where
         counting = (*after.isr, *after.elr)
         states = {replica: brokers[replica].state for replica in counting}

@@ -165,11 +165,8 @@ async def test_the_short_way_is_left_where_forwards_are_not_numbered(shell: Shel
     assert front.produce()
     await settled(lambda: len(front.told) == 1)
     assert not front.produce(acks=ACKS_LEADER), "another sequence, another id"
-    numbered = shell.image
-    shell.image = dataclasses.replace(numbered, feature_level=2)
-    assert not front.produce()
     shell.image = dataclasses.replace(
-        numbered, topics=image(1, (OTHER,), leader=BrokerId(-1)).topics
+        shell.image, topics=image(1, (OTHER,), leader=BrokerId(-1)).topics
     )
     assert not front.produce(), "nobody leads: the usual way waits for a leader"
 
@@ -199,7 +196,7 @@ async def test_the_next_leader_is_asked_and_this_broker_itself_if_it_leads(shell
     async with asyncio.TaskGroup() as tasks:
         writer = tasks.create_task(shell.append())
         await settled(lambda: len(shell.leader.sent) > 1)
-        shell.image = dataclasses.replace(image(2, (ME,)), feature_level=3)
+        shell.image = image(2, (ME,))
         shell.forwards.image_changed()
     assert writer.result() == [PlacedRecords(1, 77)]
     [local] = shell.leader.local
@@ -215,8 +212,7 @@ async def test_at_the_deadline_it_is_unknown_and_where_nothing_was_sent_it_is_no
     assert placed.error is not None
     assert placed.error.outcome is Outcome.UNKNOWN
     shell.leader.answers = []
-    leaderless = dataclasses.replace(image(1, (OTHER,), leader=BrokerId(-1)), feature_level=3)
-    shell.image = leaderless
+    shell.image = image(1, (OTHER,), leader=BrokerId(-1))
     [placed] = await shell.append(timeout_ms=60)
     assert placed.error is not None
     assert placed.error.outcome is Outcome.NOT_WRITTEN
@@ -257,12 +253,7 @@ async def test_when_the_broker_stops_whoever_waits_is_told(posts: bool) -> None:
     await asyncio.gather(*shell.leader.answering)  # what comes now finds nobody, and harms nobody
 
 
-async def test_an_older_cluster_and_a_missing_id_are_gone_without_numbers(shell: Shell) -> None:
-    """A broker that knows no producers would write a repeat twice: it is never sent one."""
-    shell.image = dataclasses.replace(shell.image, feature_level=2)
-    assert not await shell.forwards.acquire_producer_id(ACKS_ALL)
-    shell.image = dataclasses.replace(shell.image, feature_level=3)
-
+async def test_without_an_id_forwards_are_not_numbered(shell: Shell) -> None:
     async def nothing() -> int:
         raise KafkaError(ErrorCode.NOT_CONTROLLER)
 
@@ -285,28 +276,23 @@ def request(*partitions: int | None, to: int | None = None) -> ProduceRequest:
     )
 
 
-def test_a_sequence_is_of_one_partition_and_known_to_every_broker() -> None:
-    known = dataclasses.replace(image(1, (ME,)), feature_level=3)
-    [one] = known.topics.values()
+def test_a_sequence_is_of_one_partition() -> None:
+    [one] = image(1, (ME,)).topics.values()
     registration: PartitionRegistration = one.partitions[0]
     two = dataclasses.replace(one, partitions_count=2, partitions=(registration,) * 2)
     for good in (request(None, to=1), request(1, 1)):
-        check_claimed(good, known, two)
-    check_claimed(request(None, None), known, one)
+        check_claimed(good, two)
+    check_claimed(request(None, None), one)
     for bad in (request(None), request(0, 1), request(1, None)):
         with pytest.raises(KafkaError, match="POST /topics/t/partitions/P") as refused:
-            check_claimed(bad, known, two)
+            check_claimed(bad, two)
         assert refused.value.code is ErrorCode.INVALID_REQUEST
     growing = dataclasses.replace(two, grown_from=1)  # keyless and keyed ones still go to 0
     for good in (request(None, None), request(None, 0), request(1, 1)):
-        check_claimed(good, known, growing)
+        check_claimed(good, growing)
     for bad in (request(0, 1), request(1, None)):
         with pytest.raises(KafkaError, match="a sequence belongs to one partition"):
-            check_claimed(bad, known, growing)
-    older = dataclasses.replace(known, feature_level=2)
-    with pytest.raises(KafkaError, match="quorumlog cluster upgrade") as old:
-        check_claimed(request(None), older, one)
-    assert old.value.code is ErrorCode.UNSUPPORTED_VERSION
+            check_claimed(bad, growing)
 
 
 def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from random import Random
-from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,7 +22,6 @@ from broker.log.index import (
 )
 from broker.log.log_directory import LogConfig
 from broker.log.segment import Segment
-from broker.record.batch import crc32
 from raft_metadata.common.errors import CorruptionError
 from tests.support.compaction_model import append_keyed, clean
 from tests.support.logs import Life, append, offset_for_timestamp, values_of
@@ -394,29 +392,3 @@ def test_every_byte_of_an_index_file_is_checked_before_it_is_believed(tmp_path: 
     with pytest.raises(CorruptionError):
         answers(raw + b"0")
     assert answers(encode_index(head, OffsetIndex())) == (head, [0] * 36, [0] * 81)
-
-
-def test_an_index_file_of_before_is_read_as_a_whole() -> None:
-    """Else a start after an upgrade would scan all that is there."""
-    disk = SimulatedDisk()
-    life = opened(disk)
-    log = life.log()
-    fill(log, 130)
-    life.close()
-    disk.kill()
-    form = Struct("<4sIqqqqqqI")
-    for path in [path for path in disk.live if path.endswith(".index")]:
-        data = disk.read_file(path)
-        assert data is not None
-        head, index = decode_index(data, path)
-        entries: Any = index.part(0, len(index))[2]
-        check = crc32(entries, crc32(form.pack(b"QIX2", 0, *head, len(index))))
-        with_head = form.pack(b"QIX2", check, *head, len(index)) + entries
-        inode = disk.live[path]
-        assert inode is not None
-        inode.cache = bytearray(with_head)
-    life = opened(disk, limit=0)
-    log = life.log()
-    assert [segment.is_index_written for segment in log.segments] == [True] * 3
-    assert len(values_of(log)) == 130
-    assert [in_memory(segment) > 0 for segment in log.segments] == [False, False, True]

@@ -32,7 +32,6 @@ from raft_metadata.records.commands import (
     PartitionAltered,
     PartitionsAltered,
 )
-from raft_metadata.records.feature_levels import BATCHED_ISR_LEVEL
 from raft_metadata.records.records import PartitionChangeRecord
 from tests.support import registered
 from tests.support.hosted_replicas import NoEvents
@@ -54,12 +53,6 @@ class Channel:
         self.refused: frozenset[int] = frozenset()
         self.error: KafkaError | None = None
         self.gate: asyncio.Event | None = None
-
-    async def alter_partition(self, command: AlterPartition) -> PartitionAltered:
-        self.commands.append((command,))
-        if self.gate is not None:
-            await self.gate.wait()
-        return altered(command)
 
     async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
         self.commands.append(command.attempts)
@@ -102,10 +95,8 @@ def role_of(partition: Partition) -> LeaderState:
     return partition.role
 
 
-def keeper(channel: Channel, level: int = BATCHED_ISR_LEVEL) -> IsrManager:
-    return IsrManager(
-        ME, cast("ControllerChannel", channel), SystemClock(), lambda: level, NoEvents()
-    )
+def keeper(channel: Channel) -> IsrManager:
+    return IsrManager(ME, cast("ControllerChannel", channel), SystemClock(), NoEvents())
 
 
 async def proposed(isr_keeper: IsrManager, attempts: list[tuple[Partition, Proposal]]) -> None:
@@ -170,12 +161,6 @@ async def test_an_attempt_that_was_overtaken_before_it_was_sent_is_not_sent() ->
         await until(lambda: role_of(later[0]).in_flight is None)
     assert [c.partition for c in channel.commands[-1]] == [9_999]
     assert role_of(late[0]).in_flight is None, "the next attempt may be made"
-
-
-async def test_an_older_controller_gets_one_attempt_a_command() -> None:
-    channel, attempts = Channel(), [led(number) for number in range(100)]
-    await proposed(keeper(channel, BATCHED_ISR_LEVEL - 1), attempts)
-    assert [len(command) for command in channel.commands] == [1] * 100
 
 
 # ---- the controller's side

@@ -35,7 +35,6 @@ class Brokers:
         self.here = here
         self.now_ms = NOW
         self.kinds: list[int] = []
-        self.is_old = False
         """The leader is of a version that does not know the question."""
         nothing: Any = None
         self.services = PeerRequests(here.local, here.manager, nothing, nothing, nothing)
@@ -56,9 +55,7 @@ class Brokers:
         )  # fmt: skip
 
     def learn(self, configs: dict[str, str]) -> None:
-        led = dataclasses.replace(
-            image(1, (ME,)), feature_level=3, configs={(ResourceType.TOPIC, TOPIC): configs}
-        )
+        led = dataclasses.replace(image(1, (ME,)), configs={(ResourceType.TOPIC, TOPIC): configs})
         self.image: MetadataImage = led
         self.here.manager.on_metadata_update(led)
 
@@ -71,8 +68,6 @@ class Brokers:
     async def call(self, to: BrokerId, peer: str, kind: int, body: bytes, ms: int) -> bytes:
         assert to == ME
         self.kinds.append(kind)
-        if self.is_old and kind == forwarding.REPEAT_CLAIMED:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
         return await self.services.answer(kind, body, ms)
 
     @property
@@ -166,10 +161,7 @@ async def test_invariant_t2_who_may_have_been_replaced_does_not_say_that_nothing
     assert brokers.log_end == 0
 
 
-async def test_a_leader_of_an_older_version_is_not_asked_to_append_what_is_refused(
-    brokers: Brokers,
-) -> None:
-    brokers.is_old = True
+async def test_a_leader_is_not_asked_to_append_what_is_refused(brokers: Brokers) -> None:
     assert await offsets(brokers.other, request(0)) == [0, 1]
     brokers.learn(BEFORE)
     brokers.now_ms += 10_000

@@ -239,7 +239,7 @@ def test_rule_q5_a_bad_batch_below_a_durable_end_proven_later_is_refused(
 
 
 def test_rule_q5_the_last_group_has_no_proof_and_is_cut(disk: SimulatedDisk) -> None:
-    """Known and accepted (raft-quorum, section 5.10): rot there looks like a torn tail."""
+    """Known and accepted: no later group proves it, so rot in it looks like a torn tail."""
     life = Life(disk)
     flush_each(life, life.log(), ["a", "b"])
     flip(disk.live[LOG], (parse_header(disk.read_file(LOG) or b"").size) + HEADER_SIZE + 1)

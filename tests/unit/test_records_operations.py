@@ -50,12 +50,9 @@ from raft_metadata.records.commands import (
     UpgradeMetadata,
     UserScram,
 )
-from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL, level_of
 from raft_metadata.records.records import (
     AclRecord,
     BrokerDrainRecord,
-    BrokerRegistrationChangeRecord,
-    BrokerState,
     ClientQuotaRecord,
     ConfigRecord,
     DrainScope,
@@ -69,14 +66,13 @@ from raft_metadata.records.records import (
     QuotaEntityType,
     RegisterBrokerRecord,
     RemoveAclRecord,
-    RemoveTopicRecord,
     RemoveUserScramRecord,
     ResourceType,
     TopicRecord,
     UnregisterBrokerRecord,
     UserScramRecord,
 )
-from raft_metadata.records.serde import decode_record, encode_record, from_json, to_json, type_name
+from raft_metadata.records.serde import decode_record, encode_record, from_json, to_json
 
 T = TopicId("t" * 22)
 D = DirectoryId("d")
@@ -111,7 +107,8 @@ def register(broker_id: BrokerId, epoch: int) -> RegisterBrokerRecord:
         directory_id=D,
         http="h:1",
         peer="h:2",
-        feature_level_max=2,
+        feature_level_max=1,
+        min_insync_replicas=1,
     )
 
 
@@ -130,7 +127,7 @@ def change(**fields: object) -> PartitionChangeRecord:
 
 
 HISTORY: tuple[MetadataRecord, ...] = (
-    FeatureLevelRecord(level=2),
+    FeatureLevelRecord(level=1),
     register(ONE, 1),
     register(TWO, 2),
     register(THREE, 3),
@@ -217,7 +214,7 @@ def folded(
     return delta.apply(MetadataOffset(image.next_offset + len(records)), ControllerEpoch(1))
 
 
-@pytest.mark.parametrize("record", HISTORY + FURTHER, ids=type_name)
+@pytest.mark.parametrize("record", HISTORY + FURTHER, ids=lambda record: type(record).__name__)
 def test_a_record_survives_json(record: MetadataRecord) -> None:
     assert decode_record(orjson.loads(encode_record(record))) == record
 
@@ -296,7 +293,6 @@ def test_the_epoch_of_an_unclean_election_is_remembered() -> None:
     assert (partition.leader_epoch, partition.unclean_epoch) == (2, 1)
     records = tuple(image_records(image))
     assert image_from_records(records, image.next_offset, image.epoch) == image
-    assert max(map(level_of, records)) == OPERATIONS_LEVEL
 
 
 def test_a_delta_between_images_leads_from_one_to_the_other() -> None:
@@ -306,16 +302,3 @@ def test_a_delta_between_images_leads_from_one_to_the_other() -> None:
         assert not delta.is_empty
         assert delta.apply(end.next_offset, end.epoch) == end
     assert delta_between(after, after).is_empty
-
-
-def test_only_what_an_older_node_would_misread_needs_the_higher_level() -> None:
-    assert level_of(change()) == FIRST_LEVEL
-    assert level_of(change(adding=(THREE,))) == OPERATIONS_LEVEL
-    assert level_of(change(last_known_leader=ONE)) == OPERATIONS_LEVEL
-    assert level_of(change(unclean=True)) == OPERATIONS_LEVEL
-    assert level_of(RemoveTopicRecord(topic_id=T)) == FIRST_LEVEL
-    state = BrokerRegistrationChangeRecord(
-        broker_id=ONE, broker_epoch=BrokerEpoch(1), state=BrokerState.FENCED, settled=True
-    )
-    assert level_of(state) == FIRST_LEVEL
-    assert all(level_of(record) == OPERATIONS_LEVEL for record in HISTORY[6:])

@@ -17,7 +17,6 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.records.commands import RegisterBroker
-from raft_metadata.records.feature_levels import FIRST_LEVEL, OPERATIONS_LEVEL, level_of
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import RegisterBrokerRecord
 from raft_metadata.records.serde import decode_record, encode_record, from_json, to_json
@@ -43,6 +42,8 @@ def _record(ranges: tuple[PartitionRange, ...]) -> RegisterBrokerRecord:
         http="h:1",
         peer="h:2",
         unclean_ranges=ranges,
+        feature_level_max=1,
+        min_insync_replicas=1,
     )
 
 
@@ -87,19 +88,10 @@ def test_ranges_survive_json_as_short_lists() -> None:
         http="h:1",
         peer="h:2",
         unclean_ranges=SOME,
+        feature_level_max=1,
+        min_insync_replicas=1,
     )
     assert from_json(to_json(command), RegisterBroker) == command
-
-
-def test_a_record_from_before_there_were_ranges_is_read() -> None:
-    said = orjson.loads(encode_record(_record(())))
-    del said["unclean_ranges"]
-    assert decode_record(said) == _record(())
-
-
-def test_an_older_node_would_misread_ranges() -> None:
-    assert level_of(_record(SOME)) == OPERATIONS_LEVEL
-    assert level_of(_record(())) == FIRST_LEVEL
 
 
 def test_nothing_is_in_the_empty_set() -> None:

@@ -19,7 +19,6 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     PartitionId,
     TopicId,
-    TopicIdPartition,
     TopicName,
 )
 from raft_metadata.records.commands import (
@@ -39,6 +38,7 @@ from raft_metadata.records.commands import (
     TopicCreated,
     TopicDeleted,
 )
+from raft_metadata.records.partition_set import PartitionRange
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
     BrokerState,
@@ -74,7 +74,9 @@ RECORDS: tuple[MetadataRecord, ...] = (
         http="h:1",
         peer="h:2",
         rack="r",
-        unclean_partitions=(TopicIdPartition(T, PartitionId(3)),),
+        unclean_ranges=(PartitionRange(T, PartitionId(3), PartitionId(3)),),
+        feature_level_max=1,
+        min_insync_replicas=2,
     ),
     BrokerRegistrationChangeRecord(
         broker_id=BrokerId(1),
@@ -118,7 +120,9 @@ MESSAGES: tuple[object, ...] = (
         directory_id=D,
         http="h:1",
         peer="h:2",
-        unclean_partitions=(TopicIdPartition(T, PartitionId(0)),),
+        unclean_ranges=(PartitionRange(T, PartitionId(0), PartitionId(0)),),
+        feature_level_max=1,
+        min_insync_replicas=2,
     ),
     BrokerRegistered(broker_epoch=BrokerEpoch(9)),
     BrokerHeartbeat(

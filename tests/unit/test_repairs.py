@@ -28,7 +28,8 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
 )
-from raft_metadata.records.feature_levels import FAILED_REPLICAS_LEVEL
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
+from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
     BrokerState,
@@ -66,13 +67,11 @@ SECOND_ID = TopicId("zSecond")
 class Host:
     """Broker `ME` with one partition of which it holds three batches."""
 
-    def __init__(
-        self, folder: Path, leader: BrokerId = OTHER, level: int = FAILED_REPLICAS_LEVEL
-    ) -> None:
+    def __init__(self, folder: Path, leader: BrokerId = OTHER) -> None:
         self.folder = folder
         first = (leader, *(each for each in BOTH if each != leader))
         self.batches: list[tuple[MetadataRecord, ...]] = [
-            (FeatureLevelRecord(level=level),),
+            (FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL),),
             (registered(OTHER, 1, "other"),),
             (registered(ME, 2, "me"),),
             created(FIRST_ID, first),
@@ -369,16 +368,6 @@ def test_a_full_disk_keeps_a_damaged_replica_waiting(
     assert again == {}
 
 
-def test_with_an_older_controller_the_broker_ends_and_its_next_life_reports_it(
-    tmp_path: Path,
-) -> None:
-    host = Host(tmp_path, level=FAILED_REPLICAS_LEVEL - 1)
-    host.rot()
-    with pytest.raises(AssertionError, match=f"log {ORDERS}-0 failed"):
-        host.tick()
-    assert host.manager.repairs.report() == ()
-
-
 def test_a_start_that_finds_damage_in_many_partitions_says_all_of_them(tmp_path: Path) -> None:
     """One start handles all of it: they are reported together, and filled side by side."""
     count = 5
@@ -451,7 +440,7 @@ def test_rule_m5_a_damaged_replica_that_was_given_away_does_not_stay_for_those_w
 
 def settled_again(epoch: int) -> list[tuple[MetadataRecord, ...]]:
     """What the controllers record of a next life that reports the damage."""
-    again = replace(registered(ME, epoch, "again"), unclean_partitions=(HERE,))
+    again = replace(registered(ME, epoch, "again"), unclean_ranges=PartitionSet.of((HERE,)).ranges)
     settled = BrokerRegistrationChangeRecord(
         broker_id=ME, broker_epoch=BrokerEpoch(epoch), state=BrokerState.UNFENCED, settled=True
     )

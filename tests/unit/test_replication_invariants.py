@@ -1,4 +1,4 @@
-"""Invariants of guarantees.md §3.4 that one partition keeps, each as a transcript against it."""
+"""Invariants L of docs/claims.md that one partition keeps, each as a transcript against it."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from broker.replication.frames import PREFIX, PUSH, Ack, Key, Open, Push, decode
 from broker.replication.leader_state import LeaderState
 from broker.replication.leader_stream import MIN_WINDOW_BYTES, LeaderStream
 from raft_metadata.common.ids import BrokerId, TopicName
+from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import (
     ConfigRecord,
     FeatureLevelRecord,
@@ -242,7 +243,7 @@ async def test_a_follower_that_gets_too_much_asks_its_leaders_to_pause(tmp_path:
         value="100000",
     )
     for image in images(
-        (FeatureLevelRecord(level=3),),
+        (FeatureLevelRecord(level=SUPPORTED_FEATURE_LEVEL),),
         (registered(OTHER, 1, "other"),),
         (registered(ME, 2, "first"),),
         (throttled,),

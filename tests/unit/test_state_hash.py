@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
-
 from raft_metadata.common.ids import MetadataOffset, TopicName
 from raft_metadata.image.metadata_state_machine import (
     HashAt,
@@ -71,23 +69,6 @@ def test_invariant_r11_a_snapshot_and_what_follows_lead_where_the_whole_log_lead
     for machine in (source, other):
         machine.apply(19, 4, batch(5, 4, 9))
     assert _value(source, 19) == _value(other, 19) is not None
-
-
-def test_a_snapshot_of_an_older_version_has_no_hash_until_the_feature_level_is_raised() -> None:
-    source, other = filled(2), MetadataStateMachine()
-    chunks = list(source.chunks(source.freeze()))
-    head = orjson.loads(chunks[0])
-    del head["state_hash"]
-    other.thaw([orjson.dumps(head), *chunks[1:]], 12, 3)
-    assert other.image == source.image
-    for machine in (source, other):
-        machine.apply(14, 3, batch(2, 3, 9))
-    assert other.hashes.at(14) == HashAt(14, MetadataOffset(3), None)
-    assert _value(source, 14) is not None
-    for machine in (source, other):
-        machine.apply(16, 3, level(3, 3))
-        machine.apply(18, 3, batch(4, 3, 10))
-    assert _value(source, 18) == _value(other, 18) is not None
 
 
 def test_only_recent_hashes_are_kept() -> None:

@@ -1,0 +1,28 @@
+"""One ISR proposal at a time, for tests that do not care that brokers send many in one command."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.records.commands import (
+    AlterPartition,
+    AlterPartitions,
+    PartitionAltered,
+    PartitionsAltered,
+)
+
+
+class Proposable(Protocol):
+    """A controller, or a channel to the controllers."""
+
+    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered: ...
+
+
+async def propose(to: Proposable, command: AlterPartition) -> PartitionAltered:
+    """Send one attempt in a command of its own; raise its refusal as a `KafkaError`."""
+    (answer,) = (await to.alter_partitions(AlterPartitions(attempts=(command,)))).answers
+    if answer.altered is None:
+        code = ErrorCode.from_number(answer.error)
+        raise KafkaError(code, answer.message, outcome=Outcome.NOT_WRITTEN)
+    return answer.altered
