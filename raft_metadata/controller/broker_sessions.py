@@ -149,11 +149,15 @@ class HeartbeatTracker:
         self._disconnect_grace_ms = disconnect_grace_ms
         self._stall_ms = max(1, session_timeout_ms // 8)
         self._sessions: dict[BrokerId, BrokerSession] = {}
+        self._read_ms = self._stall_ms // 4
+        """Time in which the loop surely reads what had arrived before it."""
         self._judge_ms = 0
         self._ran_ms = now_ms
         self._drained_ms = 0
         """Judge time up to which all input was surely read; sessions are judged by this time."""
-        self._drains_until_ms = now_ms
+        self._next_drained_ms = 0
+        """Judge time of the tick at `_reading_since_ms`, whose input is being read."""
+        self._reading_since_ms = now_ms
 
     # ---- input
 
@@ -227,16 +231,15 @@ class HeartbeatTracker:
     def judge(self, now_ms: int) -> None:
         """Advance judge time; call it on every tick.
 
-        A late tick may run before the heartbeats that arrived meanwhile are read, so sessions are
-        judged by the old time for another quarter of ``stall_ms``.
+        A tick may run before the heartbeats that arrived since the one before are read, and the
+        more of them the later it is. So sessions are judged by the time of an earlier tick, long
+        enough ago for all its input to be read.
         """
-        if now_ms - self._ran_ms > self._stall_ms:
-            self._drained_ms = self._judge_ms
-            self._drains_until_ms = now_ms + self._stall_ms // 4
         self._judge_ms = self._at(now_ms)
         self._ran_ms = now_ms
-        if now_ms >= self._drains_until_ms:
-            self._drained_ms = self._judge_ms
+        if now_ms - self._reading_since_ms >= self._read_ms:
+            self._drained_ms = self._next_drained_ms
+            self._next_drained_ms, self._reading_since_ms = self._judge_ms, now_ms
 
     def _at(self, now_ms: int) -> int:
         """Return the judge time of ``now_ms``: within ``stall_ms`` of the last tick (rule M7)."""

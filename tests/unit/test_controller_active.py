@@ -346,7 +346,7 @@ async def test_a_large_topic_that_finds_too_few_brokers_is_not_waited_for_withou
             cluster.beat(1)
             await cluster.raft.settle(1)
 
-    await only_one_beats(7)
+    await only_one_beats(8)
     task = cluster.ask(cluster.lead.controller.create_topic(creation(1, partitions_count=3_000)))
     await turn()
     await only_one_beats(40)

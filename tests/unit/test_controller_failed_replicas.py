@@ -57,7 +57,7 @@ def say_damaged(world: World, broker: BrokerId, *, number: int, can_lead: bool =
 def fall_silent(world: World, broker: BrokerId) -> None:
     """Its session is over, and nothing has followed from that yet."""
     del world.alive[broker]
-    for _ in range(world.config.broker_session_timeout_ms // TICK_MS + 1):
+    for _ in range(world.config.broker_session_timeout_ms // TICK_MS + 2):
         world.now_ms += TICK_MS
         for other in world.alive:
             world.beat(other)

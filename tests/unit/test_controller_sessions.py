@@ -10,6 +10,8 @@ E = BrokerEpoch(10)
 SESSION_MS = 1_200
 GRACE_MS = 300
 TICK_MS = 50
+READ_MS = TICK_MS
+"""A session is judged by the tick before, whose input is surely read (rule M7)."""
 
 
 class Judge:
@@ -44,10 +46,23 @@ class Judge:
 def test_a_session_ends_after_its_timeout_without_a_heartbeat() -> None:
     judge = Judge()
     judge.hear()
-    judge.run(SESSION_MS)
+    judge.run(SESSION_MS + READ_MS)
     assert not judge.has_expired
     judge.run(TICK_MS)
     assert judge.has_expired
+
+
+def test_rule_m7_a_heartbeat_that_arrived_before_the_tick_is_read_before_anybody_is_blamed() -> (
+    None
+):
+    """Metadata simulation, seed 14066: it came 7 ms in time, the tick 17 ms later was first."""
+    judge = Judge()
+    judge.hear()
+    judge.run(SESSION_MS + TICK_MS)
+    assert not judge.has_expired
+    judge.hear()
+    judge.run(SESSION_MS)
+    assert not judge.has_expired
 
 
 def test_a_broker_that_heartbeats_never_expires() -> None:
@@ -78,7 +93,7 @@ def test_rule_m7_heartbeats_that_waited_with_a_late_tick_are_read_before_anybody
     judge.hear()
     judge.run(TICK_MS)
     assert not judge.has_expired
-    judge.run(SESSION_MS)
+    judge.run(SESSION_MS + READ_MS)
     assert judge.has_expired
 
 
@@ -132,7 +147,7 @@ def test_a_closed_connection_ends_the_session_unless_it_is_opened_again() -> Non
     judge.run(GRACE_MS)
     assert not judge.has_expired
     judge.tracker.connection_closed(B, E, judge.now_ms)
-    judge.run(GRACE_MS)
+    judge.run(GRACE_MS + READ_MS)
     assert judge.has_expired
 
 
@@ -153,7 +168,7 @@ def test_what_an_older_registration_says_or_loses_changes_nothing() -> None:
     judge.run(SESSION_MS)
     judge.hear(old)
     judge.tracker.connection_closed(B, old, judge.now_ms)
-    judge.run(TICK_MS)
+    judge.run(TICK_MS + READ_MS)
     assert judge.has_expired
     assert not judge.tracker.has_expired(B, old)
     assert not judge.tracker.is_valid(B, old)
