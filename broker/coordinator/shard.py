@@ -323,7 +323,9 @@ class Shard:
         try:
             expired = self.decide(follow)
         except KafkaError as error:
-            _log.debug("group coordinator rests partition=%d: %s", self.partition, error)
+            _log.debug(
+                "group coordinator postponed its work partition=%d: %s", self.partition, error
+            )
             return
         for key in expired:
             _log.info("consumer instance expired group=%s instance=%s", *key)

@@ -635,18 +635,18 @@ class LogCleaner:
             with contextlib.closing(cleaning.steps()) as steps:
                 await self._drive(steps)
         except CleaningStopped:
-            _log.info("cleaning void log=%s", log.name)
+            _log.info("compaction abandoned log=%s", log.name)
         except CorruptionError as error:
             if cleaning.is_void:  # the records read were truncated meanwhile
-                _log.info("cleaning void log=%s", log.name)
+                _log.info("compaction abandoned log=%s", log.name)
             else:
                 _log.error("log can't be compacted log=%s error=%s", log.name, error)
                 self.skipped_logs[log.name] = (log, log.generation, str(error))
         except FileNotFoundError as error:
-            _log.info("cleaning void log=%s gone=%s", log.name, error.filename)
+            _log.info("compaction abandoned log=%s gone=%s", log.name, error.filename)
         except OSError as error:
             if error.errno in TRANSIENT_ERRNOS:
-                _log.warning("not compacted now log=%s error=%s", log.name, error)
+                _log.warning("compaction postponed log=%s error=%s", log.name, error)
             else:
                 stored.broken(error)
         except Exception as error:  # noqa: BLE001 a bug here would end broker after broker, for ever

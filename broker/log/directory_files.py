@@ -65,7 +65,7 @@ class DirectoryFiles:
         try:
             content = read_checkpoint(self._disk, path)
         except CorruptionError as error:
-            _log.warning("clean shutdown not believed reason=%s", error)
+            _log.warning("clean shutdown marker ignored reason=%s", error)
             content = None
         self._disk.unlink(path)
         self._disk.sync_directory(self._root)

@@ -270,7 +270,7 @@ class LogFlusher:
         except OSError as error:
             if error.errno not in TRANSIENT_ERRNOS:
                 raise
-            _log.warning("checkpoints wait log=%s error=%s", token.log.name, error)
+            _log.warning("checkpoints postponed log=%s error=%s", token.log.name, error)
             token.checkpoints_failed = True
 
     def _sync_each(self, token: FlushToken) -> None:

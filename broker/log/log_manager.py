@@ -141,7 +141,9 @@ class SegmentRemovals:
             try:
                 paths = stored.remove_below(log.log_start_offset, left)
             except OSError as error:
-                _log.warning("segments stay for now log=%s error=%s", log.name, error)
+                _log.warning(
+                    "segments not removed, tried again later log=%s error=%s", log.name, error
+                )
                 paths = []
             self._renamed.extend((self._now_ms + self._delay_ms, path) for path in paths)
             left -= max(len(paths) // 2, 1)
@@ -176,7 +178,9 @@ class SegmentRemovals:
             try:
                 self._disk.unlink(path)
             except OSError as error:
-                _log.warning("file stays until the next start path=%s error=%s", path, error)
+                _log.warning(
+                    "file not removed, tried again at the next start path=%s error=%s", path, error
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -757,7 +761,7 @@ class LogManager:
             self._unidentified_logs[name] = CorruptionError(msg)
             _log.error("partition unreadable error=%s", msg)
             return
-        _log.warning("never synced directory set aside log=%s", name)
+        _log.warning("directory that was never synced is set aside log=%s", name)
         self._quarantine.move(name, f"torn:{name}")
         self._quarantine.sync()
 

@@ -410,7 +410,7 @@ def _truncate(scan: _RecoveryState, bad: _GoodEnd) -> int:
     if tail:
         scan.disk.truncate(fd, segment.size)
         scan.disk.sync_file(fd)
-        text = "torn tail cut file=%s bytes=%d offset=%d reason=%s"
+        text = "torn tail truncated file=%s bytes=%d offset=%d reason=%s"
         _log.warning(text, segment.log_path, tail, segment.next_offset, bad.why)
     return removed + tail
 

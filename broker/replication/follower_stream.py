@@ -374,7 +374,7 @@ def _tried(replica: Replica, link: LeaderLink, step: Callable[[], bool]) -> bool
     try:
         return step()
     except KafkaError as error:
-        _log.warning("answer not taken log=%s leader=%d error=%s",
+        _log.warning("answer refused log=%s leader=%d error=%s",
             replica.log.name, link.leader, error,
         )  # fmt: skip
         replica.partition.drop_session()

@@ -172,7 +172,7 @@ class IsrManager:
             self._note(attempt, EventKind.ISR_REFUSED, error=answer.code.name)
         else:
             if tell:
-                _log.info("isr change unknown %s error=%s", where, answer.code.name)
+                _log.info("isr change of unknown outcome %s error=%s", where, answer.code.name)
             partition.isr_unknown(proposal, self._clock.monotonic_ms() + UNKNOWN_RETRY_MS)
             self._note(attempt, EventKind.ISR_UNKNOWN, error=answer.code.name)
 

@@ -240,7 +240,7 @@ class LogTrimming:
                 if self._look_at(replica):
                     moving.append(replica.log)
             except (KafkaError, ValueError, OSError) as error:
-                _log.warning("retention waits log=%s error=%s", replica.log.name, error)
+                _log.warning("retention postponed log=%s error=%s", replica.log.name, error)
             if len(moving) == STARTS_AT_ONCE:
                 await self._durable(moving, DURABLE_WAIT_MS)
                 moving = []

@@ -189,7 +189,7 @@ def follow_push(partition: Followed, leader_start: int) -> None:
         try:
             partition.log.advance_log_start(leader_start)
         except KafkaError as error:  # the log is offline; the push itself was appended
-            _log.warning("log start not followed error=%s", error)
+            _log.warning("log start of the leader not applied error=%s", error)
 
 
 def _start_over(partition: Followed, offset: int) -> None:

@@ -230,7 +230,11 @@ class Repairs:
         except OSError as error:
             if error.errno not in TRANSIENT_ERRNOS:
                 raise
-            _log.warning("damaged log waits log=%s error=%s", replica.log.name, error)
+            _log.warning(
+                "damaged log not replaced yet, tried again later log=%s error=%s",
+                replica.log.name,
+                error,
+            )
             return True
 
     def _settle(self, replica: Replica, registration: PartitionRegistration) -> bool:
@@ -254,7 +258,7 @@ class Repairs:
             return True
         if not self._logs.reset_damaged(*replica.partition.id):
             return True
-        _log.warning("damaged log set aside, filled again log=%s leader=%d reason=%s",
+        _log.warning("damaged log set aside, replica filled again log=%s leader=%d reason=%s",
             replica.log.name, registration.leader, self._reasons[key],
         )  # fmt: skip
         events.note_repaired(self._events, replica.partition.id, self._reasons[key])
@@ -265,7 +269,7 @@ class Repairs:
         """Serve the readable rest of a damaged log, because no other replica has more."""
         if self._logs.was_open(replica.partition.id):
             self._logs.use_damaged(*replica.partition.id)
-            _log.error("damaged replica is the last one, it goes on log=%s error=%s",
+            _log.error("damaged replica is the last one, it stays in service log=%s error=%s",
                 replica.log.name, self._reasons[replica.key],
             )  # fmt: skip
 

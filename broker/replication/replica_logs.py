@@ -105,7 +105,11 @@ class ReplicaLogs:
         except OSError as error:
             if error.errno not in TRANSIENT_ERRNOS:
                 raise
-            _log.warning("damaged log waits log=%s error=%s", partition_id, error)
+            _log.warning(
+                "damaged log not replaced yet, tried again later log=%s error=%s",
+                partition_id,
+                error,
+            )
             return False  # `Repairs` tries again
 
     def _open_refused(
@@ -123,7 +127,7 @@ class ReplicaLogs:
         if not self._logs.open_offline(*partition_id):
             self.unopenable.add(partition_id)
             return None
-        _log.error("a damaged replica leads, with what it has log=%s", partition_id)
+        _log.error("a damaged replica leads with the records that it has log=%s", partition_id)
         log = self._logs.get(*partition_id)
         if log is not None:
             log.config = config

@@ -260,6 +260,6 @@ class AdminRequests:
                 leader, registration.peer, forwarding.PROGRESS, body, PEER_TIMEOUT_MS
             )
         except KafkaError as error:
-            _log.debug("no progress told broker=%d error=%s", leader, error.code.name)
+            _log.debug("no progress reported broker=%d error=%s", leader, error.code.name)
             return
         found.update(forwarding.decode_progress(answer))

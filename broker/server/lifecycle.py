@@ -276,9 +276,12 @@ class ControllerClock:
         if is_off is not self._is_corrected:
             self._is_corrected = is_off
             if is_off:
-                _log.warning("the clock is off, append times go by the others ms=%d", own - middle)
+                _log.warning(
+                    "the clock differs from the other nodes', append times follow theirs ms=%d",
+                    own - middle,
+                )
             else:
-                _log.info("the clock is right again ms=%d", own - middle)
+                _log.info("the clock agrees with the other nodes' again ms=%d", own - middle)
         return now_ms + middle if is_off else wall_ms
 
     def _judge(self) -> None:

@@ -87,7 +87,7 @@ class MetadataLoader:
                 )
                 await self._apply(answer)
             except KafkaError as error:
-                _log.info("metadata source left controller=%d error=%s", source, error)
+                _log.info("metadata source dropped controller=%d error=%s", source, error)
                 await self._next_source()
                 continue
             if self._leave_source:

@@ -186,7 +186,7 @@ def page_cache_is_kept(data_dir: Path, boot_id: str, disk: Disk | None = None) -
     try:
         known = read_checkpoint(disk or Disk(), str(data_dir / BOOT_ID_FILE))
     except CorruptionError as error:
-        _log.warning("boot id not believed reason=%s", error)
+        _log.warning("boot id ignored reason=%s", error)
         known = None
     return bool(boot_id) and known == boot_id
 
@@ -218,7 +218,7 @@ def forget_boot(data_dir: Path, disk: Disk | None = None) -> None:
             finally:
                 disk.close(fd)
     except OSError as error:
-        _log.error("boot id not forgotten error=%s", error)
+        _log.error("boot id not removed error=%s", error)
 
 
 def present_boot_id() -> str:

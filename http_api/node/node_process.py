@@ -223,7 +223,7 @@ class NodeProcess:
             await self._pause(REJOIN_POLL_S)
             if self._stopping.is_set():
                 return
-        _log.info("%s was told to rejoin", self.entry.name)
+        _log.info("%s rejoins with a new disk", self.entry.name)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -212,7 +212,7 @@ class HeartbeatThread:
             self._idle_ms = 0
         is_alive = self._idle_ms < self._progress_max_ms
         if is_alive and not self._is_loop_alive:
-            _log.warning("the broker goes on, heartbeats begin again")
+            _log.warning("the event loop progresses again, heartbeats resume")
             self._request_heartbeats()
         elif self._is_loop_alive and not is_alive:
             _log.error(

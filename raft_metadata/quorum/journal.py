@@ -369,7 +369,9 @@ class DurableJournal:
         scan = parse_journal(data, self._path)
         if scan.end < len(data):
             cut = len(data) - scan.end
-            _log.warning("torn tail cut file=%s offset=%d bytes=%d", self._path, scan.end, cut)
+            _log.warning(
+                "torn tail truncated file=%s offset=%d bytes=%d", self._path, scan.end, cut
+            )
         self.entries = scan.entries
 
     # -- reading

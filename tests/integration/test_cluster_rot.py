@@ -107,7 +107,7 @@ def starts_of(cluster: LiveCluster, broker: int) -> int:
 
 async def healed(cluster: LiveCluster, broker: int, topic: str, file: Path, starts: int) -> None:
     """Reported, never served, repaired from a peer, and the broker went on all the while."""
-    said = f"damaged log set aside, filled again log={topic}-0"
+    said = f"damaged log set aside, replica filled again log={topic}-0"
     await cluster.until(lambda: said in cluster.log(f"broker-{broker}"), said)
     await cluster.wait_healthy(topic, deadline_s=30)
     await cluster.wait_same_on_disk(topic, 1)
@@ -179,7 +179,7 @@ async def test_rot_in_many_partitions_costs_no_restart_and_found_at_a_start_no_s
     async def all_read() -> bool:
         for partition in partitions:
             await read_all(cluster, 1, "many-read", partition=partition)
-        said = "damaged log set aside, filled again log=many-read"
+        said = "damaged log set aside, replica filled again log=many-read"
         return cluster.log(f"broker-{broker}").count(said) == MANY
 
     await cluster.until(all_read, "rot in all partitions is found, and mended", 30)

@@ -209,7 +209,7 @@ def test_rule_q5_a_lost_page_in_the_unsynced_middle_is_cut(
     life = Life(disk)
     assert life.manager.offline == {}
     assert life.log().log_end_offset == end
-    assert f"torn tail cut file={LOG} bytes=" in caplog.text
+    assert f"torn tail truncated file={LOG} bytes=" in caplog.text
 
 
 @pytest.mark.parametrize("batch", range(3))
