@@ -221,7 +221,7 @@ def _identity(
         fields = cast("dict[str, object]", decode_checkpoint(data or b"", path))
     except (CorruptionError, ValueError):
         if topic_id is None:
-            msg = f"{path} can't be read: whose log this is must be said, with its topic's id"
+            msg = f"{path} can't be read: its topic's id must be given"
             raise CorruptionError(msg) from None
         return name, TopicIdPartition(topic_id, PartitionId(int(number))), False
     said = TopicIdPartition(TopicId(str(fields["topic_id"])), PartitionId(int(number)))

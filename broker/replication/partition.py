@@ -667,7 +667,7 @@ class Partition:
             self.high_watermark = end
         if end < self.high_watermark:
             msg = (
-                f"{self.id}: the leader of epoch {role.epoch} asks to cut to {end}, below the "
+                f"{self.id}: the leader of epoch {role.epoch} asks to truncate to {end}, below the "
                 f"high watermark {self.high_watermark}"
             )
             raise AssertionError(msg)

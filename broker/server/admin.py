@@ -175,7 +175,7 @@ class AdminRequests:
                     # in force on every live broker, not only on the one that got the request
                     await self._topics.until_known(self._live(), answer.next_offset)
         except TimeoutError:
-            text = "it was decided, but this broker has not seen it come true yet"
+            text = "the change is recorded, but this broker has not applied it yet"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
         return answer
 
@@ -215,7 +215,7 @@ class AdminRequests:
                 PEER_TIMEOUT_MS,
             )
         except KafkaError as error:
-            text = f"broker {broker_id} can't be asked what only it knows: {error.message}"
+            text = f"broker {broker_id} did not answer, and only it knows: {error.message}"
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text) from error
         return forwarding.decode_own_facts(answer)
 

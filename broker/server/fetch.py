@@ -255,7 +255,7 @@ class FollowerReads:
             and self._is_proven()
         )
         if not serves or not isinstance(role, Following):
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not in sync here, or not proven")
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not proven to be in sync here")
         return replica, role
 
 

@@ -390,7 +390,7 @@ class PeerRequests:
         if not follower_reads:
             return _fetched(await self._local.fetch(read))
         if self._follower_reads is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "followers serve nobody here")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "followers serve no reads on this broker")
         return _fetched(await self._follower_reads.serve(read))
 
     def _facts(self) -> bytes:

@@ -518,7 +518,7 @@ class LocalPartitions:
             done(-1 if request.acks == ACKS_NONE else base, None)
             return
         if self._parked_produces >= self._config.limits.max_parked_produces:
-            text = "written, and max_parked_produces is reached: nobody waits for it"
+            text = "written, and max_parked_produces is reached: its replication is not awaited"
             raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.UNKNOWN)
         entry = (replica.log.epoch_at(last), base, last)
         self._delay_answer(replica, entry, request, 1, partial(self._answers.call, done, base))

@@ -164,7 +164,7 @@ class TopicRequests:
                 await self._loader.wait_for(await self._newest_offset())
         if not self._loader.loaded.is_set():
             # Just started, and no controller answers: a topic missing in the image may well exist.
-            text = f"no controller has told this broker yet whether topic {topic} exists"
+            text = f"this broker does not know yet whether topic {topic} exists"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
 
     async def _newest_offset(self) -> MetadataOffset:

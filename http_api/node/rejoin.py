@@ -97,7 +97,7 @@ def _rejoin(config: NodeConfig, path: Path) -> NodeMeta:
         raise NodeExit(EXIT_STORAGE, f"{msg} say: {rejoin_commands(raft_dir, path)}")
     others = {NodeId(i): each.http for i, each in config.controllers.items() if i != config.node_id}
     if not others:
-        msg = f"{config.name} is the only controller: nobody holds what its disk held"
+        msg = f"{config.name} is the only controller: no other voter holds what its disk held"
         raise NodeExit(EXIT_STORAGE, msg)
     directory_id = DirectoryId(random_id())
     directories = _present_directories(config, others)

@@ -165,7 +165,7 @@ def reassign(
         staying = [replica for replica in draft.isr if replica in wanted]
         leader = first_electable(image.brokers, draft.replicas, staying)
         if leader is None:
-            message = f"{name}: nobody of the ISR {staying} that stays could lead now"
+            message = f"{name}: no replica of the ISR {staying} that stays could lead now"
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
         draft.lead(leader)
     return draft.changed_record(where)

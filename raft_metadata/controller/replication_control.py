@@ -88,7 +88,7 @@ def decide_alter_partition(
     draft.isr = tuple(replica for replica in partition.replicas if replica in proposed)
     min_isr = TopicRules(image, topic, defaults).min_isr(partition.replication_factor)
     if len(draft.isr) < min(min_isr, len(partition.isr)) and not leader_knows_min_isr:
-        message = f"leader {sender.broker_id} has not seen that min ISR is {min_isr}"
+        message = f"leader {sender.broker_id} has not applied yet that min ISR is {min_isr}"
         raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, message)
     draft.keep_eligible(min_isr)
     record = draft.record(at(command.topic_id, command.partition))

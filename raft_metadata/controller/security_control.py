@@ -97,7 +97,7 @@ def decide_alter_acls(
         if _content(acl) in known:
             continue
         if acl.acl_id in ids:
-            raise _refused(f"access rule {acl.acl_id} is there already and says something else")
+            raise _refused(f"access rule {acl.acl_id} exists already, with other contents")
         known.add(_content(acl))
         ids.add(acl.acl_id)
         records.append(acl)

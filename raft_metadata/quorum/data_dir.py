@@ -107,7 +107,7 @@ def format_rejoining_raft_dir(
     voter then requests the terms of *all* others before it takes part (rule Q4).
     """
     if set(voter_directories) <= {identity.node_id}:
-        msg = f"node {identity.node_id} is the only voter: nobody holds what its disk held"
+        msg = f"node {identity.node_id} is the only voter: no other voter holds what its disk held"
         raise StorageError(msg)
     if identity.directory_id in voter_directories.values():
         msg = f"directory id {identity.directory_id} was used before: a new disk needs a new one"

@@ -335,7 +335,7 @@ def unframe(data: bytes) -> Iterator[bytes]:
     offset, total = len(_MAGIC), 0
     while True:
         if offset + _FRAME.size > len(data):
-            msg = f"cut short offset={offset}"
+            msg = f"truncated offset={offset}"
             raise ValueError(msg)
         length, crc = _FRAME.unpack_from(data, offset)
         start = offset + _FRAME.size

@@ -135,7 +135,7 @@ def checked(value: object) -> tuple[Message, Stamp]:
 
 def _check_append(message: Message) -> None:
     if "transmission" in message:
-        raise MalformedMessageError("an entry in pieces")
+        raise MalformedMessageError("an entry that is split")
     if "prevLogIdx" in message:
         fits = _is_number(message["prevLogIdx"]) and _is_number(message.get("prevLogTerm"))
         if not fits or "serialized" in message or not _entries_fit(message):
@@ -143,7 +143,7 @@ def _check_append(message: Message) -> None:
         message["entries"] = [tuple(entry) for entry in message["entries"]]
         return
     if "entries" in message:
-        raise MalformedMessageError("entries without a place")
+        raise MalformedMessageError("entries without an index")
     part = message.get("serialized")
     if part is None:
         return

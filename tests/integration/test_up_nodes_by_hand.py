@@ -90,4 +90,4 @@ def test_rule_q4_a_controller_without_its_raft_folder_is_exit_74(made: ClusterDe
     assert "rejoin" in text
 
     done = run_quorumlog("controller", "rejoin", "--config", str(entry.config))
-    assert done.returncode == 74, "the only controller: nobody holds what its disk held"
+    assert done.returncode == 74, "the only controller: no other voter holds what its disk held"

@@ -233,7 +233,7 @@ def test_of_a_log_that_is_lost_whole_no_offset_is_given_twice() -> None:
 def test_whose_log_it_is_can_be_said() -> None:
     disk = written()
     disk.live[f"{HERE}/partition.json"].cache[3] ^= 1  # type: ignore[union-attr]
-    with pytest.raises(CorruptionError, match="must be said"):
+    with pytest.raises(CorruptionError, match="must be given"):
         salvage(disk)
     done = Salvage(disk, ROOT, NAME, topic_id=TopicId(TOPIC_ID)).run()
     assert done.plan.identity_is_lost
