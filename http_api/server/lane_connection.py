@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -32,7 +34,7 @@ from typing_extensions import override
 from http_api.server.answers import EnvelopeRequestHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiohttp.http_parser import RawRequestMessage
 
@@ -63,32 +65,95 @@ for _owner, _names in PRIVATE_NAMES.items():
         assert hasattr(_owner, _name), f"aiohttp has changed: {_owner.__name__}.{_name} is gone"
 
 
+class Phase(Enum):
+    """Phases of the lane's request that need nothing remembered."""
+
+    IDLE = "idle"
+    """The lane has no request under way; aiohttp's handler may have some."""
+    QUEUED_PRODUCE = "queued produce"
+    """The request at the head of the queue is appended, its acknowledgement awaited."""
+
+
+IDLE: Final = Phase.IDLE
+QUEUED_PRODUCE: Final = Phase.QUEUED_PRODUCE
+
+
+@dataclass(slots=True)
+class QueuedBody:
+    """The request at the head of the queue, a produce whose body is still arriving."""
+
+    timer: asyncio.TimerHandle
+
+
+@dataclass(slots=True)
+class UnparsedBody:
+    """A produce whose head is known and unparsed, and whose body is still arriving."""
+
+    known: KnownHead
+    pieces: list[bytes]
+    """The received pieces: the head, then pieces of the body."""
+    missing: int
+    """Bytes of the body that have not arrived; negative if too many have."""
+    timer: asyncio.TimerHandle
+
+
+@dataclass(slots=True)
+class UnparsedProduce:
+    """A produce that was appended unparsed; its acknowledgement is awaited."""
+
+    pieces: Sequence[bytes]
+    """The whole request, for aiohttp if the lane can't answer it after all."""
+
+
+LaneState = Phase | QueuedBody | UnparsedBody | UnparsedProduce
+TRANSITIONS: Final[Mapping[Phase | type, frozenset[Phase | type]]] = {
+    IDLE: frozenset({QueuedBody, UnparsedBody, UnparsedProduce, QUEUED_PRODUCE}),
+    QueuedBody: frozenset({IDLE}),
+    UnparsedBody: frozenset({IDLE}),
+    UnparsedProduce: frozenset({IDLE}),
+    QUEUED_PRODUCE: frozenset({IDLE}),
+}
+"""The states that may follow a state. A body that is complete passes through `IDLE`, because the
+lane may not be able to take the request, and aiohttp's handler takes it then."""
+
+
 class LaneConnection(EnvelopeRequestHandler):
     """A client's connection. Owned by its transport.
 
-    The request being answered stays at the head of ``_messages`` until its answer is written, so
-    aiohttp can handle it instead at any time before that.
+    A parsed request stays at the head of ``_messages`` until its answer is written, so aiohttp can
+    handle it instead at any time before that.
     """
 
     def __init__(self, lane: FastLane | None, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._lane = lane
-        self._lane_awaits_acknowledgement = False
-        """True while a produce is appended and its acknowledgement is awaited."""
-        self._lane_body_timer: asyncio.TimerHandle | None = None
-        """Timer of a body that is still arriving; None: no body is awaited."""
-        self._lane_is_pumping = False
+        self._lane_state: LaneState = IDLE
         self._lane_parser_needs = 0
         """Bytes until the parser holds only whole requests; `_UNKNOWN`: cannot be computed."""
-        self._lane_unparsed: Sequence[bytes] = ()
-        """The appended request in pieces, if it was not parsed; else empty."""
         self._lane_buffered = b""
-        """Bytes received behind the unparsed request."""
-        self._lane_arriving: KnownHead | None = None
-        """Meaning of an unparsed request whose body is still arriving."""
-        self._lane_pieces: list[bytes] = []
-        """The received pieces of that request: the head, then pieces of the body."""
-        self._lane_missing = 0
+        """Bytes received behind an unparsed produce, until the turn after its answer."""
+        self._lane_is_pumping = False
+
+    def _enter(self, state: LaneState) -> None:
+        """Move to a state; a produce is in progress, for aiohttp's shutdown too, until answered."""
+        old = self._lane_state
+        assert _key(state) in TRANSITIONS[_key(old)], f"{old} cannot become {state}"
+        if isinstance(old, (QueuedBody, UnparsedBody)):
+            old.timer.cancel()
+        self._lane_state = state
+        self._request_in_progress = self._awaits_acknowledgement()
+
+    def _leave(self) -> LaneState:
+        """Move to `IDLE` from any state, and return that state."""
+        old = self._lane_state
+        if old is not IDLE:
+            self._enter(IDLE)
+        return old
+
+    def _awaits_acknowledgement(self) -> bool:
+        """Return True while a produce of the lane is appended and not answered."""
+        state = self._lane_state
+        return state is QUEUED_PRODUCE or isinstance(state, UnparsedProduce)
 
     # called by the transport
 
@@ -103,13 +168,13 @@ class LaneConnection(EnvelopeRequestHandler):
         ):
             self._lane_parser_needs = _UNKNOWN
             super().data_received(data)
-        elif self._lane_unparsed or self._lane_buffered:
+        elif isinstance(self._lane_state, UnparsedProduce) or self._lane_buffered:
             if data:
                 self._lane_buffered += data
                 self._pause_transport_reading()
-        elif self._lane_arriving is not None:
+        elif isinstance(self._lane_state, UnparsedBody):
             if data:
-                self._take_piece(self._lane, self._lane_arriving, data)
+                self._take_piece(self._lane, self._lane_state, data)
         elif self._lane_parser_needs or not self._take_known(self._lane, data):
             self._parse(self._lane, data)
             self._pump()
@@ -118,33 +183,31 @@ class LaneConnection(EnvelopeRequestHandler):
         """Take a request whose head was parsed before; False: it must be parsed."""
         end = data.find(b"\r\n\r\n") + 4
         known = lane.heads.get(data[:end])
-        if known is None or self._lane_awaits_acknowledgement or self._messages or self._paused:
+        if known is None or self._lane_state is not IDLE or self._messages or self._paused:
             return False
         missing = end + known.length - len(data)
         if missing < 0 or known.length > ARRIVING_BODY_BYTES_MAX or not self._is_handler_idle():
             return False
         if not missing:
             return self._append_known(lane, known, (data,), data[end:])
-        self._lane_arriving, self._lane_pieces = known, [data[:end], data[end:]]
-        self._lane_missing = missing
-        self._lane_body_timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
+        timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
+        self._enter(UnparsedBody(known, [data[:end], data[end:]], missing, timer))
         return True
 
-    def _take_piece(self, lane: FastLane, known: KnownHead, data: bytes) -> None:
+    def _take_piece(self, lane: FastLane, body: UnparsedBody, data: bytes) -> None:
         """Add a piece of the arriving body; once it is complete, append it."""
-        self._lane_pieces.append(data)
-        self._lane_missing -= len(data)
-        if self._lane_missing > 0:
+        body.pieces.append(data)
+        body.missing -= len(data)
+        if body.missing > 0:
             return
-        pieces, whole = self._lane_pieces, not self._lane_missing
-        self._forget_arriving_body()
+        self._enter(IDLE)
         if not (
-            whole
+            body.missing == 0
             and not self._paused
             and self._is_handler_idle()
-            and self._append_known(lane, known, pieces, b"".join(pieces[1:]))
+            and self._append_known(lane, body.known, body.pieces, b"".join(body.pieces[1:]))
         ):
-            self._parse(lane, b"".join(pieces))
+            self._parse(lane, b"".join(body.pieces))
             self._pump()
 
     def _append_known(
@@ -154,8 +217,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
         ``pieces`` is the whole request, ``body`` its body.
         """
-        self._lane_awaits_acknowledgement = self._request_in_progress = True
-        self._lane_unparsed = pieces
+        self._enter(UnparsedProduce(pieces))
         try:
             taken = lane.append(known.path, known.stored_as, body, None, self._produced)
         except Exception as error:  # noqa: BLE001 as in `_pump`
@@ -164,8 +226,7 @@ class LaneConnection(EnvelopeRequestHandler):
         if taken:
             self._request_count += 1
         else:
-            self._lane_awaits_acknowledgement = self._request_in_progress = False
-            self._lane_unparsed = ()
+            self._enter(IDLE)
         return taken
 
     def _parse(self, lane: FastLane, data: bytes) -> None:
@@ -198,15 +259,15 @@ class LaneConnection(EnvelopeRequestHandler):
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._forget_arriving_body()
-        self._lane_unparsed, self._lane_buffered = (), b""
+        self._stop_awaiting_body()
+        if isinstance(self._lane_state, UnparsedProduce):
+            self._lane_state.pieces = ()  # the answer may take long
+        self._lane_buffered = b""
         super().connection_lost(exc)
 
     @override
     def _process_keepalive(self) -> None:
-        if (
-            self._lane_awaits_acknowledgement or self._lane_body_timer is not None
-        ):  # the connection is not idle
+        if self._lane_state is not IDLE:
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
@@ -225,9 +286,7 @@ class LaneConnection(EnvelopeRequestHandler):
         try:
             # `_is_handler_idle` is checked each time: a refused request has woken aiohttp's
             # handler.
-            while (
-                self._messages and not self._lane_awaits_acknowledgement and self._is_handler_idle()
-            ):
+            while self._messages and not self._awaits_acknowledgement() and self._is_handler_idle():
                 if self._paused or self._force_close:
                     return  # the client does not read: answer nothing more until it does
                 message, payload = self._messages[0]
@@ -236,7 +295,7 @@ class LaneConnection(EnvelopeRequestHandler):
                     return
                 if self._take(message, payload):
                     continue
-                if self._lane_body_timer is None:
+                if not isinstance(self._lane_state, QueuedBody):
                     self._pass_to_aiohttp()
                 return
         except Exception as error:  # noqa: BLE001 the transport would only print the error
@@ -262,13 +321,13 @@ class LaneConnection(EnvelopeRequestHandler):
             if not payload.is_eof():
                 self._await_body(message)
                 return False
-            self._forget_arriving_body()
+            self._stop_awaiting_body()
             chunks = payload._buffer  # noqa: SLF001 read without consuming: aiohttp may need it
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            self._lane_awaits_acknowledgement = self._request_in_progress = True
+            self._enter(QUEUED_PRODUCE)
             if lane.produce(path, headers, body, self._produced):
                 return True
-            self._lane_awaits_acknowledgement = self._request_in_progress = False
+            self._enter(IDLE)
             return False
         if message.method == "GET" and payload is EMPTY_PAYLOAD:
             headers = lane.headers(message.raw_headers)
@@ -290,7 +349,6 @@ class LaneConnection(EnvelopeRequestHandler):
                 self._finish_request()  # the client has disconnected
                 return
             if answer is None:
-                self._lane_awaits_acknowledgement = self._request_in_progress = False
                 self._parse_unparsed()
                 self._pass_to_aiohttp()
                 return
@@ -303,12 +361,11 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _finish_request(self) -> None:
         """Finish the current request: remove it from the queue, or forget it if unparsed."""
-        self._lane_awaits_acknowledgement = self._request_in_progress = False
+        finished = self._leave()
         self._allow_shutdown()
         if self._parser is None:
             return  # the connection is closed
-        if self._lane_unparsed:
-            self._lane_unparsed = ()
+        if isinstance(finished, UnparsedProduce):
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             if self._lane_buffered:
                 self._loop.call_soon(self._process_buffered)
@@ -320,18 +377,20 @@ class LaneConnection(EnvelopeRequestHandler):
             self._resume_reading_if_drained()
 
     def _parse_unparsed(self) -> None:
-        """Parse the request that was appended unparsed, so that aiohttp can handle it."""
-        pieces, self._lane_unparsed = self._lane_unparsed, ()
-        if pieces:
+        """Leave a produce of the lane to aiohttp; parse it if it was appended unparsed."""
+        given_up = self._leave()
+        if isinstance(given_up, UnparsedProduce):
             assert self._lane is not None
             self._request_count -= 1  # it is counted again
-            self._parse(self._lane, b"".join(pieces))
+            self._parse(self._lane, b"".join(given_up.pieces))
             if self._lane_buffered:
                 self._loop.call_soon(self._process_buffered)
 
     def _process_buffered(self) -> None:
         """Process the bytes that arrived while an unparsed request was waiting."""
-        if self._lane_unparsed or not self._lane_buffered or self.transport is None:
+        if isinstance(self._lane_state, UnparsedProduce) or not self._lane_buffered:
+            return
+        if self.transport is None:
             return
         later, self._lane_buffered = self._lane_buffered, b""
         if not self._reading_paused and not self._buffer_paused:
@@ -340,7 +399,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _pass_to_aiohttp(self) -> None:
         """Wake aiohttp's handler, which handles the queue from its head on."""
-        self._forget_arriving_body()
+        self._stop_awaiting_body()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -355,35 +414,38 @@ class LaneConnection(EnvelopeRequestHandler):
     def _lane_failed(self, error: Exception) -> None:
         """Log a bug and close the connection unanswered: the records may have been appended."""
         _log.error("fast lane failed", exc_info=error)
-        self._lane_awaits_acknowledgement = self._request_in_progress = False
-        self._lane_unparsed, self._lane_buffered = (), b""
+        self._leave()
+        self._lane_buffered = b""
         self.force_close()
         self._allow_shutdown()
 
     # a body that arrives in pieces
 
     def _await_body(self, message: RawRequestMessage) -> None:
-        if self._lane_body_timer is not None:
+        """Await the rest of the body of the queue's head, if it is not too long to wait for."""
+        if self._lane_state is not IDLE:
             return
         length = message.headers.get("Content-Length", "")
         if length.isdecimal() and int(length) <= ARRIVING_BODY_BYTES_MAX:
-            self._lane_body_timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
+            timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
+            self._enter(QueuedBody(timer))
 
     def _body_timed_out(self) -> None:
-        self._lane_body_timer = None
-        if self._lane_arriving is not None:
+        """Leave a body that does not end in time to aiohttp, where another limit holds."""
+        body = self._leave()
+        if isinstance(body, UnparsedBody):
             assert self._lane is not None
-            pieces = self._lane_pieces
-            self._forget_arriving_body()
-            self._parse(self._lane, b"".join(pieces))
+            self._parse(self._lane, b"".join(body.pieces))
         self._pass_to_aiohttp()
 
-    def _forget_arriving_body(self) -> None:
-        """Forget the body that is arriving, and cancel its timer."""
-        self._lane_arriving, self._lane_pieces, self._lane_missing = None, [], 0
-        if self._lane_body_timer is not None:
-            self._lane_body_timer.cancel()
-            self._lane_body_timer = None
+    def _stop_awaiting_body(self) -> None:
+        if isinstance(self._lane_state, (QueuedBody, UnparsedBody)):
+            self._enter(IDLE)
+
+
+def _key(state: LaneState) -> Phase | type:
+    """Return the row of `TRANSITIONS` of a state."""
+    return state if isinstance(state, Phase) else type(state)
 
 
 def _parser_needs(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:

@@ -467,3 +467,29 @@ async def test_a_body_in_packets_takes_the_usual_way_whole(
             apis.direct.fate = None
             end = 2
         assert apis.logs["flights", 0].end == end
+
+
+async def test_states_of_a_connection_follow_each_other_as_the_table_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Produces whole and in packets, with a head that is new and one that is known."""
+    key = lane_connection._key
+    seen: dict[object, set[object]] = {}
+    enter = lane_connection.LaneConnection._enter
+
+    def noted(self: lane_connection.LaneConnection, state: lane_connection.LaneState) -> None:
+        seen.setdefault(key(self._lane_state), set()).add(key(state))
+        enter(self, state)
+
+    monkeypatch.setattr(lane_connection.LaneConnection, "_enter", noted)
+    async with connection(flights()) as (_, reader, writer):
+        for offset, pieces in enumerate([2, 1, 1, 2]):
+            request = post(ONE)
+            for piece in [request[: -len(ONE)], ONE] if pieces == 2 else [request]:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)  # packets of their own
+            assert await offset_in(reader) == offset
+        writer.write(post(ONE, "/topics/flights/partitions/1"))
+        await offset_in(reader)
+    assert seen == lane_connection.TRANSITIONS
