@@ -6,9 +6,10 @@ import inspect
 import re
 
 from tests.architecture.tree import ROOT
-from tests.simulation.test_metadata_mutants import FAULTS
 from tests.simulation.test_metadata_simulation import JUDGED
 from tests.support import metadata_invariants
+from tests.support.planted.every import FAULTS
+from tests.support.planted.registry import METADATA
 
 IDS = {
     *(f"R{number}" for number in range(1, 20)),
@@ -51,6 +52,6 @@ def test_every_invariant_is_listed_in_the_claims() -> None:
 
 
 def test_every_invariant_is_turned_red_by_a_planted_fault_or_it_is_said_why_not() -> None:
-    red = {name for found in FAULTS for name in found.turns_red}
+    red = {name for fault in FAULTS if fault.world == METADATA for name in fault.caught_by}
     assert sorted(IDS - red - WITHOUT_FAULT.keys()) == []
     assert sorted(red & WITHOUT_FAULT.keys()) == []

@@ -2,138 +2,119 @@
 
 from __future__ import annotations
 
-from tests.support.quorum_mutants import Mutant
+from tests.support.planted.registry import SOURCE_FAULTS, SourceFault
 
-MUTANTS = (
-    Mutant(
+SOURCE_FAULTS += (
+    SourceFault(
         "defect 2 follower acks before sync",
-        "transport.py",
         'return int(message["next_node_idx"]) - 1',
         "return 0",
         ("flusher",),
     ),
-    Mutant(
+    SourceFault(
         "g3 votes against a leader that was just heard",
-        "transport.py",
         "        if has_a_leader and message",
         "        if False and message",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "g3 a successor waits",
-        "transport.py",
         "                self._take_over_term = term + 1",
         "                pass",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "defect 2 votes before sync",
-        "transport.py",
         "return self._journal.last[1]  # it speaks",
         "return 0  # it speaks",
         ("flusher",),
     ),
-    Mutant(
+    SourceFault(
         "q3 answers of an older log leave",
-        "transport.py",
         "if held.generation != journal.generation or held.term != term:",
         "if False:",
         ("flusher",),
     ),
-    Mutant(
+    SourceFault(
         "m7 no sign of life while the disk is slow",
-        "transport.py",
         "            self._send_now(node, alive)\n",
         "            pass\n",
         ("flusher",),
     ),
-    Mutant(
+    SourceFault(
         "defect 4 ack claims the suffix",
-        "transport.py",
         'claimed = min(message["next_node_idx"], journal.installed + 1)',
         'claimed = message["next_node_idx"]',
         ("reigns", "power_loss"),
     ),
-    Mutant(
+    SourceFault(
         "defect 6 chunk commits",
-        "transport.py",
         'message["commit_index"] = min(message["commit_index"], raft.raftCommitIndex)',
         "pass",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 6 old snapshot taken",
-        "transport.py",
         "if part is not None and part[3] <= raft.raftCommitIndex:",
         "if False:",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 7 truncates",
-        "transport.py",
         "            if not self._strip_known_entries(node, message):",
         "            if True:",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 7 acks more",
-        "transport.py",
         "self._answer(node, last + 1, success=True)",
         "self._answer(node, journal.last[1] + 1, success=True)",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 8",
-        "transport.py",
         'message["next_node_idx"] = self._raft.raftCommitIndex + 1',
         "pass",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 9 stale counts",
-        "transport.py",
         'elif message["term"] == term:',
         "else:",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "defect 9 higher ignored",
-        "transport.py",
         '            self.adopt(node, message["term"])\n        elif',
         "            pass\n        elif",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "defect 9 silent",
-        "transport.py",
         "            self._answer(node, 1)\n",
         "",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "defect 10",
-        "transport.py",
         "if node.node_id not in self._voters_counted:",
         "if True:",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "defect 17 hears commands",
-        "wire.py",
         '    "timeout_now": {"term": _is_number},',
         '    "timeout_now": {"term": _is_number},\n    "apply_command": {},',
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "no pause",
-        "transport.py",
         "            self._raft.pause(node)",
         "            pass",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "q7 adopt counts as contact",
-        "transport.py",
         "        request = {\n"
         '            "type": "request_vote",\n'
         '            "term": term,\n'
@@ -145,149 +126,128 @@ MUTANTS = (
         '            "last_log_term": -1,',
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "q4 takes appends before it asked",
-        "transport.py",
         'if self._home.meta.fence == "ask" or kind == "timeout_now":',
         'if kind == "timeout_now":',
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 votes while fenced",
-        "transport.py",
         '            message["last_log_term"] = message["last_log_index"] = -1\n        return',
         "            pass\n        return",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 smaller id may dial",
-        "introductions.py",
         "if dialled is None and node <= self._home.meta.node_id:",
         "if False:",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "defect 18 frame cap",
-        "peer_connection.py",
         "if length > self._max_frame_bytes:",
         "if False:",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 18 strangers may say as much as voters",
-        "peer_connection.py",
         "self._max_frame_bytes = MAX_HELLO_BYTES",
         "self._max_frame_bytes = MAX_FRAME_BYTES",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 18 strangers stay",
-        "peer_links.py",
         "async with asyncio.timeout(HELLO_TIMEOUT_S):\n                if self._tls",
         "async with asyncio.timeout(1000):\n                if self._tls",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 18 any number of strangers",
-        "peer_links.py",
         "if len(self._strangers) >= MAX_STRANGERS:",
         "if False:",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 19 accept gives up",
-        "peer_links.py",
         "await asyncio.sleep(ACCEPT_RETRY_S)\n                continue",
         "return",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 20 no alive sign",
-        "peer_connection.py",
         "            self._write(_ALIVE)\n",
         "            pass\n",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "unread bytes without limit",
-        "peer_connection.py",
         "if self.unsent_bytes > MAX_UNSENT_BYTES:",
         "if False:",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "silent voters stay",
-        "peer_connection.py",
         "if now - self._received_at > silence_s:",
         "if False:",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "voters that read nothing stay",
-        "peer_connection.py",
         "if now - self._drained_at > silence_s:",
         "if False:",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "m7 own stall blames peers",
-        "peer_links.py",
         "stalled = now - self._watched_at > 2 * KEEPALIVE_S",
         "stalled = False",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "two connections per pair",
-        "peer_links.py",
         '            old.close("replaced by a new one")\n',
         "            pass\n",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 18 strangers take the loop",
-        "peer_links.py",
         "            await asyncio.sleep(0)\n",
         "            pass\n",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "defect 15 lost connections stay open",
-        "peer_links.py",
         '                connection.close("")\n                accepted.close()',
         "                pass",
         ("links",),
     ),
-    Mutant(
+    SourceFault(
         "tls without the dialled name",
-        "../common/tls.py",
         "        context.minimum_version",
         "        context.check_hostname = False\n        context.minimum_version",
         ("tls",),
     ),
-    Mutant(
+    SourceFault(
         "tls asks for passwords",
-        "../common/tls.py",
         ', password=lambda: b"")',
         ', password=lambda: b"secret")',
         ("tls",),
     ),
-    Mutant(
+    SourceFault(
         "tls resumes",
-        "../common/tls.py",
         "    server.num_tickets = 0",
         "    server.num_tickets = 2",
         ("tls",),
     ),
-    Mutant(
+    SourceFault(
         "q4 whoever answers the dial",
-        "introductions.py",
         "if dialled is not None and node != dialled:",
         "if False:",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 any certificate",
-        "introductions.py",
         "if names is not None and certificate_name(node) not in names:",
         "if False:",
         ("rejoin",),

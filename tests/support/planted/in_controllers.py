@@ -17,11 +17,11 @@ from raft_metadata.controller import (
     replication_control,
 )
 from raft_metadata.controller.partition_draft import PartitionDraft
-from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.planted.registry import LOST, Patch, replication_fault
 from tests.support.replication_lives import FAR
 
 
-@mutant("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=70)
+@replication_fault("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=70)
 def _no_broker_epoch_check(patch: Patch) -> None:
     real = replication_control._check_may_join
 
@@ -31,7 +31,7 @@ def _no_broker_epoch_check(patch: Patch) -> None:
     patch.setattr(replication_control, "_check_may_join", check)
 
 
-@mutant("M10 AlterPartition without its partition-epoch check", "L5", *LOST, first=49)
+@replication_fault("M10 AlterPartition without its partition-epoch check", "L5", *LOST, first=49)
 def _no_partition_epoch_check(patch: Patch) -> None:
     real = replication_control._check_epochs
 
@@ -45,7 +45,7 @@ def _no_partition_epoch_check(patch: Patch) -> None:
     patch.setattr(replication_control, "_check_epochs", check)
 
 
-@mutant("M15 a fenced or leaving broker joins the ISR", "P6", first=15)
+@replication_fault("M15 a fenced or leaving broker joins the ISR", "P6", first=15)
 def _fenced_may_join(patch: Patch) -> None:
     def eligible(registration: Any) -> Any:
         return None if registration is None else registration.broker_epoch
@@ -54,13 +54,17 @@ def _fenced_may_join(patch: Patch) -> None:
     patch.setattr(replication_control, "is_electable", lambda *_: True)
 
 
-@mutant("M18 and rule R6: a replaced or damaged disk keeps its place", "L23", *LOST, first=5)
+@replication_fault(
+    "M18 and rule R6: a replaced or damaged disk keeps its place", "L23", *LOST, first=5
+)
 def _ignore_lost(patch: Patch) -> None:
     nothing = partition_change._Lost(frozenset(), frozenset())
     patch.setattr(partition_change, "_lost_replicas", lambda *_: nothing)
 
 
-@mutant("rule R3: a restarted broker leads in an epoch older than its registration", "P14", "L15")
+@replication_fault(
+    "rule R3: a restarted broker leads in an epoch older than its registration", "P14", "L15"
+)
 def _lead_in_old_epoch(patch: Patch) -> None:
     real = Partition.apply_image
 
@@ -72,12 +76,14 @@ def _lead_in_old_epoch(patch: Patch) -> None:
     patch.setattr(partition_change, "_is_deposed", lambda _, draft: draft.leader not in draft.isr)
 
 
-@mutant("rule R6: a registration that was overtaken still counts", *LOST, "L23", "L27", "L22")
+@replication_fault(
+    "rule R6: a registration that was overtaken still counts", *LOST, "L23", "L27", "L22"
+)
 def _late_registration(patch: Patch) -> None:
     patch.setattr(cluster_control, "_check_not_overtaken", lambda *_: None)
 
 
-@mutant("KIP-966: ELR keeps members while ISR >= min ISR", "L5", *LOST, first=1)
+@replication_fault("KIP-966: ELR keeps members while ISR >= min ISR", "L5", *LOST, first=1)
 def _elr_never_emptied(patch: Patch) -> None:
     def next_elr(before: Any, isr: Any, lost: Any, _min_isr: int) -> tuple[Any, ...]:
         members = [r for r in before.replicas if r in before.isr or r in before.elr]
@@ -90,7 +96,7 @@ def _elr_never_emptied(patch: Patch) -> None:
     patch.setattr(partition_draft.PartitionDraft, "keep_eligible", keep_eligible)
 
 
-@mutant("unclean election: any unfenced replica may lead", *LOST, "L5", first=5)
+@replication_fault("unclean election: any unfenced replica may lead", *LOST, "L5", first=5)
 def _unclean_election(patch: Patch) -> None:
     real = partition_change._elect
 
@@ -101,7 +107,7 @@ def _unclean_election(patch: Patch) -> None:
     patch.setattr(partition_change, "_elect", elect)
 
 
-@mutant(
+@replication_fault(
     "P8: the old replicas go though the new ones are not in sync",
     *LOST,
     "L27",
@@ -116,7 +122,7 @@ def _shrink_at_once(patch: Patch) -> None:
     patch.setattr(partition_change, "complete_reassignment", complete)
 
 
-@mutant("P8: a reassignment adds to the ISR itself", *LOST, moves=True, first=11)
+@replication_fault("P8: a reassignment adds to the ISR itself", *LOST, moves=True, first=11)
 def _adding_counts_at_once(patch: Patch) -> None:
     real = reassignment_control.reassign
 
@@ -132,7 +138,7 @@ def _adding_counts_at_once(patch: Patch) -> None:
     patch.setattr(reassignment_control, "reassign", reassign)
 
 
-@mutant(
+@replication_fault(
     "P8: who was taken out is not fenced off by an epoch", *LOST, "L17", "L18", moves=True, first=28
 )
 def _no_new_epoch(patch: Patch) -> None:
@@ -147,6 +153,8 @@ def _no_new_epoch(patch: Patch) -> None:
     patch.setattr(PartitionDraft, "keep_replicas", keep_replicas)
 
 
-@mutant("rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True, first=5)
+@replication_fault(
+    "rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True, first=5
+)
 def _out_unawares(patch: Patch) -> None:
     patch.setattr(reassignment_control, "unaware_removed_replicas", lambda *_: ())

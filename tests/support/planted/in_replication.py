@@ -1,4 +1,4 @@
-"""Lines of the partition, each switched off (mutants M3 to M18 of docs/claims.md)."""
+"""Lines of the partition, each switched off (faults M3 to M18 of docs/claims.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from broker.replication.partition import Following, Partition
 from broker.server.fetch import FollowerReads
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import OffsetsResult
-from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.planted.registry import LOST, Patch, replication_fault
 from tests.support.replication_broker import Broker
 from tests.support.replication_controller import MIN_ISR
 
@@ -37,7 +37,7 @@ def _followers_say_what_they_hold(patch: Patch) -> None:
 # ---- M3 to M18
 
 
-@mutant("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=127)
+@replication_fault("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=127)
 def _keep_follower_state(patch: Patch) -> None:
     real = Partition._lead
 
@@ -66,7 +66,7 @@ def _ack_of_any_epoch(self: Partition, follower: Any, message: Any, now_ms: int)
     return None
 
 
-@mutant("M4 joins without having been heard of in this epoch", "L18", *LOST, first=7)
+@replication_fault("M4 joins without having been heard of in this epoch", "L18", *LOST, first=7)
 def _join_without_fetch(patch: Patch) -> None:
     real = LeaderState.__init__
 
@@ -87,7 +87,7 @@ def _join_without_fetch(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("M5 joins below the high watermark", "L18", *LOST, first=3)
+@replication_fault("M5 joins below the high watermark", "L18", *LOST, first=3)
 def _join_below_high_watermark(patch: Patch) -> None:
     real = LeaderState.may_join
 
@@ -97,7 +97,7 @@ def _join_below_high_watermark(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("M6 joins below the leader epoch's start", "L18", *LOST, first=1)
+@replication_fault("M6 joins below the leader epoch's start", "L18", *LOST, first=1)
 def _join_below_epoch_start(patch: Patch) -> None:
     real = LeaderState.may_join
 
@@ -111,7 +111,9 @@ def _join_below_epoch_start(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("M7 a push is appended wherever it belongs", "L14", "L25", "L7", on_disk=False, first=3)
+@replication_fault(
+    "M7 a push is appended wherever it belongs", "L14", "L25", "L7", on_disk=False, first=3
+)
 def _push_at_any_offset(patch: Patch) -> None:
     real = Partition.on_push
 
@@ -123,7 +125,7 @@ def _push_at_any_offset(patch: Patch) -> None:
     patch.setattr(Partition, "on_push", on_push)
 
 
-@mutant(
+@replication_fault(
     "M8 a push of another epoch or session is appended", "L14", "L25", "L7", on_disk=False, first=13
 )
 def _push_of_any_epoch(patch: Patch) -> None:
@@ -145,12 +147,12 @@ def _push_of_any_epoch(patch: Patch) -> None:
     patch.setattr(Partition, "on_push", on_push)
 
 
-@mutant("M11 the high watermark counts only the committed ISR", "L5", *LOST, first=1)
+@replication_fault("M11 the high watermark counts only the committed ISR", "L5", *LOST, first=1)
 def _no_maximal_isr(patch: Patch) -> None:
     patch.setattr(LeaderState, "maximal_isr", lambda self: self.isr)
 
 
-@mutant("M12 a new follower truncates to its high watermark (before KIP-101)", *LOST)
+@replication_fault("M12 a new follower truncates to its high watermark (before KIP-101)", *LOST)
 def _truncate_to_hw(patch: Patch) -> None:
     real = Partition._become
 
@@ -162,7 +164,9 @@ def _truncate_to_hw(patch: Patch) -> None:
     patch.setattr(Partition, "_become", become)
 
 
-@mutant("M13 the high watermark is taken before the truncation", "L16", "L20", "L13", "L7", first=1)
+@replication_fault(
+    "M13 the high watermark is taken before the truncation", "L16", "L20", "L13", "L7", first=1
+)
 def _hw_from_divergence(patch: Patch) -> None:
     real = Partition.on_diverging
 
@@ -174,7 +178,7 @@ def _hw_from_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_diverging", on_diverging)
 
 
-@mutant("M14 what a diverging follower says it holds is recorded", "L16", *LOST, first=1)
+@replication_fault("M14 what a diverging follower says it holds is recorded", "L16", *LOST, first=1)
 def _record_on_divergence(patch: Patch) -> None:
     real = Partition.on_open
 
@@ -191,7 +195,7 @@ def _record_on_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_open", on_open)
 
 
-@mutant("M16 the high watermark moves below min ISR", "L9", *LOST)
+@replication_fault("M16 the high watermark moves below min ISR", "L9", *LOST)
 def _hw_below_min_isr(patch: Patch) -> None:
     real = LeaderState.high_watermark
 
@@ -205,7 +209,7 @@ def _hw_below_min_isr(patch: Patch) -> None:
     patch.setattr(LeaderState, "high_watermark", high_watermark)
 
 
-@mutant("M17 acknowledged before the high watermark", "L10")
+@replication_fault("M17 acknowledged before the high watermark", "L10")
 def _ack_before_hw(patch: Patch) -> None:
     def resolve(self: Any, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < log.durable_end:
@@ -214,7 +218,7 @@ def _ack_before_hw(patch: Patch) -> None:
     patch.setattr(delayed_produces.DelayedProduces, "resolve", resolve)
 
 
-@mutant("rule R1: the high watermark counts log ends", *LOST, first=4)
+@replication_fault("rule R1: the high watermark counts log ends", *LOST, first=4)
 def _hw_by_log_end(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
 
@@ -225,7 +229,7 @@ def _hw_by_log_end(patch: Patch) -> None:
     patch.setattr(LeaderState, "end_of", end_of)
 
 
-@mutant("rule R1: a follower joins by its log end", "L18", *LOST, first=1)
+@replication_fault("rule R1: a follower joins by its log end", "L18", *LOST, first=1)
 def _join_by_log_end(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
     real = LeaderState.may_join
@@ -240,12 +244,16 @@ def _join_by_log_end(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@mutant("rule R1: a follower that goes by ack is counted by its log end", *LOST, flush=True)
+@replication_fault(
+    "rule R1: a follower that goes by ack is counted by its log end", *LOST, flush=True
+)
 def _log_end_of_an_ack_follower(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
 
 
-@mutant("rule R1: what was acknowledged under os is forgotten with os", *LOST, flush=True, first=70)
+@replication_fault(
+    "rule R1: what was acknowledged under os is forgotten with os", *LOST, flush=True, first=70
+)
 def _no_mark(patch: Patch) -> None:
     real = Broker.register
 
@@ -257,7 +265,7 @@ def _no_mark(patch: Patch) -> None:
     patch.setattr(Broker, "register", register)
 
 
-@mutant("rule R4: answers to earlier requests count", "L14", "L13", *LOST, first=104)
+@replication_fault("rule R4: answers to earlier requests count", "L14", "L13", *LOST, first=104)
 def _answer_any_request(patch: Patch) -> None:
     def awaiting(self: Partition, _request: int, _epoch: int) -> Following | None:
         return self.role if isinstance(self.role, Following) else None
@@ -265,7 +273,7 @@ def _answer_any_request(patch: Patch) -> None:
     patch.setattr(Partition, "_awaiting", awaiting)
 
 
-@mutant("rule R4: acknowledgements of any session count", *LOST, "L18")
+@replication_fault("rule R4: acknowledgements of any session count", *LOST, "L18")
 def _ack_any_session(patch: Patch) -> None:
     real = LeaderState.acknowledged
 
@@ -277,7 +285,9 @@ def _ack_any_session(patch: Patch) -> None:
     patch.setattr(Partition, "on_ack", _ack_of_any_epoch)
 
 
-@mutant("rule R4 and invariant L14: a diverging follower is taken as it is", "L14", "L7", first=1)
+@replication_fault(
+    "rule R4 and invariant L14: a diverging follower is taken as it is", "L14", "L7", first=1
+)
 def _no_divergence(patch: Patch) -> None:
     real = Partition.on_open
 
@@ -296,7 +306,7 @@ def _no_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_open", on_open)
 
 
-@mutant("rule R5: parked work is answered ok by its offset alone", "L10", first=1)
+@replication_fault("rule R5: parked work is answered ok by its offset alone", "L10", first=1)
 def _wake_by_offset(patch: Patch) -> None:
     def resolve(self: delayed_produces.DelayedProduces, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < high_watermark:
@@ -305,7 +315,7 @@ def _wake_by_offset(patch: Patch) -> None:
     patch.setattr(delayed_produces.DelayedProduces, "resolve", resolve)
 
 
-@mutant("rule R5: an entry past the log end counts as not written", "rule R5", first=1)
+@replication_fault("rule R5: an entry past the log end counts as not written", "rule R5", first=1)
 def _not_written_on_truncation(patch: Patch) -> None:
     real = delayed_produces.DelayedProduces.resolve
 
@@ -317,7 +327,7 @@ def _not_written_on_truncation(patch: Patch) -> None:
     patch.setattr(delayed_produces.DelayedProduces, "resolve", resolve)
 
 
-@mutant(
+@replication_fault(
     "rule R11: a clean shutdown is claimed before the last sync",
     "L22",
     "L23",
@@ -337,7 +347,7 @@ def _clean_before_sync(patch: Patch) -> None:
     patch.setattr(log_manager.LogManager, "_close_cleanly", close)
 
 
-@mutant("rule M3: an unanswered attempt is rolled back", "L5", *LOST, first=4)
+@replication_fault("rule M3: an unanswered attempt is rolled back", "L5", *LOST, first=4)
 def _rollback(patch: Patch) -> None:
     def unknown(self: LeaderState, attempt: int, _retry_ms: int) -> None:
         self.refused(attempt)
@@ -345,7 +355,7 @@ def _rollback(patch: Patch) -> None:
     patch.setattr(LeaderState, "unknown", unknown)
 
 
-@mutant("rule M3: a refusal drops other attempts too", "L5", *LOST, first=362)
+@replication_fault("rule M3: a refusal drops other attempts too", "L5", *LOST, first=362)
 def _refusal_for_all(patch: Patch) -> None:
     def refused(self: LeaderState, attempt: int) -> None:
         self.proposals = {}
@@ -355,7 +365,7 @@ def _refusal_for_all(patch: Patch) -> None:
     patch.setattr(LeaderState, "refused", refused)
 
 
-@mutant("invariant L6: an attempt is never over", "L6", "L27")
+@replication_fault("invariant L6: an attempt is never over", "L6", "L27")
 def _attempts_stay(patch: Patch) -> None:
     real = LeaderState.maximal_isr
 
@@ -365,7 +375,9 @@ def _attempts_stay(patch: Patch) -> None:
     patch.setattr(LeaderState, "maximal_isr", maximal_isr)
 
 
-@mutant("invariant L11: a reign without a record stays in the epoch cache", "L11", first=15)
+@replication_fault(
+    "invariant L11: a reign without a record stays in the epoch cache", "L11", first=15
+)
 def _empty_reign_stays(patch: Patch) -> None:
     def assign(self: LeaderEpochCache, epoch: int, start_offset: int) -> None:
         if not self._epochs or epoch > self._epochs[-1]:
@@ -375,7 +387,9 @@ def _empty_reign_stays(patch: Patch) -> None:
     patch.setattr(LeaderEpochCache, "assign", assign)
 
 
-@mutant("P8: who only waits for its produces counts as a replica", *LOST, "L18", moves=True)
+@replication_fault(
+    "P8: who only waits for its produces counts as a replica", *LOST, "L18", moves=True
+)
 def _leaver_counts(patch: Patch) -> None:
     real = Partition._counted_end
 
@@ -388,7 +402,7 @@ def _leaver_counts(patch: Patch) -> None:
 # ---- readers
 
 
-@mutant(
+@replication_fault(
     "rule R8: the latest offset is told before it has reached the epoch's start", "L21", first=16
 )
 def _latest_at_once(patch: Patch) -> None:
@@ -402,7 +416,7 @@ def _latest_at_once(patch: Patch) -> None:
     patch.setattr(LocalPartitions, "offsets", offsets)
 
 
-@mutant(
+@replication_fault(
     "invariant L20: a follower serves what it holds, committed or not", "L20", on_disk=True, first=4
 )
 def _serves_all_it_holds(patch: Patch) -> None:

@@ -11,12 +11,12 @@ from broker.log.producer_state import ProducerStates
 from broker.record import batch
 from broker.replication import partition
 from tests.support import simulated_disk
-from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.planted.registry import LOST, Patch, replication_fault
 
 # ---- rules Q and R2: the log on its disk
 
 
-@mutant(
+@replication_fault(
     "rule Q1: what is found at the start counts before it is synced", "L2", "L3", "L23", first=51
 )
 def _open_without_sync(patch: Patch) -> None:
@@ -30,7 +30,7 @@ def _open_without_sync(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "restore", restore)
 
 
-@mutant(
+@replication_fault(
     "rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=130
 )
 def _sync_errors_are_swallowed(patch: Patch) -> None:
@@ -43,7 +43,7 @@ def _sync_errors_are_swallowed(patch: Patch) -> None:
     patch.setattr(flusher.LogFlusher, "_work", work)
 
 
-@mutant(
+@replication_fault(
     "rule Q3: a flush begun before a cut proves what stands behind it", "L2", "L18", "L8", first=30
 )
 def _no_generation(patch: Patch) -> None:
@@ -56,12 +56,16 @@ def _no_generation(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "end_flush", end_flush)
 
 
-@mutant("rule Q5: damage is cut off like a torn tail", *LOST, "L23", on_disk=True, first=218)
+@replication_fault(
+    "rule Q5: damage is cut off like a torn tail", *LOST, "L23", on_disk=True, first=218
+)
 def _damage_is_cut(patch: Patch) -> None:
     patch.setattr(recovery, "_refuse_if_durable", lambda *_, **__: None)
 
 
-@mutant("rule Q5 and invariant L22: readers don't look at checksums", "L22", on_disk=True, first=1)
+@replication_fault(
+    "rule Q5 and invariant L22: readers don't look at checksums", "L22", on_disk=True, first=1
+)
 def _no_checksums(patch: Patch) -> None:
     def verify(buffer: Any, at: int = 0) -> Any:
         return batch.parse_header(buffer, at)
@@ -69,7 +73,7 @@ def _no_checksums(patch: Patch) -> None:
     patch.setattr(log_reader, "verify", verify)
 
 
-@mutant("rule Q6: names are not synced", "L2", "L3", "L23", on_disk=True)
+@replication_fault("rule Q6: names are not synced", "L2", "L3", "L23", on_disk=True)
 def _names_unsynced(patch: Patch) -> None:
     def sync_each(self: Any, token: Any) -> None:
         for fd in token.descriptors:
@@ -79,7 +83,7 @@ def _names_unsynced(patch: Patch) -> None:
     patch.setattr(flusher, "SYNC_FILES_MAX", 10**9)
 
 
-@mutant(
+@replication_fault(
     "rule R2: a write that failed half way counts as written",
     "L22",
     "L14",
@@ -101,7 +105,9 @@ def _half_written(patch: Patch) -> None:
     patch.setattr(simulated_disk.SimulatedDisk, "write", write)
 
 
-@mutant("rule R2: what failed half way is left where it stands", "L26", on_disk=True, first=1)
+@replication_fault(
+    "rule R2: what failed half way is left where it stands", "L26", on_disk=True, first=1
+)
 def _not_cut_back(patch: Patch) -> None:
     def truncate(self: Any, fd: int, size: int) -> None:
         """Nothing."""
@@ -119,7 +125,7 @@ def _not_cut_back(patch: Patch) -> None:
 # ---- log start and producers
 
 
-@mutant(
+@replication_fault(
     "rule R10: the log start shows before it is durable", "L24", on_disk=True, trims=True, first=40
 )
 def _start_shows_at_once(patch: Patch) -> None:
@@ -134,7 +140,7 @@ def _start_shows_at_once(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "advance_log_start", advance)
 
 
-@mutant(
+@replication_fault(
     "rule R10: a follower behind the log start keeps its high watermark",
     "L8",
     trims=True,
@@ -147,12 +153,16 @@ def _high_watermark_stays(patch: Patch) -> None:
     patch.setattr(partition, "_start_over", start_over)
 
 
-@mutant("T1: nobody asks whether a batch is there already", "T1", on_disk=True, numbered=True)
+@replication_fault(
+    "T1: nobody asks whether a batch is there already", "T1", on_disk=True, numbered=True
+)
 def _no_repeats(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "repeated", lambda *_args, **_named: None)
 
 
-@mutant("M22: a new process does not know its producers", "T1", "T4", on_disk=True, numbered=True)
+@replication_fault(
+    "M22: a new process does not know its producers", "T1", "T4", on_disk=True, numbered=True
+)
 def _producers_forgotten(patch: Patch) -> None:
     real = partition_log.PartitionLog.restore
 
@@ -163,13 +173,15 @@ def _producers_forgotten(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "restore", restore)
 
 
-@mutant(
+@replication_fault(
     "T4: what was cut off is still remembered", "T4", "L10", on_disk=True, numbered=True, first=10
 )
 def _cut_is_remembered(patch: Patch) -> None:
     patch.setattr(log_producers.LogProducers, "truncated", lambda *_: None)
 
 
-@mutant("T4: a follower does not note producers", "T1", "T4", on_disk=True, numbered=True)
+@replication_fault(
+    "T4: a follower does not note producers", "T1", "T4", on_disk=True, numbered=True
+)
 def _followers_note_nobody(patch: Patch) -> None:
     patch.setattr(ProducerStates, "applied", lambda *_: None)

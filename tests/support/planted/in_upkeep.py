@@ -14,17 +14,19 @@ from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
 from broker.server.lifecycle import ControllerClock
 from tests.support import simulated_disk
-from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.planted.registry import LOST, Patch, replication_fault
 
 # ---- compaction
 
 
-@mutant("rule R7: a tombstone goes before every replica has it", "rule R7", compacts=True)
+@replication_fault(
+    "rule R7: a tombstone goes before every replica has it", "rule R7", compacts=True
+)
 def _not_everywhere(patch: Patch) -> None:
     patch.setattr(LeaderState, "replicated_to", lambda _self, own_end: own_end)
 
 
-@mutant("rule R7: a tombstone goes before delete.retention.ms", "rule R7", compacts=True)
+@replication_fault("rule R7: a tombstone goes before delete.retention.ms", "rule R7", compacts=True)
 def _at_once(patch: Patch) -> None:
     def expired(self: CleanState, _now_ms: int, _retention_ms: int) -> int:
         return self.cleaned_to
@@ -32,7 +34,9 @@ def _at_once(patch: Patch) -> None:
     patch.setattr(CleanState, "tombstones_expired_to", expired)
 
 
-@mutant("rule R7: a tombstone goes with the pass that makes it clean", "rule R7", compacts=True)
+@replication_fault(
+    "rule R7: a tombstone goes with the pass that makes it clean", "rule R7", compacts=True
+)
 def _not_yet_clean(patch: Patch) -> None:
     def expired(_self: CleanState, _now_ms: int, _retention_ms: int) -> int:
         return 1 << 60
@@ -40,7 +44,9 @@ def _not_yet_clean(patch: Patch) -> None:
     patch.setattr(CleanState, "tombstones_expired_to", expired)
 
 
-@mutant("rule R7: what is above the high watermark is compacted", "rule R7", compacts=True)
+@replication_fault(
+    "rule R7: what is above the high watermark is compacted", "rule R7", compacts=True
+)
 def _above_high_watermark(patch: Patch) -> None:
     real = compaction.plan
 
@@ -50,7 +56,7 @@ def _above_high_watermark(patch: Patch) -> None:
     patch.setattr(cleaner, "plan", plan)
 
 
-@mutant(
+@replication_fault(
     "rule R7: what is not durable is compacted", "rule R7", *LOST, "L23", compacts=True, first=20
 )
 def _above_durable_end(patch: Patch) -> None:
@@ -60,7 +66,9 @@ def _above_durable_end(patch: Patch) -> None:
     patch.setattr(segments.LogSegments, "sealed", sealed)
 
 
-@mutant("invariant L11: a batch stands for others of another epoch", "L11", compacts=True, first=5)
+@replication_fault(
+    "invariant L11: a batch stands for others of another epoch", "L11", compacts=True, first=5
+)
 def _across_epochs(patch: Patch) -> None:
     real = compaction._can_grow
 
@@ -70,7 +78,7 @@ def _across_epochs(patch: Patch) -> None:
     patch.setattr(compaction, "_can_grow", can_grow)
 
 
-@mutant(
+@replication_fault(
     "invariant T4: the newest batches of a producer go with their records",
     "T4",
     "T1",
@@ -86,7 +94,9 @@ def _forgetting(retention: Any, needed: Any, _seen_to: int) -> Any:
     return compaction.Rewriter(retention, needed, 1 << 60)
 
 
-@mutant("rule Q6: a compacted segment is not synced before it counts", "L22", *LOST, compacts=True)
+@replication_fault(
+    "rule Q6: a compacted segment is not synced before it counts", "L22", *LOST, compacts=True
+)
 def _segment_unsynced(patch: Patch) -> None:
     real = cleaner.Rewrite._run
 
@@ -99,7 +109,9 @@ def _segment_unsynced(patch: Patch) -> None:
     patch.setattr(cleaner.Rewrite, "_run", run)
 
 
-@mutant("rule Q6: the steps of a swap are not synced", "L22", "L23", *LOST, compacts=True, first=8)
+@replication_fault(
+    "rule Q6: the steps of a swap are not synced", "L22", "L23", *LOST, compacts=True, first=8
+)
 def _swap_unsynced(patch: Patch) -> None:
     real = Swap._run
 
@@ -111,7 +123,7 @@ def _swap_unsynced(patch: Patch) -> None:
     patch.setattr(Swap, "_run", run)
 
 
-@mutant("rule R7: the log is called clean further than it is", "rule R7", compacts=True)
+@replication_fault("rule R7: the log is called clean further than it is", "rule R7", compacts=True)
 def _checkpoint_ahead(patch: Patch) -> None:
     real = StateChange.__init__
 
@@ -125,17 +137,19 @@ def _checkpoint_ahead(patch: Patch) -> None:
     patch.setattr(cleaner, "clean_state", lambda log: log.stored.cleaned)
 
 
-@mutant("rule R7: who may lack a tombstone is filled on", "rule R7", compacts=True, moves=True)
+@replication_fault(
+    "rule R7: who may lack a tombstone is filled on", "rule R7", compacts=True, moves=True
+)
 def _not_asked(patch: Patch) -> None:
     patch.setattr(partition, "asked_to_start_over", lambda *_: None)
 
 
-@mutant("rule R7: START_OVER is ignored", "L27", "rule R7", compacts=True, moves=True)
+@replication_fault("rule R7: START_OVER is ignored", "L27", "rule R7", compacts=True, moves=True)
 def _start_over_ignored(patch: Patch) -> None:
     patch.setattr(partition, "start_over", lambda *_: None)
 
 
-@mutant(
+@replication_fault(
     "rule R7: who is filled does not learn which tombstones are gone",
     "rule R7",
     compacts=True,
@@ -145,7 +159,7 @@ def _not_inherited(patch: Patch) -> None:
     patch.setattr(partition, "inherit", lambda *_: None)
 
 
-@mutant(
+@replication_fault(
     "rule R7: a pass goes on though somebody came who lacks tombstones", "rule R7", compacts=True
 )
 def _pass_goes_on(patch: Patch) -> None:
@@ -161,7 +175,7 @@ def _pass_goes_on(patch: Patch) -> None:
     patch.setattr(cleaner.Cleaning, "_check_unchanged", check)
 
 
-@mutant(
+@replication_fault(
     "rule Q3: a pass goes on though the log was cut", "rule R7", "L7", "L22", *LOST, compacts=True
 )
 def _pass_of_another_log(patch: Patch) -> None:
@@ -171,7 +185,9 @@ def _pass_of_another_log(patch: Patch) -> None:
     patch.setattr(cleaner.Cleaning, "_check_unchanged", check)
 
 
-@mutant("rule R10: the cleaner goes by a clock that is not trusted", "rule R7", compacts=True)
+@replication_fault(
+    "rule R10: the cleaner goes by a clock that is not trusted", "rule R7", compacts=True
+)
 def _cleaner_any_clock(patch: Patch) -> None:
     real = cleaner.LogCleaner.__init__
 
@@ -185,26 +201,28 @@ def _cleaner_any_clock(patch: Patch) -> None:
 # ---- retention
 
 
-@mutant(
+@replication_fault(
     "rule R10: retention goes by a clock that is not trusted", "rule R10", retains=True, first=51
 )
 def _any_clock(patch: Patch) -> None:
     patch.setattr(ControllerClock, "is_trusted", lambda _: True)
 
 
-@mutant("rule R10: a leader stamps what its own clock says", "rule R10", retains=True, first=134)
+@replication_fault(
+    "rule R10: a leader stamps what its own clock says", "rule R10", retains=True, first=134
+)
 def _own_clock(patch: Patch) -> None:
     patch.setattr(ControllerClock, "wall_ms", lambda self: self._clock.wall_ms())
 
 
-@mutant(
+@replication_fault(
     "rule R10: a follower decides where its log begins", "rule R10", "L24", retains=True, first=7
 )
 def _follower_decides(patch: Patch) -> None:
     patch.setattr(log_start_manager, "LeaderState", (LeaderState, Following))
 
 
-@mutant("invariant L24: retention passes the high watermark", "L24", "L8", retains=True)
+@replication_fault("invariant L24: retention passes the high watermark", "L24", "L8", retains=True)
 def _past_high_watermark(patch: Patch) -> None:
     real = retention.decide
 
@@ -214,7 +232,7 @@ def _past_high_watermark(patch: Patch) -> None:
     patch.setattr(retention, "decide", decide)
 
 
-@mutant("rule R10: what is young goes with what is old", "rule R10", retains=True)
+@replication_fault("rule R10: what is young goes with what is old", "rule R10", retains=True)
 def _first_of_segment(patch: Patch) -> None:
     real = retention.decide
 
@@ -224,7 +242,7 @@ def _first_of_segment(patch: Patch) -> None:
     patch.setattr(retention, "decide", decide)
 
 
-@mutant("rule R10: retention shows before it is durable", "L24", retains=True, first=14)
+@replication_fault("rule R10: retention shows before it is durable", "L24", retains=True, first=14)
 def _shows_at_once(patch: Patch) -> None:
     real = partition_log.PartitionLog.advance_log_start
 
@@ -237,7 +255,7 @@ def _shows_at_once(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "advance_log_start", advance)
 
 
-@mutant(
+@replication_fault(
     "rule R7: what went for newer records that an unclean election lost is not fetched again",
     "rule R7",
     compacts=True,

@@ -9,10 +9,10 @@ import orjson
 
 from broker.log import checkpoints, index, log_manager, log_reader, recovery, swap
 from raft_metadata.common.errors import CorruptionError
-from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.planted.registry import LOST, Patch, replication_fault
 
 
-@mutant(
+@replication_fault(
     "L22: a length that reaches past the end of a file is met unprepared",
     "L22",
     rots=True,
@@ -32,7 +32,7 @@ def _past_the_end(patch: Patch) -> None:
     patch.setattr(log_reader, "_fetch", fetch)
 
 
-@mutant(
+@replication_fault(
     "rule R10: where a log begins is rebuilt where that rotted",
     "L24",
     rots=True,
@@ -43,7 +43,7 @@ def _start_is_rebuilt(patch: Patch) -> None:
     patch.setattr(recovery, "TornError", CorruptionError)
 
 
-@mutant(
+@replication_fault(
     "rule R7: what was dropped counts as nothing where that rotted",
     "rule R7",
     rots=True,
@@ -62,7 +62,7 @@ def _nothing_was_dropped(patch: Patch) -> None:
     patch.setattr(swap, "read_checkpoint", read)
 
 
-@mutant(
+@replication_fault(
     "rule Q5: whose log it is rotted: it is set aside as never synced", "L23", rots=True, first=4
 )
 def _identity_is_torn(patch: Patch) -> None:
@@ -77,7 +77,7 @@ def _identity_is_torn(patch: Patch) -> None:
     patch.setattr(log_manager, "decode_checkpoint", decode)
 
 
-@mutant(
+@replication_fault(
     "L11: epochs that rotted count as none, and what is sealed is not scanned",
     "L11",
     rots=True,
@@ -97,7 +97,7 @@ def _epochs_count_as_none(patch: Patch) -> None:
     patch.setattr(recovery, "read_checkpoint", read)
 
 
-@mutant(
+@replication_fault(
     "Q5: small files are believed without their checksum",
     "rule Q5",
     "L24",
@@ -119,7 +119,7 @@ def _unchecked_files(patch: Patch) -> None:
         patch.setattr(module, "decode_checkpoint", decode)
 
 
-@mutant(
+@replication_fault(
     "L23: the head of an index is believed without its checksum", "L22", "L23", rots=True, first=24
 )
 def _unchecked_index(patch: Patch) -> None:

@@ -2,212 +2,183 @@
 
 from __future__ import annotations
 
-from tests.support.quorum_mutants import Mutant
+from tests.support.planted.registry import SOURCE_FAULTS, SourceFault
 
-MUTANTS = (
-    Mutant(
+SOURCE_FAULTS += (
+    SourceFault(
         "defect 2 leader counts before sync",
-        "raft_node.py",
         "        if allowed < index:\n"
         "            self.lower_commit_index(allowed)\n"
         "        return allowed",
         "        return index",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 2 only the journal is told that the leader does not count",
-        "raft_node.py",
         "            self.lower_commit_index(allowed)\n",
         "            pass\n",
         ("reigns", "flusher"),
     ),
-    Mutant(
+    SourceFault(
         "defect 2 an earlier term's entry is committed by being on disks",
-        "raft_node.py",
         "if entry is None or entry[2] != self.raftCurrentTerm:",
         "if entry is None:",
         ("flusher",),
     ),
-    Mutant(
+    SourceFault(
         "defect 2 nothing is committed without the leader's own disk",
-        "raft_node.py",
         "        allowed = max(allowed, self.journal.commit_index)\n",
         "        allowed = max(\n"
         "            min(allowed, self.journal.durable_index), self.journal.commit_index\n"
         "        )\n",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "q7 consent outlives a leader's word",
-        "raft_node.py",
         "        self._pre_vote.forget()\n",
         "",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "g3 answers count from their arrival",
-        "raft_node.py",
         "min(sent_at, self.now())",
         "self.now()",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "a failed snapshot is tried again at once",
-        "library_adapters.py",
         "        if self._now() < self._not_before:\n",
         "        if False:\n",
         ("snapshots",),
     ),
-    Mutant(
+    SourceFault(
         "a leader whose disk hangs leads for ever",
-        "raft_node.py",
         "            self.step_down()\n",
         "            pass\n",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "a voter whose disk hangs stands",
-        "raft_node.py",
         "        self.election_deadline = self.now() + self.conf.raftMaxTimeout  # nor is",
         "        # nor is",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "q4 a fence is lifted by what is in memory",
-        "elections.py",
         "if entry is None or contact.commit_index > journal.durable_index:",
         "if entry is None:",
         ("flusher",),
     ),
-    Mutant(
+    SourceFault(
         "waiters not failed on deposition",
-        "raft_node.py",
         "            _fail(queued.future, KafkaError(ErrorCode.OUTCOME_UNKNOWN, text))",
         "            pass",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 13 uncommitted without limit",
-        "raft_node.py",
         " or uncommitted > MAX_UNCOMMITTED",
         "",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "defect 14 waits for the heartbeat",
-        "raft_node.py",
         "        if self._isLeader() and (appended or self._commit_moved):",
         "        if False:",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "m3 says not controller",
-        "raft_node.py",
         "KafkaError(ErrorCode.OUTCOME_UNKNOWN, text)",
         "KafkaError(ErrorCode.NOT_CONTROLLER, text)",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "m2 not checked at the append",
-        "raft_node.py",
         "            if not self.leading_in(queued.term):",
         "            if not self._isLeader():",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "m2 not checked at submit",
-        "raft_node.py",
         "        if not self.leading_in(term):\n            return _not",
         "        if not self._isLeader():\n            return _not",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "m2 active at election",
-        "raft_node.py",
         "        if command[0] == NO_OP and self.leading_in(term):",
         "        if command[0] == NO_OP and self._isLeader():",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "apply twice",
-        "raft_node.py",
         'self.faults.fatal(f"apply failed index={index} term={term}", error)',
         "raise",
         ("reigns",),
     ),
-    Mutant(
+    SourceFault(
         "q7 question ignored+answer ignored",
-        "raft_node.py",
         "self.transport.adopt(node,",
         "(lambda *a: None)(node,",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "q7 no prevote",
-        "raft_node.py",
         "elif self._would_stand() and",
         "elif False and",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "q7 granted despite leader",
-        "raft_node.py",
         "and self.now() - self.contact.when > self._min_election_s",
         "",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "step down late",
-        "raft_node.py",
         "leaderFallbackTimeout=(",
         "leaderFallbackTimeout=30+(",
         ("elections",),
     ),
-    Mutant(
+    SourceFault(
         "q4 majority of answers",
-        "elections.py",
         "if self.others <= self.terms.keys() else None",
         "if 2*len(self.terms) >= len(self.others) else None",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 prevotes while fenced",
-        "raft_node.py",
         "            not self.home.fenced\n            and question",
         "            question",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 fence lifted once asked",
-        "raft_node.py",
         "self.home.adopt_fence_term(highest)",
         "self.home.lift_fence()",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 older term commit enough",
-        "elections.py",
         "entry[2] == contact.term and ",
         "",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 lost acks count",
-        "raft_node.py",
         "        self.forget_match(node)\n",
         "",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "q4 free vote",
-        "raft_node.py",
         "self.adopt_term(highest, LOST_VOTE)",
         "self.adopt_term(highest, None)",
         ("rejoin",),
     ),
-    Mutant(
+    SourceFault(
         "commit not raised",
-        "raft_node.py",
         "            self.raise_commit_index(header.last[1])\n",
         "",
         ("reigns",),

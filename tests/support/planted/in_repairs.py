@@ -12,7 +12,7 @@ from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 from raft_metadata.controller import partition_change, replication_control
 from raft_metadata.controller.broker_views import first_electable
 from raft_metadata.controller.partition_draft import NO_BROKERS
-from tests.support.mutant_registry import LOST, Patch, mutant
+from tests.support.planted.registry import LOST, Patch, replication_fault
 
 EMPTIED = ("rule Q5", "rule R4", *LOST)
 
@@ -26,7 +26,7 @@ def _never_counts(self: Any, registration: Any) -> Any:
     return dataclasses.replace(registration, **others)
 
 
-@mutant(
+@replication_fault(
     "0009: set aside before it is committed that it counts nowhere", *EMPTIED, rots=True, first=3
 )
 def _before_it_is_out(patch: Patch) -> None:
@@ -40,7 +40,9 @@ def _before_it_is_out(patch: Patch) -> None:
     patch.setattr(repair.Repairs, "_settle", settle)
 
 
-@mutant("0009: set aside in the leader epoch that its log took part in", "rule R4", rots=True)
+@replication_fault(
+    "0009: set aside in the leader epoch that its log took part in", "rule R4", rots=True
+)
 def _in_its_own_epoch(patch: Patch) -> None:
     real = repair.Repairs._settle
 
@@ -54,12 +56,14 @@ def _in_its_own_epoch(patch: Patch) -> None:
     _no_new_epoch(patch)
 
 
-@mutant("0009: who is taken out is not fenced off by a new leader epoch", "L27", rots=True)
+@replication_fault(
+    "0009: who is taken out is not fenced off by a new leader epoch", "L27", rots=True
+)
 def _no_new_epoch(patch: Patch) -> None:
     patch.setattr(partition_change, "has_log_of_epoch", lambda *_: False)
 
 
-@mutant(
+@replication_fault(
     "0009: an ISR that was proposed before a log was emptied is current_reports",
     *EMPTIED,
     rots=True,
@@ -72,7 +76,9 @@ def _old_proposals(patch: Patch) -> None:
     patch.setattr(replication_control, "_check_epochs", check)
 
 
-@mutant("0009: a damaged replica goes on as if it were in sync", *EMPTIED, "rule G3", rots=True)
+@replication_fault(
+    "0009: a damaged replica goes on as if it were in sync", *EMPTIED, "rule G3", rots=True
+)
 def _goes_on(patch: Patch) -> None:
     def stand_down(_self: Any, _replica: Any) -> None:
         """It keeps its session, or its leadership."""
@@ -82,7 +88,9 @@ def _goes_on(patch: Patch) -> None:
     patch.setattr(Mending, "stand_down", stand_down)
 
 
-@mutant("0009: elections take damaged replicas as any other", "L27", "rule Q5", rots=True)
+@replication_fault(
+    "0009: elections take damaged replicas as any other", "L27", "rule Q5", rots=True
+)
 def _elected_like_others(patch: Patch) -> None:
     def first(brokers: Any, replicas: Any, among: Any, _damaged: Any = ()) -> Any:
         return first_electable(brokers, replicas, among)
@@ -90,14 +98,16 @@ def _elected_like_others(patch: Patch) -> None:
     patch.setattr(partition_change, "first_electable", first)
 
 
-@mutant("0009: a damaged leader is taken out that has not heard of it", "rule G3", rots=True)
+@replication_fault(
+    "0009: a damaged leader is taken out that has not heard of it", "rule G3", rots=True
+)
 def _out_unawares(patch: Patch) -> None:
     patch.setattr(partition_change, "_unaware_replicas", lambda *_: NO_BROKERS)
     # The second line of defence: reports of the past.
     patch.setattr(partition_change, "current_reports", lambda damaged, _partition: damaged)
 
 
-@mutant("0009: a copy is overwritten by the next one", "rule Q5", rots=True, first=67)
+@replication_fault("0009: a copy is overwritten by the next one", "rule Q5", rots=True, first=67)
 def _overwritten(patch: Patch) -> None:
     def place(_self: Quarantine, key: TopicIdPartition) -> str:
         return text_of(key)
@@ -105,7 +115,9 @@ def _overwritten(patch: Patch) -> None:
     patch.setattr(Quarantine, "place_for_damaged", place)
 
 
-@mutant("0009: the mark goes before the move is durable", "rule R6", rots=True, first=130)
+@replication_fault(
+    "0009: the mark goes before the move is durable", "rule R6", rots=True, first=130
+)
 def _mark_goes_first(patch: Patch) -> None:
     real = log_manager.LogManager.reset_damaged
 
@@ -116,14 +128,14 @@ def _mark_goes_first(patch: Patch) -> None:
     patch.setattr(log_manager.LogManager, "reset_damaged", reset)
 
 
-@mutant("0009: a start opens what was marked as damaged", "rule R6", rots=True, first=10)
+@replication_fault("0009: a start opens what was marked as damaged", "rule R6", rots=True, first=10)
 def _mark_is_ignored(patch: Patch) -> None:
     from broker.log.directory_files import DirectoryFiles
 
     patch.setattr(DirectoryFiles, "read_damaged", lambda _: {})
 
 
-@mutant("0009: a damaged leader stays leader though others are sound", "L27", rots=True)
+@replication_fault("0009: a damaged leader stays leader though others are sound", "L27", rots=True)
 def _stays_leader(patch: Patch) -> None:
     def relieve(*_: Any) -> None:
         """Whoever leads leads on."""

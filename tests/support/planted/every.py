@@ -1,0 +1,48 @@
+"""Every planted fault, registered by the modules of this folder, which this one imports.
+
+Those of `SECOND_LINES` no seed shows: a second line of defence hides each, which has a test of its
+own in ``tests/unit``, named in docs/claims.md.
+"""
+
+from __future__ import annotations
+
+from tests.support.planted import (
+    in_controllers,
+    in_damage,
+    in_logs,
+    in_metadata,
+    in_repairs,
+    in_replication,
+    in_rot,
+    in_upkeep,
+    in_voter_disks,
+    in_voter_links,
+    in_voters,
+)
+from tests.support.planted.registry import FAULTS, SOURCE_FAULTS
+
+SECOND_LINES = {
+    "rule R4: acknowledgements of any session count": "sessions end with the epoch that counts",
+    "rule R6: a registration that was overtaken still counts": "the settling of the newer one",
+    "rule R7: who may lack a tombstone is filled on": "a tombstone waits for every replica",
+    "rule R7: who is filled does not learn which tombstones are gone": "the same",
+    "rule R10: the cleaner goes by a clock that is not trusted": "a tombstone is rarely the newest",
+    "P8: who only waits for its produces counts as a replica": "the epoch of the reassignment",
+}
+
+__all__ = [
+    "FAULTS",
+    "SECOND_LINES",
+    "SOURCE_FAULTS",
+    "in_controllers",
+    "in_damage",
+    "in_logs",
+    "in_metadata",
+    "in_repairs",
+    "in_replication",
+    "in_rot",
+    "in_upkeep",
+    "in_voter_disks",
+    "in_voter_links",
+    "in_voters",
+]
