@@ -240,7 +240,7 @@ class DataDir:
             self._faults.fatal(f"meta write failed file={self.path / META_FILE}", error)
         self._meta = meta
 
-    def knows(self, node: NodeId, cluster_id: str, directory_id: str) -> bool:
+    def is_known_voter(self, node: NodeId, cluster_id: str, directory_id: str) -> bool:
         """Return whether the ids match this cluster and the directory recorded for voter `node`."""
         expected = self._meta.voters.get(node)
         return cluster_id == self._meta.cluster_id and directory_id == expected
@@ -249,7 +249,7 @@ class DataDir:
         """Return the stamp for a message to a voter."""
         return self._meta.cluster_id, self._meta.directory_id, self._meta.voters[to]
 
-    def accepts(self, sender: NodeId, stamp: Stamp) -> bool:
+    def is_stamp_valid(self, sender: NodeId, stamp: Stamp) -> bool:
         """Return whether a message comes from a known disk and is meant for this one.
 
         Without the second half, an append answered by the old disk would count as proof for the new
@@ -257,7 +257,7 @@ class DataDir:
         """
         cluster_id, from_directory, to_directory = stamp
         return (
-            self.knows(sender, cluster_id, from_directory)
+            self.is_known_voter(sender, cluster_id, from_directory)
             and to_directory == self._meta.directory_id
         )
 

@@ -47,7 +47,7 @@ class PreVote:
     granted_term: int = 0
     """The term for which a majority granted its pre-vote; 0 if none, and after it is used."""
 
-    def ask(self, current_term: int, last: Entry) -> Message:
+    def request(self, current_term: int, last: Entry) -> Message:
         """Return a pre-vote request with this voter's current term, and restart the count."""
         self.requested_term = current_term + 1
         self.granted = set()
@@ -58,12 +58,12 @@ class PreVote:
             "last_log_term": last[2],
         }
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discard all pre-votes, received or pending, because an append of a leader arrived."""
         self.requested_term = self.granted_term = 0
         self.granted = set()
 
-    def count(self, current_term: int) -> bool:
+    def count_grant(self, current_term: int) -> bool:
         """Return whether a majority, this voter included, grants its pre-vote for the next term."""
         enough = 2 * (len(self.granted) + 1) > self.voters
         if enough and self.requested_term == current_term + 1:
@@ -71,7 +71,7 @@ class PreVote:
             return True
         return False
 
-    def spend(self, current_term: int) -> bool:
+    def take_grant(self, current_term: int) -> bool:
         """Return True, once per grant, if this voter may stand in the term after `current_term`."""
         if self.granted_term != current_term + 1:
             return False
@@ -91,7 +91,7 @@ class DiskWatch:
     since: float = NEVER
     ticked_at: float = 0.0
 
-    def hangs(self, journal: DurableJournal, now: float) -> bool:
+    def check_for_hang(self, journal: DurableJournal, now: float) -> bool:
         """Return whether the disk hangs at `now`. Call with every tick."""
         stood_still_s, self.ticked_at = now - self.ticked_at, now
         if stood_still_s > OWN_STALL_S:

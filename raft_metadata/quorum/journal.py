@@ -337,7 +337,7 @@ class DurableJournal:
         no longer hold."""
         self._in_flight: _Flush | None = None
         self._cleared_entries: list[Entry] | None = None
-        self.installed: int | None = None
+        self.installed_snapshot_index: int | None = None
         """Index of a snapshot just installed, until its acknowledgement is sent. The
         acknowledgement may claim entries up to here, not the unchecked ones kept after it."""
         self.commit_index = 1
@@ -425,7 +425,7 @@ class DurableJournal:
         position = index - old[0][1] if old else -1
         if 0 <= position < len(old) and old[position] == (command, index, term):
             self.entries.extend(old[position + 1 :])
-        self.installed = index
+        self.installed_snapshot_index = index
 
     def clear(self) -> None:
         """Remove all entries; the two head entries of a snapshot are added next."""

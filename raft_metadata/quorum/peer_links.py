@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 from typing_extensions import override
@@ -27,15 +27,15 @@ from raft_metadata.common.ids import NodeId
 from raft_metadata.common.tls import TlsContexts, dns_names
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import DataDir
-from raft_metadata.quorum.transport import LinkEvents
+from raft_metadata.quorum.transport import FilteredTransport
 from raft_metadata.quorum.wire import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     Codec,
     MalformedMessageError,
     Message,
-    checked_hello,
     hello,
+    validate_hello,
 )
 
 
@@ -60,20 +60,20 @@ class PeerAuthenticator:
         return hello(meta.node_id, meta.cluster_id, meta.directory_id)
 
     def accept(
-        self, said: object, *, dialled: NodeId | None, names: frozenset[str] | None
+        self, received: object, *, dialled: NodeId | None, names: frozenset[str] | None
     ) -> NodeId:
         """Return the node id that a peer has proved to own; raise RefusedPeerError otherwise.
 
-        `said` is the decoded first message of the peer. `dialled` is the voter that this side
+        `received` is the decoded first message of the peer. `dialled` is the voter that this side
         dialled, None on an accepted connection. `names` are the DNS names of the peer's verified
         certificate, None on a plain connection.
         """
         try:
-            number, cluster_id, directory_id = checked_hello(said)
+            number, cluster_id, directory_id = validate_hello(received)
         except MalformedMessageError as error:
             raise RefusedPeerError(str(error)) from error
         node = NodeId(number)
-        if not self._home.knows(node, cluster_id, directory_id):
+        if not self._home.is_known_voter(node, cluster_id, directory_id):
             text = f"unknown voter {node} cluster={cluster_id!r} directory={directory_id!r}"
             raise RefusedPeerError(text)
         if dialled is None and node <= self._home.meta.node_id:
@@ -103,43 +103,19 @@ _ALIVE = _HEAD.pack(0)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class ConnectionOwner(Protocol):
-    """The port of `peer_links.PeerLinks` towards its connections."""
-
-    def hello(self) -> Message:
-        """Return the first message that this voter sends on a connection."""
-        ...
-
-    def guarded(self, handle: Callable[[], None]) -> None:
-        """Run the handler of an event and deal with its exceptions."""
-        ...
-
-    def on_frame(self, connection: PeerConnection, message: object) -> None:
-        """Handle a decoded frame, also one from a peer that is not identified yet."""
-        ...
-
-    def on_closed(self, connection: PeerConnection, why: str) -> None:
-        """Handle the end of a connection. Called once, when `close` or the peer ended it."""
-        ...
-
-    def on_drained(self) -> None:
-        """Handle a send buffer that has drained."""
-        ...
-
-
 class PeerConnection(asyncio.BufferedProtocol):
     """A connection, dialled or accepted. Owned by `PeerLinks`; lives as long as its socket."""
 
-    def __init__(self, links: ConnectionOwner, dialled: NodeId | None) -> None:
+    def __init__(self, links: PeerLinks, dialled: NodeId | None) -> None:
         self._links = links
         self.dialled = dialled
         self._loop = asyncio.get_running_loop()
         self.identified: asyncio.Future[None] = self._loop.create_future()
         """Done once the peer's hello is accepted, or the connection has ended with `node` None."""
-        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
         self.node: NodeId | None = None
         self._transport: asyncio.Transport | None = None
-        self._closed = False
+        self._has_ended = False
         self._max_frame_bytes = MAX_HELLO_BYTES
         self._buffer = bytearray(_HEAD.size + MAX_HELLO_BYTES)
         self._filled = 0
@@ -166,7 +142,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._closed:
+        if self._has_ended:
             self._transport.abort()
             return
         sock: socket.socket | None = transport.get_extra_info("socket")
@@ -189,11 +165,11 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._closed:
+        if not self._has_ended:
             why = repr(error) if error else "closed by the peer"
             self._links.guarded(partial(self.close, why))
-        if not self.lost.done():
-            self.lost.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     @override
     def resume_writing(self) -> None:
@@ -204,7 +180,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     def _read_frames(self) -> None:
         buffer, end, offset, needed = self._buffer, self._filled, 0, 0
         view = memoryview(buffer)
-        while end - offset >= _HEAD.size and not self._closed:
+        while end - offset >= _HEAD.size and not self._has_ended:
             (length,) = _HEAD.unpack_from(buffer, offset)
             if length > self._max_frame_bytes:
                 self.close(f"a frame of {length} bytes, limit {self._max_frame_bytes}")
@@ -257,16 +233,16 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._write(frame)
 
     def _write(self, frame: bytes | bytearray) -> bool:
-        if self._closed or self._transport is None:
+        if self._has_ended or self._transport is None:
             return False
         self._transport.write(frame)
         self._sent_at = self._loop.time()
         self._sent_bytes += len(frame)
         if self.unsent_bytes > MAX_UNSENT_BYTES:
             self.close(f"does not read: {self.unsent_bytes} bytes unsent, limit {MAX_UNSENT_BYTES}")
-        return not self._closed
+        return not self._has_ended
 
-    def judge(self, now: float, silence_s: float, *, stalled: bool) -> str:
+    def keep_alive(self, now: float, silence_s: float, *, stalled: bool) -> str:
         """Send a keep-alive if due; return the reason to close the connection, or "".
 
         `stalled`: this process was stalled, so the peer's silence proves nothing (rule M7).
@@ -286,17 +262,17 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def finish(self) -> None:
         """Close the connection once everything queued is sent."""
-        self._closed = True
+        self._has_ended = True
         if self._transport is not None:
             self._transport.close()
 
     def close(self, why: str) -> None:
         """Close the connection at once; the first call notifies the owner."""
-        first, self._closed = not self._closed, True
+        first, self._has_ended = not self._has_ended, True
         if self._transport is not None:
             self._transport.abort()
-        elif not self.lost.done():
-            self.lost.set_result(None)
+        elif not self.closed.done():
+            self.closed.set_result(None)
         if not self.identified.done():
             self.identified.set_result(None)
         if first:
@@ -352,7 +328,7 @@ class PeerLinks:
         self._tls = tls
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._events: LinkEvents | None = None
+        self._events: FilteredTransport | None = None
         self._listener: socket.socket | None = None
         self._live: dict[NodeId, PeerConnection] = {}
         self._open: set[PeerConnection] = set()
@@ -365,7 +341,7 @@ class PeerLinks:
 
     # -- life
 
-    async def open(self, events: LinkEvents) -> None:
+    async def open(self, events: FilteredTransport) -> None:
         """Listen, and dial every voter with a smaller id.
 
         Raises OSError if the address cannot be bound.
@@ -426,16 +402,16 @@ class PeerLinks:
         self._live.clear()
         ending = list(self._open)
         if ending:
-            await asyncio.wait([each.lost for each in ending], timeout=CLOSE_TIMEOUT_S)
+            await asyncio.wait([each.closed for each in ending], timeout=CLOSE_TIMEOUT_S)
         for connection in ending:
             connection.close("")
         if ending:
-            await asyncio.wait([each.lost for each in ending])
+            await asyncio.wait([each.closed for each in ending])
 
     def _new_connection(self, dialled: NodeId | None) -> PeerConnection:
         connection = PeerConnection(self, dialled)
         self._open.add(connection)
-        connection.lost.add_done_callback(lambda _: self._open.discard(connection))
+        connection.closed.add_done_callback(lambda _: self._open.discard(connection))
         return connection
 
     # -- called by the filter (`transport.Links`)
@@ -517,7 +493,7 @@ class PeerLinks:
                     connection.close("")
             if connection.node is not None:
                 since = self._loop.time()
-                await connection.lost
+                await connection.closed
                 if self._loop.time() - since > LAST_RETRY_S:
                     wait_s = FIRST_RETRY_S
             await asyncio.sleep(wait_s)
@@ -545,7 +521,7 @@ class PeerLinks:
             self._logged_refusals[who] = (why, now)  # one entry a voter, one for all strangers
             _log.warning("no connection with=%s reason=%s", who, why)
 
-    # -- called by connections (`peer_connection.ConnectionOwner`)
+    # -- called by connections
 
     def hello(self) -> Message:
         """Return the first message that this voter sends on a connection."""
@@ -621,6 +597,6 @@ class PeerLinks:
         self._watch_timer = self._loop.call_later(KEEPALIVE_S, self._check_connections)
 
     def _check_connection(self, connection: PeerConnection, now: float, *, stalled: bool) -> None:
-        why = connection.judge(now, self._silence_s, stalled=stalled)
+        why = connection.keep_alive(now, self._silence_s, stalled=stalled)
         if why:
             connection.close(why)

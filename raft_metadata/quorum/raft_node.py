@@ -308,7 +308,7 @@ class RaftNode(PinnedSyncObj):
         """Record an append of a leader of at least this term."""
         self.contact.when = self.now()
         self.contact.term, self.contact.commit_index = term, commit_index
-        self._pre_vote.forget()
+        self._pre_vote.reset()
 
     def on_answered(self, node: VoterNode, sent_at: float) -> None:
         """Record when the append that a follower answers was sent.
@@ -322,7 +322,7 @@ class RaftNode(PinnedSyncObj):
         self._tick_disk()
         if self.home.fenced:
             self._tick_fence()
-        elif self._would_stand() and not self._pre_vote.spend(self.raftCurrentTerm):
+        elif self._would_stand() and not self._pre_vote.take_grant(self.raftCurrentTerm):
             self._ask_for_votes()
         self._tick_pings()
         self._force_snapshot_when_large()
@@ -333,7 +333,7 @@ class RaftNode(PinnedSyncObj):
 
         Committed entries would otherwise pile up in memory.
         """
-        if not self._disk.hangs(self.journal, self.now()):
+        if not self._disk.check_for_hang(self.journal, self.now()):
             return
         self.election_deadline = self.now() + self.conf.raftMaxTimeout  # nor is it a candidate
         durable, others = self.journal.durable_index, filter(self.isNodeConnected, self.otherNodes)
@@ -352,11 +352,11 @@ class RaftNode(PinnedSyncObj):
     def _ask_for_votes(self) -> None:
         again_in = self._min_election_s * self.parts.rng.uniform(0.3, 0.7)
         self.election_deadline = self.now() + again_in
-        self._send_all(self._pre_vote.ask(self.raftCurrentTerm, self.journal.last))
+        self._send_all(self._pre_vote.request(self.raftCurrentTerm, self.journal.last))
         self._count_pre_votes()
 
     def _count_pre_votes(self) -> None:
-        if not self._isLeader() and self._pre_vote.count(self.raftCurrentTerm):
+        if not self._isLeader() and self._pre_vote.count_grant(self.raftCurrentTerm):
             self.election_deadline = 0
             self.parts.request_tick()
 

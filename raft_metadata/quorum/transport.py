@@ -23,7 +23,7 @@ from raft_metadata.quorum.elections import LeaderContact
 from raft_metadata.quorum.journal import DurableJournal
 from raft_metadata.quorum.snapshots import SnapshotStore
 from raft_metadata.quorum.voter_node import VoterNode
-from raft_metadata.quorum.wire import MalformedMessageError, Message, checked
+from raft_metadata.quorum.wire import MalformedMessageError, Message, validate_message
 
 MAX_APPENDS_AHEAD_BYTES = 4 * 1024 * 1024
 """Unsent bytes to one follower above which no further append is sent. The bytes under way keep the
@@ -53,16 +53,6 @@ class Links(Protocol):
     def backlog_bytes(self, node: NodeId) -> int:
         """Return the number of bytes queued for a voter."""
         ...
-
-
-class LinkEvents(Protocol):
-    """Reports of the connections: in order, each from a voter whose hello was accepted."""
-
-    def on_connected(self, node: NodeId) -> None: ...
-
-    def on_disconnected(self, node: NodeId) -> None: ...
-
-    def on_message(self, node: NodeId, value: object) -> None: ...
 
 
 class FilteredRaft(Protocol):
@@ -118,7 +108,7 @@ class _HeldMessage:
 
 
 class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
-    """The library's `Transport` on top of `Links`, and the receiver of their `LinkEvents`.
+    """The library's `Transport` on top of `Links`, and the receiver of what they report.
 
     Owned by the RaftNode and called on its loop only. Created by the library, hence the arguments.
     """
@@ -195,10 +185,10 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
 
     def _complete_answer(self, message: Message) -> None:
         journal = self._journal
-        if message["success"] and journal.installed is not None:
+        if message["success"] and journal.installed_snapshot_index is not None:
             # Entries kept after an installed snapshot are not compared with the leader (defect 4).
-            claimed = min(message["next_node_idx"], journal.installed + 1)
-            message["next_node_idx"], journal.installed = claimed, None
+            claimed = min(message["next_node_idx"], journal.installed_snapshot_index + 1)
+            message["next_node_idx"], journal.installed_snapshot_index = claimed, None
         message["term"] = self._raft.raftCurrentTerm  # defect 9
         if message["reset"] and not message["success"]:
             # Committed entries are surely equal, so the leader continues there (defect 8). The
@@ -293,12 +283,12 @@ class FilteredTransport(Transport):  # type: ignore[misc]  # untyped library
         """
         voter = self._voters[node]
         try:
-            message, stamp = checked(value)
+            message, stamp = validate_message(value)
         except MalformedMessageError as error:
             _log.warning("refused a message from=%d reason=%s", node, error)
             self.drop(voter)
             return
-        if not self._home.accepts(node, stamp):
+        if not self._home.is_stamp_valid(node, stamp):
             return
         if not self._home.fenced or self._fence_lets_through(voter, message):
             self._handle_message(voter, message)

@@ -61,7 +61,7 @@ def hello(node_id: int, cluster_id: str, directory_id: str) -> Message:
     }
 
 
-def checked_hello(message: object) -> tuple[int, str, str]:
+def validate_hello(message: object) -> tuple[int, str, str]:
     """Return (node id, cluster id, directory id) of a hello, or raise MalformedMessageError."""
     if not isinstance(message, dict) or message.get("type") != "hello":
         raise MalformedMessageError("no hello")
@@ -105,7 +105,7 @@ _SHAPES: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
 commands, admin commands, and parts of an entry too large for one message ("transmission")."""
 
 
-def checked(value: object) -> tuple[Message, Stamp]:
+def validate_message(value: object) -> tuple[Message, Stamp]:
     """Return a message and its stamp after checking every field that will be read.
 
     Raises MalformedMessageError.

@@ -361,11 +361,11 @@ async def test_a_fault_while_a_connection_is_judged_is_told_and_the_watch_goes_o
     _, writer = await identified(end)
     judged: list[float] = []
 
-    def judge(_self: PeerConnection, now: float, _silence_s: float, *, stalled: bool) -> str:
+    def keep_alive(_self: PeerConnection, now: float, _silence_s: float, *, stalled: bool) -> str:
         judged.append(now)
         raise RuntimeError(stalled)
 
-    monkeypatch.setattr(PeerConnection, "judge", judge)
+    monkeypatch.setattr(PeerConnection, "keep_alive", keep_alive)
     await until(lambda: len(judged) > 1)
     assert len(end.errors) > 1
     end.errors.clear()

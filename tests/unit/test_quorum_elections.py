@@ -104,7 +104,7 @@ def test_rule_q7_consent_ends_with_the_next_word_of_a_leader() -> None:
     sim.pass_time(1)
     term, asker = leader.term, sim.up[c]
     for early in (False, True):
-        asker.raft._pre_vote.ask(term, asker.raft.journal.last)
+        asker.raft._pre_vote.request(term, asker.raft.journal.last)
         answer = {"type": "pre_vote_answer", "term": term, "granted": True}
         if early:
             asker.hear(b, {**answer, "stamp": sim.stamp(b, c)})
@@ -239,14 +239,14 @@ def test_rule_m7_a_stall_of_our_own_is_no_disk_that_hangs() -> None:
     disk = opened(PowerLossDisk())
     disk.add(b"\1", 1, 0)  # and nobody flushes it
     watch, now = DiskWatch(), 1000.0
-    assert not watch.hangs(disk, now)
+    assert not watch.check_for_hang(disk, now)
     now += 30  # stopped, and continued
     for _ in range(40):
-        assert not watch.hangs(disk, now)
+        assert not watch.check_for_hang(disk, now)
         now += 0.1
     for _ in range(20):
         now += 0.1
-        hangs = watch.hangs(disk, now)
+        hangs = watch.check_for_hang(disk, now)
     assert hangs
 
 

@@ -288,7 +288,7 @@ def test_a_snapshot_keeps_the_suffix_that_agrees_and_claims_only_itself() -> Non
     journal.add(b"\0x", 4, 1)
     journal.add(b"\0x", 5, 1)
     assert indexes(journal.entries) == [4, 5, 6, 7, 8]
-    assert journal.installed == 5
+    assert journal.installed_snapshot_index == 5
     journal.clear()
     journal.add(b"\0x", 6, 1)
     journal.add(b"\0other", 7, 2)

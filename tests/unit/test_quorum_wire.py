@@ -20,9 +20,9 @@ from raft_metadata.quorum.pysyncobj_internals import (
 from raft_metadata.quorum.wire import (
     Codec,
     MalformedMessageError,
-    checked,
-    checked_hello,
     hello,
+    validate_hello,
+    validate_message,
 )
 
 STAMP = ["c", "d1", "d2"]
@@ -54,19 +54,19 @@ class Evil:
 def test_a_pickle_is_no_message() -> None:
     for protocol in range(6):
         with pytest.raises(MalformedMessageError):
-            checked(Codec.loads(pickle.dumps(Evil(), protocol)))
+            validate_message(Codec.loads(pickle.dumps(Evil(), protocol)))
     assert not Path("/tmp/quorum-evil").exists()
 
 
 @given(st.binary())
 def test_any_bytes_are_refused_or_read(data: bytes) -> None:
     with contextlib.suppress(MalformedMessageError):
-        checked(Codec.loads(data))
+        validate_message(Codec.loads(data))
 
 
 def test_good_messages_pass() -> None:
     for message in (VOTE, APPEND, PART, {**PART, "serialized": None}):
-        decoded, stamp = checked(Codec.loads(Codec.dumps(message)))
+        decoded, stamp = validate_message(Codec.loads(Codec.dumps(message)))
         assert decoded["type"] == message["type"]
         assert stamp == ("c", "d1", "d2")
 
@@ -99,7 +99,7 @@ def test_good_messages_pass() -> None:
 )
 def test_a_message_that_does_not_fit_is_refused_whole(message: object) -> None:
     with pytest.raises(MalformedMessageError):
-        checked(Codec.loads(Codec.dumps(message)))
+        validate_message(Codec.loads(Codec.dumps(message)))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_message_that_does_not_fit_is_refused_whole(message: object) -> None:
 )
 def test_a_hello_that_does_not_fit_is_refused(message: object) -> None:
     with pytest.raises(MalformedMessageError):
-        checked_hello(message)
+        validate_hello(message)
 
 
 # ---------------------------------------------------------------- the library itself

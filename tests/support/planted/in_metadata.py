@@ -124,7 +124,7 @@ def _leads_alone(patch: Patch) -> None:
 
 @metadata_fault("Q7 no pre-vote", "R19", length=LONG, first=7)
 def _no_pre_vote(patch: Patch) -> None:
-    patch.setattr(elections.PreVote, "spend", lambda self, term: True)
+    patch.setattr(elections.PreVote, "take_grant", lambda self, term: True)
 
 
 @metadata_fault("compacts before the snapshot is there", "R10")

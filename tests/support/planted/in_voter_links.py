@@ -43,7 +43,7 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "defect 4 ack claims the suffix",
-        'claimed = min(message["next_node_idx"], journal.installed + 1)',
+        'claimed = min(message["next_node_idx"], journal.installed_snapshot_index + 1)',
         'claimed = message["next_node_idx"]',
         ("reigns", "power_loss"),
     ),

@@ -35,7 +35,7 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "q7 consent outlives a leader's word",
-        "        self._pre_vote.forget()\n",
+        "        self._pre_vote.reset()\n",
         "",
         ("elections",),
     ),
