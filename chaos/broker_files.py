@@ -17,29 +17,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from chaos.checkers.events import Chain, Event, Journals, event_of
+from chaos.checkers.events import Chain, JournalEvent, Journals, event_of
 from chaos.cluster import quorumlog_command
-from chaos.history import Line
-from chaos.http import CallError
+from chaos.http import CallError, StoredLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from chaos.cluster import Node
+    from chaos.history import Line
     from chaos.http import Http
 
 
 _STORED_LINE = re.compile(rb'\{"offset":\d+,[^\n]*\}\n')
-
-
-class _Stored(msgspec.Struct, gc=False):
-    offset: int
-    value: msgspec.Raw
-    key: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_decode = msgspec.json.Decoder(_Stored).decode
+_decode = msgspec.json.Decoder(StoredLine).decode
 
 
 def lines_on_disk(data_dir: Path, broker: int, topic: str, partition: int) -> list[Line] | None:
@@ -50,12 +42,11 @@ def lines_on_disk(data_dir: Path, broker: int, topic: str, partition: int) -> li
     folder = data_dir / f"broker-{broker}" / "log" / f"{topic}-{partition}"
     if not folder.is_dir():
         return None
-    lines = []
-    for segment in sorted(folder.glob("*.log")):
-        for found in _STORED_LINE.finditer(segment.read_bytes()):
-            stored = _decode(found[0])
-            lines.append(Line(stored.offset, bytes(stored.key), bytes(stored.value)))
-    return lines
+    return [
+        _decode(found[0]).line()
+        for segment in sorted(folder.glob("*.log"))
+        for found in _STORED_LINE.finditer(segment.read_bytes())
+    ]
 
 
 EVENT_FILES = ("events.1.ndjson", "events.ndjson")
@@ -71,7 +62,7 @@ def read_journals(data_dir: Path, brokers: Sequence[int]) -> Journals:
     return {broker: _events(data_dir / f"broker-{broker}", broker) for broker in brokers}
 
 
-def _events(folder: Path, broker: int) -> list[Event]:
+def _events(folder: Path, broker: int) -> list[JournalEvent]:
     found = []
     for name in EVENT_FILES:
         path = folder / name
@@ -102,13 +93,13 @@ async def read_chains(
         found[partition] = {}
         for node in rows:
             with suppress(CallError):
-                said = await http.get_json(f"{node.url}{path}&from={start}&to={end}")
-                found[partition][node.id] = _chain(said)
+                state = await http.get_json(f"{node.url}{path}&from={start}&to={end}")
+                found[partition][node.id] = _chain(state)
     return found
 
 
-def _chain(said: dict[str, Any]) -> Chain:
-    chain = said["partitions"][0]["chain"]
+def _chain(state: dict[str, Any]) -> Chain:
+    chain = state["partitions"][0]["chain"]
     return Chain(chain["first"], chain["from"], chain["to"], chain["value"])
 
 

@@ -179,7 +179,7 @@ class LocalCluster:
                 stderr=subprocess.STDOUT,
                 env=os.environ | self.environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 it only makes one system call
+                preexec_fn=die_with_parent,  # noqa: PLW1509 it only makes one system call
             )
         while time.monotonic() - began < READY_DEADLINE_S:
             if b"quorumlog ready " in self.output.read_bytes():
@@ -281,5 +281,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends; for a child between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -91,7 +91,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leadership:
+class PartitionLeadership:
     """Leader and ISR of a partition in an epoch, as one broker reported them."""
 
     partition: int
@@ -175,12 +175,12 @@ class GroupCommit:
     answered_ms: int
 
 
-Event = (
+HistoryEvent = (
     Acknowledgement
     | Unacknowledged
     | Fault
     | MetadataWrite
-    | Leadership
+    | PartitionLeadership
     | ControllerTerm
     | Note
     | Observation
@@ -188,11 +188,11 @@ Event = (
     | GroupCommit
 )
 
-LINE_KEYS: dict[type[Event], str] = {
+LINE_KEYS: dict[type[HistoryEvent], str] = {
     Unacknowledged: "unacknowledged",
     Fault: "fault",
     MetadataWrite: "metadatawrite",
-    Leadership: "leadership",
+    PartitionLeadership: "leadership",
     ControllerTerm: "reign",
     Note: "note",
     Observation: "observation",
@@ -230,13 +230,13 @@ class History:
     unacknowledged: list[Unacknowledged] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     metadata_writes: list[MetadataWrite] = field(default_factory=list)
-    leaderships: list[Leadership] = field(default_factory=list)
+    leaderships: list[PartitionLeadership] = field(default_factory=list)
     controller_terms: list[ControllerTerm] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     group_reads: list[GroupRead] = field(default_factory=list)
     group_commits: list[GroupCommit] = field(default_factory=list)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: HistoryEvent) -> None:
         """Append an event and write its line."""
         match event:
             case Acknowledgement():
@@ -247,7 +247,7 @@ class History:
                 self.faults.append(event)
             case MetadataWrite():
                 self.metadata_writes.append(event)
-            case Leadership():
+            case PartitionLeadership():
                 self.leaderships.append(event)
             case ControllerTerm():
                 self.controller_terms.append(event)
@@ -266,7 +266,7 @@ class History:
         return sum(len(ack.positions) for ack in self.acknowledgements)
 
 
-def to_line(event: Event, records: Sequence[Record]) -> bytes:
+def to_line(event: HistoryEvent, records: Sequence[Record]) -> bytes:
     """Return an event as one newline-terminated JSON object.
 
     An acknowledgement's records are ``[row, partition, offset, value text]``, the lines of an

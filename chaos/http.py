@@ -18,7 +18,7 @@ from chaos.deadline import within
 from chaos.history import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     from chaos.history import Record
@@ -61,14 +61,20 @@ class CallError(Exception):
         self.status = status
 
 
-class _FetchedLine(msgspec.Struct, gc=False):
+class StoredLine(msgspec.Struct, gc=False):
+    """A record as brokers store and serve it; other fields of its JSON object are ignored."""
+
     offset: int
     value: msgspec.Raw
     key: msgspec.Raw = msgspec.Raw(b"null")
 
+    def line(self) -> Line:
+        """Return the record with key and value text untouched."""
+        return Line(self.offset, bytes(self.key), bytes(self.value))
 
-_decode_lines = msgspec.json.Decoder(_FetchedLine).decode_lines
-_decode_array = msgspec.json.Decoder(list[_FetchedLine]).decode
+
+_decode_lines = msgspec.json.Decoder(StoredLine).decode_lines
+_decode_array = msgspec.json.Decoder(list[StoredLine]).decode
 
 
 def produce_body(records: Iterable[Record]) -> bytes:
@@ -112,16 +118,17 @@ def _failure(status: int, entry: dict[str, Any], answer: dict[str, Any]) -> Fail
 
 def lines_of_ndjson(body: bytes) -> list[Line]:
     """Return the stored lines of a direct fetch, key and value text untouched."""
-    return [_line(fetched) for fetched in _decode_lines(body)]
+    return [stored.line() for stored in _decode_lines(body)]
 
 
 def lines_of_array(body: bytes) -> list[Line]:
     """Return the records of a v2 json fetch, key and value text untouched."""
-    return [_line(fetched) for fetched in _decode_array(body)]
+    return [stored.line() for stored in _decode_array(body)]
 
 
-def _line(fetched: _FetchedLine) -> Line:
-    return Line(fetched.offset, bytes(fetched.key), bytes(fetched.value))
+def id_of(link: Mapping[str, str]) -> int:
+    """Return the id at the end of a v3 link: ``related`` ends in ``/replicas/<id>``."""
+    return int(link["related"].rpartition("/")[2])
 
 
 class Http:

@@ -52,7 +52,7 @@ from chaos.checkers.records import (
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.deadline import TooLateError, within
 from chaos.history import Reading
-from chaos.http import NDJSON, CallError, Http
+from chaos.http import NDJSON, CallError, Http, id_of
 from chaos.net.links import Plane, node_name
 from chaos.scenarios.scenario import COUNTED_DEADLINE_S, ScenarioContext
 from chaos.watch import Watch
@@ -213,10 +213,10 @@ class ScenarioRun:
 
     async def _wait_until_healthy(self, stage: ScenarioContext) -> None:
         """Wait until every replica is in sync and every partition has acknowledged a new write."""
-        written = dict(stage.writers.told.per_partition)
+        written = dict(stage.writers.attempt_counts.per_partition)
 
         def whole() -> bool:
-            told = stage.writers.told.per_partition
+            told = stage.writers.attempt_counts.per_partition
             return stage.watch.all_in_sync(self._scenario.replication_factor) and all(
                 told.get(partition, 0) > written.get(partition, 0)
                 for partition in range(PARTITIONS)
@@ -280,7 +280,7 @@ class ScenarioRun:
         before = await http.get_json(path)
         if before["leader"] is None:
             return  # already reported by the failed read
-        leader = str(before["leader"]["related"]).rpartition("/")[2]
+        leader = id_of(before["leader"])
         await http.post_json(f"{base}/brokers/{leader}:drain", {"scope": "leaders"})
         async with within(READY_DEADLINE_S, "a drained broker leads nothing"):
             while True:
@@ -349,7 +349,7 @@ class ScenarioRun:
                     hashes = await self._hashes(http, controller)
                     facts[controller.id] = {name: status[name] for name in APPLIED} | hashes
             same = len(facts) == len(stage.controllers) and all(
-                said == facts[stage.controllers[0]] for said in facts.values()
+                fact == facts[stage.controllers[0]] for fact in facts.values()
             )
             if same or self._clock.monotonic_ms() > deadline:
                 return facts

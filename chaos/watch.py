@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chaos.deadline import within
-from chaos.history import ControllerTerm, Leadership
-from chaos.http import CallError
+from chaos.history import ControllerTerm, PartitionLeadership
+from chaos.http import CallError, id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,9 @@ class Watch:
         self._topic = topic
         self._partitions = partitions
         self._stopped = asyncio.Event()
-        self._leaderships: dict[int, Leadership] = {}
+        self._leaderships: dict[int, PartitionLeadership] = {}
         self._partition_epochs: dict[int, int] = {}
-        self._recorded_reports: set[Leadership] = set()
+        self._recorded_reports: set[PartitionLeadership] = set()
         self._recorded_terms: set[tuple[int, int]] = set()
         self.active: int | None = None
         """The controller that last reported to be active in the highest term; None if none."""
@@ -65,7 +65,7 @@ class Watch:
         """Let `run` end."""
         self._stopped.set()
 
-    def of(self, partition: int) -> Leadership:
+    def of(self, partition: int) -> PartitionLeadership:
         """Return the known leadership of a partition."""
         return self._leaderships[partition]
 
@@ -101,9 +101,9 @@ class Watch:
 
     def _learn(self, row: dict[str, Any], told_by: int) -> None:
         leader = row["leader"]
-        learned = Leadership(
+        learned = PartitionLeadership(
             partition=row["partition_id"],
-            leader=None if leader is None else int(str(leader["related"]).rsplit("/", 1)[1]),
+            leader=None if leader is None else id_of(leader),
             epoch=row["leader_epoch"],
             isr=tuple(sorted(row["isr"])),
             told_by=told_by,

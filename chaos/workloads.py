@@ -33,7 +33,7 @@ from chaos.history import (
     Record,
     Unacknowledged,
 )
-from chaos.http import JSON_V2, CallError, Failed, Stored
+from chaos.http import JSON_V2, CallError, Failed, Stored, id_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -268,7 +268,7 @@ class UniqueWriters:
         self._partitions = partitions
         self._writers = partitions * writers_per_partition
         self._stopped = asyncio.Event()
-        self.told = AttemptCounts()
+        self.attempt_counts = AttemptCounts()
 
     def stop(self) -> None:
         """Let every writer end after its pending answer."""
@@ -305,9 +305,9 @@ class UniqueWriters:
             now = self._clock.monotonic_ms()
             match result:
                 case Stored(stored_in, offset):
-                    self.told.acknowledged += 1
-                    self.told.per_partition[stored_in] = (
-                        self.told.per_partition.get(stored_in, 0) + 1
+                    self.attempt_counts.acknowledged += 1
+                    self.attempt_counts.per_partition[stored_in] = (
+                        self.attempt_counts.per_partition.get(stored_in, 0) + 1
                     )
                     acknowledgement = Acknowledgement(
                         broker=endpoint.id,
@@ -327,9 +327,9 @@ class UniqueWriters:
         self, broker: int, row: int, sent_ms: int, now: int, failure: Failed
     ) -> None:
         if failure.unknown:
-            self.told.unknown += 1
+            self.attempt_counts.unknown += 1
         else:
-            self.told.refused += 1
+            self.attempt_counts.refused += 1
         self._history.add(
             Unacknowledged(
                 broker=broker,
@@ -627,4 +627,4 @@ async def coordinator_of(http: Http, now: ClusterFile, url: str, group: str) -> 
     """Return the broker that coordinates the group, as v3 reports it."""
     path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}"
     described = await http.get_json(url + path, 2.0)
-    return int(str(described["coordinator"]["related"]).rsplit("/", 1)[1])
+    return id_of(described["coordinator"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-class Event(NamedTuple):
+class JournalEvent(NamedTuple):
     """An event of one broker's journal."""
 
     broker: int
@@ -47,7 +47,7 @@ class Event(NamedTuple):
         )
 
 
-Journals = dict[int, list[Event]]
+Journals = dict[int, list[JournalEvent]]
 """The journals of several brokers: broker → its events, in the order written."""
 
 
@@ -60,19 +60,19 @@ class Chain(NamedTuple):
     value: str
 
 
-def event_of(broker: int, said: Mapping[str, Any]) -> Event:
+def event_of(broker: int, line: Mapping[str, Any]) -> JournalEvent:
     """Return the event of a JSON object from a broker's journal."""
-    partition = said["partition"]
-    return Event(
+    partition = line["partition"]
+    return JournalEvent(
         broker=broker,
-        sequence=said["sequence"],
-        life=said["incarnation_id"],
-        kind=said["kind"],
-        topic=said["topic"] or "",
-        topic_id=said["topic_id"] or "",
+        sequence=line["sequence"],
+        life=line["incarnation_id"],
+        kind=line["kind"],
+        topic=line["topic"] or "",
+        topic_id=line["topic_id"] or "",
         partition=-1 if partition is None else partition,
-        epoch=said["leader_epoch"],
-        facts=said["facts"],
+        epoch=line["leader_epoch"],
+        facts=line["facts"],
     )
 
 
@@ -123,19 +123,19 @@ def check_high_watermarks(journals: Journals) -> Verdict:
     looks = 0
     for event in _in_order(journals):
         here = event.life, event.where
-        said = event.facts.get("high_watermark")
-        if said is None:
+        high_watermark = event.facts.get("high_watermark")
+        if high_watermark is None:
             continue
         if event.kind == "truncated" and event.facts["unclean"]:
             known[here] = event.facts["to"]
             continue
         before = 0 if _starts_over(event) else known.get(here, 0)
         looks += 1
-        if said < before:
-            faults.append(f"from {before} back to {said}: {event.text}")
-        if said > event.facts.get("log_end", said):
+        if high_watermark < before:
+            faults.append(f"from {before} back to {high_watermark}: {event.text}")
+        if high_watermark > event.facts.get("log_end", high_watermark):
             faults.append(f"past the log end: {event.text}")
-        known[here] = said
+        known[here] = high_watermark
     if not looks:
         faults.append("no high watermark was told")
     return verdict("high watermarks only rise, by events", f"{looks:,} times looked", faults)
@@ -190,47 +190,49 @@ def check_leaders_hold_committed(journals: Journals) -> Verdict:
     Invariants L3 and L4, keyed by (epoch, offset): records that a deposed leader committed later,
     in its own epoch, count too.
     """
-    committed: dict[tuple[str, int], list[tuple[int, int, Event]]] = defaultdict(list)
-    reigns: list[Event] = []
+    committed: dict[tuple[str, int], list[tuple[int, int, JournalEvent]]] = defaultdict(list)
+    elections: list[JournalEvent] = []
     epochs: dict[tuple[str, tuple[str, int]], int] = {}
     for event in _in_order(journals):
-        said = event.facts.get("high_watermark")
-        if said is not None:
+        high_watermark = event.facts.get("high_watermark")
+        if high_watermark is not None:
             # The high watermark of a new role was known in the role before. For a life's first role
             # that epoch is unknown: it may have been the same epoch, in an earlier life.
             here = event.life, event.where
             epoch = epochs.get(here, event.epoch) if event.kind == "role_changed" else event.epoch
             epochs[here] = event.epoch
-            committed[event.where].append((epoch, said, event))
+            committed[event.where].append((epoch, high_watermark, event))
         if event.kind == "role_changed" and event.facts["role"] == "leader":
-            reigns.append(event)
+            elections.append(event)
     highest = {where: _highest_by_epoch(known) for where, known in committed.items()}
     faults: list[str] = []
     looks = 0
-    for reign in reigns:
-        keys, best = highest[reign.where]
-        earlier = bisect_left(keys, reign.epoch) - 1
+    for election in elections:
+        keys, best = highest[election.where]
+        earlier = bisect_left(keys, election.epoch) - 1
         if earlier < 0:
             continue
         looks += 1
-        offset, told = best[earlier]
-        if offset > reign.facts["log_end"]:
-            faults.append(f"{reign.text} begins without what was committed: {told.text}")
+        offset, proof = best[earlier]
+        if offset > election.facts["log_end"]:
+            faults.append(f"{election.text} begins without what was committed: {proof.text}")
     if not looks:
         faults.append("nobody led after anything was committed")
     return verdict("leaders hold what is committed, by events", f"{looks} reigns", faults)
 
 
 def _highest_by_epoch(
-    known: list[tuple[int, int, Event]],
-) -> tuple[list[int], list[tuple[int, Event]]]:
+    known: list[tuple[int, int, JournalEvent]],
+) -> tuple[list[int], list[tuple[int, JournalEvent]]]:
     """Return the sorted epochs, and for each the highest offset known as committed up to it."""
     known.sort(key=lambda row: row[0])
     best = list(accumulate(((offset, event) for _, offset, event in known), _higher))
     return [key for key, _, _ in known], best
 
 
-def _higher(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Event]:
+def _higher(
+    one: tuple[int, JournalEvent], other: tuple[int, JournalEvent]
+) -> tuple[int, JournalEvent]:
     return one if one[0] >= other[0] else other
 
 
@@ -262,14 +264,14 @@ def check_chains(chains: Mapping[int, Mapping[int, Chain]], replicas: Mapping[in
     faults: list[str] = []
     offsets = 0
     for partition, wanted in replicas.items():
-        told = chains.get(partition, {})
-        if len(told) != wanted:
-            faults.append(f"partition {partition}: {len(told)} chains, not {wanted}")
-        ranges = {(chain.start, chain.end) for chain in told.values()}
+        replica_chains = chains.get(partition, {})
+        if len(replica_chains) != wanted:
+            faults.append(f"partition {partition}: {len(replica_chains)} chains, not {wanted}")
+        ranges = {(chain.start, chain.end) for chain in replica_chains.values()}
         if len(ranges) > 1:
             faults.append(f"partition {partition}: chains over {sorted(ranges)} don't compare")
-        elif len({chain.value for chain in told.values()}) > 1:
-            faults.append(f"partition {partition}: replicas differ: {dict(told)}")
+        elif len({chain.value for chain in replica_chains.values()}) > 1:
+            faults.append(f"partition {partition}: replicas differ: {dict(replica_chains)}")
         offsets += sum(end - start for start, end in ranges)
     if not offsets:
         faults.append("no chain was over anything")
@@ -294,7 +296,7 @@ def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Ver
     return verdict("disks are sound", f"{batches:,} batches on {len(reports)} disks", faults)
 
 
-def _after_gaps(events: Sequence[Event]) -> set[int]:
+def _after_gaps(events: Sequence[JournalEvent]) -> set[int]:
     """Return the sequence numbers of the first replica event after each gap."""
     found = set()
     lost = False
@@ -306,16 +308,16 @@ def _after_gaps(events: Sequence[Event]) -> set[int]:
     return found
 
 
-def _starts_over(event: Event) -> bool:
+def _starts_over(event: JournalEvent) -> bool:
     """Return whether a replica takes a role with an empty log, and so was created anew."""
     return event.kind == "role_changed" and event.facts["log_end"] == event.facts["log_start"]
 
 
-def _in_order(journals: Journals) -> Iterator[Event]:
+def _in_order(journals: Journals) -> Iterator[JournalEvent]:
     """Yield the events of replicas, broker by broker, each in its own order."""
     for events in journals.values():
         yield from (event for event in events if event.partition >= 0)
 
 
-def _kind(journals: Journals, kind: str) -> Iterator[Event]:
+def _kind(journals: Journals, kind: str) -> Iterator[JournalEvent]:
     return (event for event in _in_order(journals) if event.kind == kind)

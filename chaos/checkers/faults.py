@@ -139,7 +139,7 @@ def check_felt(history: History) -> Verdict:
     A fault without evidence may not have happened; a run with one proves nothing.
     """
     faults = [] if history.faults else ["nothing was broken"]
-    told = []
+    felt = []
     for fault in history.faults:
         if not fault.effects:
             faults.append(f"{fault.name}: no evidence of any effect")
@@ -148,9 +148,9 @@ def check_felt(history: History) -> Verdict:
             for effect in fault.effects
             if effect.after <= effect.before
         ]
-        felt = ", ".join(f"{one.what} {one.before} → {one.after}" for one in fault.effects)
-        told.append(f"{fault.name} ({fault.target}): {felt}")
-    return verdict("faults were felt", "; ".join(told), faults)
+        effects = ", ".join(f"{one.what} {one.before} → {one.after}" for one in fault.effects)
+        felt.append(f"{fault.name} ({fault.target}): {effects}")
+    return verdict("faults were felt", "; ".join(felt), faults)
 
 
 def check_floor(
@@ -285,15 +285,15 @@ def check_refused_with(history: History, words: str) -> Verdict:
     return verdict("the fault is told to writers", f"{len(saying)} refused: {words}", faults)
 
 
-def check_ended_with(said: str, node: str, status: int) -> Verdict:
+def check_ended_with(output: str, node: str, status: int) -> Verdict:
     """Check that the node's process ended with this exit status, and with no other.
 
     Args:
-        said: the output of `quorumlog up`.
+        output: the output of `quorumlog up`.
         node: its name, such as ``broker-1``.
         status: the documented one.
     """
-    found = [int(one) for one in re.findall(rf"{re.escape(node)} ended exit=(\d+) ", said)]
+    found = [int(one) for one in re.findall(rf"{re.escape(node)} ended exit=(\d+) ", output)]
     faults = [f"exit {one}, expected {status}" for one in found if one != status]
     if not found:
         faults.append(f"{node} was not seen to end")

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 def check_one_leader_and_controller(history: History) -> Verdict:
     """Check that no epoch of a partition had two leaders, and no term two active controllers."""
     leaders: dict[tuple[int, int], set[int]] = {}
-    for told in history.leaderships:
-        if told.leader is not None:
-            leaders.setdefault((told.partition, told.epoch), set()).add(told.leader)
+    for leadership in history.leaderships:
+        if leadership.leader is not None:
+            leaders.setdefault((leadership.partition, leadership.epoch), set()).add(
+                leadership.leader
+            )
     active: dict[int, set[int]] = {}
-    for reign in history.controller_terms:
-        active.setdefault(reign.term, set()).add(reign.controller)
+    for report in history.controller_terms:
+        active.setdefault(report.term, set()).add(report.controller)
     faults = [
         f"partition {partition} epoch {epoch}: leaders {sorted(several)}"
         for (partition, epoch), several in leaders.items()
@@ -51,7 +53,7 @@ def check_churn(history: History, fault: Fault, terms_max: int) -> Verdict:
     """
     until = float("inf") if fault.healed_ms is None else fault.healed_ms
     terms = {
-        reign.term for reign in history.controller_terms if fault.at_ms <= reign.seen_ms < until
+        report.term for report in history.controller_terms if fault.at_ms <= report.seen_ms < until
     }
     faults = [] if len(terms) <= terms_max else [f"terms {sorted(terms)}"]
     if not history.controller_terms:
@@ -110,9 +112,9 @@ def check_controllers_agree(facts: Mapping[int, Mapping[str, object]]) -> Verdic
     faults = [] if len(facts) > 1 else [f"only {len(facts)} controllers answered"]
     first = next(iter(facts.values()), {})
     faults += [
-        f"controller {controller}: {dict(said)}, not {dict(first)}"
-        for controller, said in facts.items()
-        if said != first
+        f"controller {controller}: {dict(reported)}, not {dict(first)}"
+        for controller, reported in facts.items()
+        if reported != first
     ]
     figures = ", ".join(f"{name} {value}" for name, value in first.items())
     return verdict("controllers agree", f"{len(facts)} of them: {figures}", faults)
@@ -139,16 +141,16 @@ def check_same_history(states: Mapping[int, Mapping[str, object]], controllers: 
         controllers: their number; one that did not answer proves nothing.
     """
     faults = [] if len(states) == controllers > 1 else [f"{len(states)} of {controllers} answered"]
-    told: dict[tuple[object, object, object], list[int]] = {}
+    histories: dict[tuple[object, object, object], list[int]] = {}
     for controller, state in states.items():
-        said = state.get("state_hash")
-        if not isinstance(said, dict) or said.get("value") is None:
-            faults.append(f"controller {controller} has no hash there: {said}")
+        reported = state.get("state_hash")
+        if not isinstance(reported, dict) or reported.get("value") is None:
+            faults.append(f"controller {controller} has no hash there: {reported}")
         else:
-            key = (said.get("index"), said.get("next_offset"), said["value"])
-            told.setdefault(key, []).append(controller)
-    if len(told) > 1:
-        faults += [f"controllers {several}: {key}" for key, several in told.items()]
-    index, offset, _ = next(iter(told), (None, None, None))
+            key = (reported.get("index"), reported.get("next_offset"), reported["value"])
+            histories.setdefault(key, []).append(controller)
+    if len(histories) > 1:
+        faults += [f"controllers {several}: {key}" for key, several in histories.items()]
+    index, offset, _ = next(iter(histories), (None, None, None))
     figures = f"{len(states)} controllers at entry {index}, metadata offset {offset}"
     return verdict("controllers have one history", figures, faults)

@@ -121,11 +121,6 @@ async def partition_facts(
     return described
 
 
-def leader_of(described: dict[str, Any]) -> int:
-    """Return the leader's broker id: `leader.related` ends in ``/replicas/<id>``."""
-    return int(str(described["leader"]["related"]).rsplit("/", 1)[1])
-
-
 async def active_controller(http: Http, now: ClusterFile) -> tuple[Node | None, int]:
     """Return the controller that reports to be active in the highest term, and that term."""
     active: Node | None = None

@@ -29,12 +29,11 @@ from chaos.demo.context import (
     TOPIC,
     active_controller,
     endpoints,
-    leader_of,
     partition_facts,
     read_and_judge,
 )
 from chaos.history import Fault, Record
-from chaos.http import NDJSON, CallError
+from chaos.http import NDJSON, CallError, id_of
 from chaos.workloads import Load, MetadataProbe
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ async def _kill_leader(stage: DemoContext, load: Load) -> None:
     http, now = stage.http, stage.now()
     fullest = max(load.per_partition, key=lambda partition: load.per_partition[partition])
     before = await partition_facts(http, now, now.brokers[0], fullest)
-    leader = now.node(leader_of(before))
+    leader = now.node(id_of(before["leader"]))
     witness = next(node for node in now.brokers if node.id != leader.id)
     at_ms = stage.clock.monotonic_ms()
     stage.cluster.signal_node(leader, signal.SIGKILL)
@@ -210,8 +209,9 @@ async def _kill_leader(stage: DemoContext, load: Load) -> None:
     felt_ms = stage.clock.monotonic_ms() - at_ms
     await stage.cluster.wait_restarted(leader, FELT_DEADLINE_S)
     evidence = (
-        f"broker {leader.id} epoch {before['leader_epoch']} → broker {leader_of(after)} epoch "
-        f"{after['leader_epoch']}, seen after {felt_ms / 1000:.2f} s"
+        f"broker {leader.id} epoch {before['leader_epoch']} → "
+        f"broker {id_of(after['leader'])} epoch {after['leader_epoch']}, "
+        f"seen after {felt_ms / 1000:.2f} s"
     )
     target = f"partition {fullest}, broker {leader.id}"
     stage.history.add(Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence))

@@ -143,8 +143,8 @@ async def _start(broker: Node, name: str, directory: Path, max_bytes: int) -> _M
 
 async def _died(member: _Member) -> ClusterError:
     code = await member.process.wait()
-    said = member.out.with_suffix(".err").read_text().strip()
-    return ClusterError(f"{member.name} ended with {code}: {said or 'without a word'}")
+    errors = member.out.with_suffix(".err").read_text().strip()
+    return ClusterError(f"{member.name} ended with {code}: {errors or 'without a word'}")
 
 
 async def _alive(members: Sequence[_Member]) -> None:

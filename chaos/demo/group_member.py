@@ -22,6 +22,7 @@ import aiohttp
 import msgspec
 
 from chaos.checkers.groups import Delivery
+from chaos.http import JSON_V2, V2
 
 SESSION_TIMEOUT_MS = 3_000
 AUTO_COMMIT_INTERVAL_MS = 500
@@ -29,20 +30,18 @@ READ_TIMEOUT_MS = 500
 WORK_S = 0.02
 """Simulated processing time for the records of one answer."""
 CALL_TIMEOUT_S = 15.0
-V2 = "application/vnd.kafka.v2+json"
-JSON_V2 = "application/vnd.kafka.json.v2+json"
 ROW = struct.Struct("<QIQI")
 """Format of a delivery: time (ms of the monotonic clock), partition, offset, digest."""
 
 
-class _Record(msgspec.Struct, gc=False):
+class _FetchedRecord(msgspec.Struct, gc=False):
     partition: int
     offset: int
     key: msgspec.Raw
     value: msgspec.Raw
 
 
-_decode = msgspec.json.Decoder(list[_Record]).decode
+_decode = msgspec.json.Decoder(list[_FetchedRecord]).decode
 
 
 class MemberError(Exception):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from chaos.cluster import ClusterError, processes_of, runs
+from chaos.cluster import GONE_DEADLINE_S, POLL_S, ClusterError, processes_of, runs
 from chaos.deadline import within
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _HEAD = struct.Struct("<cQQQQIII")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TapeEntry:
     """An entry of the tape. `first`, `second`: a write's range, or in `first` a sync's number."""
 
     kind: bytes
@@ -55,8 +55,8 @@ class Entry:
 class Unsynced:
     """Changes that a power loss may remove: contents by inode, names by directory."""
 
-    contents: dict[int, list[Entry]] = field(default_factory=lambda: defaultdict(list))
-    names: dict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
+    contents: dict[int, list[TapeEntry]] = field(default_factory=lambda: defaultdict(list))
+    names: dict[str, list[TapeEntry]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class PowerLoss:
         return f"{self.pages_lost} of {pages} unsynced pages, {self.names_lost} names"
 
 
-def read_tape(tape: Path) -> Iterator[Entry]:
+def read_tape(tape: Path) -> Iterator[TapeEntry]:
     """Yield every entry.
 
     One torn by a kill at the end is left out, because its change was not made.
@@ -87,11 +87,11 @@ def read_tape(tape: Path) -> Iterator[Entry]:
         if ends[2] > len(content):
             return
         path, other = os.fsdecode(content[at : ends[0]]), os.fsdecode(content[ends[0] : ends[1]])
-        yield Entry(kind, inode, first, second, size, path, other, content[ends[1] : ends[2]])
+        yield TapeEntry(kind, inode, first, second, size, path, other, content[ends[1] : ends[2]])
         at = ends[2]
 
 
-def unsynced(entries: Iterator[Entry]) -> Unsynced:
+def unsynced(entries: Iterator[TapeEntry]) -> Unsynced:
     """Return the changes not covered by a later sync. A sync of inode 0 covers everything."""
     left = Unsynced()
     begun: dict[int, tuple[dict[int, int], dict[str, int]]] = {}
@@ -118,7 +118,7 @@ def unsynced(entries: Iterator[Entry]) -> Unsynced:
     return left
 
 
-def _drop(changes: list[Entry], key: object, upto: int, done: dict[object, int]) -> None:
+def _drop(changes: list[TapeEntry], key: object, upto: int, done: dict[object, int]) -> None:
     count = max(0, upto - done[key])
     del changes[:count]
     done[key] += count
@@ -147,7 +147,9 @@ def cut_power(folder: Path, tape: Path, random: Random, keep: float) -> PowerLos
     return PowerLoss(lost, kept, names)
 
 
-def _cut_content(path: Path, changes: list[Entry], random: Random, keep: float) -> tuple[int, int]:
+def _cut_content(
+    path: Path, changes: list[TapeEntry], random: Random, keep: float
+) -> tuple[int, int]:
     """Restore pages to their content at the last sync; return how many were lost and kept."""
     old: dict[int, bytes] = {}
     dirty: set[int] = set()
@@ -176,7 +178,7 @@ def _cut_content(path: Path, changes: list[Entry], random: Random, keep: float) 
     return lost, len(dirty) - lost
 
 
-def _cut_names(changes: list[Entry], random: Random, keep: float) -> int:
+def _cut_names(changes: list[TapeEntry], random: Random, keep: float) -> int:
     """Revert a directory's changes from the newest on; return their number."""
     stay = random.randint(0, len(changes)) if keep and changes else 0
     for change in reversed(changes[stay:]):
@@ -204,8 +206,6 @@ def _bring_back(backup: str, path: Path) -> None:
         os.link(backup, path)
 
 
-GONE_DEADLINE_S = 10.0
-POLL_S = 0.02
 BOOT_ID = "boot-id"
 
 

@@ -32,7 +32,7 @@ class ShimError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DiskFault:
     """A line of a node's fault file. `part` restricts it to paths that contain it."""
 
     operation: Literal["write", "sync", "rename", "clock"]
@@ -46,35 +46,35 @@ class Fault:
         return f"{self.operation} {self.part} {self.what} {self.argument} {self.times}\n"
 
 
-def broken(operation: Operation, times: int = 0, part: str = "*") -> Fault:
+def broken(operation: Operation, times: int = 0, part: str = "*") -> DiskFault:
     """Return a fault that fails the next `times` calls (0: all) with EIO."""
-    return Fault(operation, "error", errno.EIO, times, part)
+    return DiskFault(operation, "error", errno.EIO, times, part)
 
 
-def slow(operation: Operation, ms: int, part: str = "*") -> Fault:
+def slow(operation: Operation, ms: int, part: str = "*") -> DiskFault:
     """Return a fault that delays each call by `ms` milliseconds."""
-    return Fault(operation, "sleep", ms, part=part)
+    return DiskFault(operation, "sleep", ms, part=part)
 
 
-def full(bytes_left: int = 0, part: str = "*") -> Fault:
+def full(bytes_left: int = 0, part: str = "*") -> DiskFault:
     """Return a full disk: after `bytes_left` more bytes a short write, then ENOSPC.
 
     No new file either.
     """
-    return Fault("write", "full", bytes_left, part=part)
+    return DiskFault("write", "full", bytes_left, part=part)
 
 
-def lying() -> Fault:
+def lying() -> DiskFault:
     """Return a fault in which a sync does nothing and reports success.
 
     No software survives it; it serves to test the checks.
     """
-    return Fault("sync", "lie", 0)
+    return DiskFault("sync", "lie", 0)
 
 
-def clock_ahead(seconds: int) -> Fault:
+def clock_ahead(seconds: int) -> DiskFault:
     """Return a fault that shifts the wall clock by `seconds`; the monotonic clock stays right."""
-    return Fault("clock", "ahead", seconds)
+    return DiskFault("clock", "ahead", seconds)
 
 
 def build() -> Path:
@@ -129,20 +129,20 @@ class Shim:
         }
         return found | ({"QUORUMLOG_SHIM_TAPE": "1"} if self._tape else {})
 
-    def set(self, node: str, *faults: Fault) -> None:
+    def set(self, node: str, *faults: DiskFault) -> None:
         """Set the faults of the node's disk, replacing earlier ones; none heals it."""
-        told = self.control / f"{node}.faults"
+        fault_file = self.control / f"{node}.faults"
         if not faults:
-            told.unlink(missing_ok=True)
+            fault_file.unlink(missing_ok=True)
             return
-        beside = told.with_suffix(".new")
+        beside = fault_file.with_suffix(".new")
         beside.write_text("".join(fault.line() for fault in faults))
-        beside.replace(told)
+        beside.replace(fault_file)
 
     def heal(self) -> None:
         """Remove the faults of every disk."""
-        for told in self.control.glob("*.faults"):
-            told.unlink(missing_ok=True)
+        for fault_file in self.control.glob("*.faults"):
+            fault_file.unlink(missing_ok=True)
 
     def hits(self, node: str) -> Counter[str]:
         """Return how often each ``<operation> <what>`` hit a call of the node's processes."""
@@ -152,7 +152,7 @@ class Shim:
             return Counter()
         return Counter(" ".join(line.split(" ", 2)[:2]) for line in lines)
 
-    def felt(self, node: str) -> int:
+    def hit_count(self, node: str) -> int:
         """Return the number of calls of the node that a fault has hit."""
         return self.hits(node).total()
 

@@ -8,10 +8,8 @@ object has a consumer class of its own, every request a timeout, and every answe
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -20,7 +18,10 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from chaos.cluster import die_with_parent
+
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Collection, Sequence
 
 
@@ -202,8 +203,6 @@ _POLL_S = 0.02
 _PORTS_FROM = 10_240
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv(\d+\.\d+\.\d+)")
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 def version_of(binary: Path) -> str | None:
@@ -297,7 +296,7 @@ class ToxiproxyServer:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,  # noqa: PLW1509 it only makes one system call
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 it only makes one system call
                 )
             if self._answers(api):
                 return api
@@ -334,7 +333,3 @@ class ToxiproxyServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -101,16 +101,16 @@ def rewired(text: str, ways: Mapping[Link, str], tripwire: str) -> str:
     """Return a ``config.toml`` with its tables replaced and everything else unchanged."""
     table = tomllib.loads(text)
     node: int = table["node"]["id"]
-    told = dict(table["advertised"])
-    inner = Plane.PEER if Plane.PEER.value in told else Plane.RAFT
-    told[inner.value] = tripwire
+    advertised = dict(table["advertised"])
+    inner = Plane.PEER if Plane.PEER.value in advertised else Plane.RAFT
+    advertised[inner.value] = tripwire
     controllers = [
         f'{name} = {{http = "{tripwire}", raft = "{tripwire}"}}' for name in table["controllers"]
     ]
     dial = [
         f'"{link.dial_key}" = "{address}"' for link, address in ways.items() if link.source == node
     ]
-    text = _replaced(text, "advertised", [f'{key} = "{told[key]}"' for key in told])
+    text = _replaced(text, "advertised", [f'{key} = "{advertised[key]}"' for key in advertised])
     text = _replaced(text, "controllers", controllers)
     return _replaced(text, "dial", dial)
 

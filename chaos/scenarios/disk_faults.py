@@ -43,7 +43,7 @@ async def _fill_disks(stage: ScenarioContext) -> None:
     partition = stage.random.randrange(stage.partitions)
     leader = leader_of(stage, partition)
     others = [broker for broker in stage.brokers if broker != leader]
-    refused = Gauge("refused attempts", lambda: stage.writers.told.refused)
+    refused = Gauge("refused attempts", lambda: stage.writers.attempt_counts.refused)
     out = Gauge(
         "replicas out of sync",
         lambda: len(stage.brokers) - len(stage.watch.of(partition).isr),
@@ -92,14 +92,14 @@ async def _hang_disk(stage: ScenarioContext) -> None:
     ):
         began, was = stage.clock.monotonic_ms(), epoch.read()
         await stage.felt_within(WRITES_CONTINUE_LIMIT_MS / 1000, lambda: epoch.read() > was)
-        told = stage.writers.told.per_partition
+        told = stage.writers.attempt_counts.per_partition
         written = told.get(partition, 0)
         if await stage.felt_within(FELT_DEADLINE_S, lambda: told.get(partition, 0) > written):
-            stage.told[WRITTEN_AGAIN_AFTER_MS] = stage.clock.monotonic_ms() - began
+            stage.figures[WRITTEN_AGAIN_AFTER_MS] = stage.clock.monotonic_ms() - began
 
 
 def _check_writes_continue(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    took = stage.told.get(WRITTEN_AGAIN_AFTER_MS)
+    took = stage.figures.get(WRITTEN_AGAIN_AFTER_MS)
     told = "never" if took is None else f"after {took / 1000:.1f} s"
     late = took is None or took > WRITES_CONTINUE_LIMIT_MS
     return [
@@ -138,7 +138,7 @@ async def _fail_one_sync(stage: ScenarioContext) -> None:
 
     gauges = [epoch_of(stage, partition), Gauge(f"lives of broker {leader}", lives_seen)]
     stage.killed.add(node_name(leader))  # the broker ends itself, as it must
-    stage.told[FAILED_BROKER] = leader
+    stage.figures[FAILED_BROKER] = leader
     async with disks_broken(
         stage, "leader's sync fails", [leader], [broken("sync", times=1, part="/log")], gauges
     ):
@@ -151,7 +151,7 @@ async def _fail_one_sync(stage: ScenarioContext) -> None:
 
 def _check_exit_status(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
     said = stage.cluster.output.read_text(errors="replace")
-    return [check_ended_with(said, node_name(stage.told.get(FAILED_BROKER, 0)), EXIT_STORAGE)]
+    return [check_ended_with(said, node_name(stage.figures.get(FAILED_BROKER, 0)), EXIT_STORAGE)]
 
 
 DISK_BREAKS = Scenario(

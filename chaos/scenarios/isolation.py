@@ -92,12 +92,12 @@ async def _cut_off_followers(stage: ScenarioContext) -> None:
         )
         alone = stage.duration_s - (stage.clock.monotonic_ms() - began) / 1000
         await asyncio.sleep(max(ALONE_S, alone))
-        stage.told[LEFT_ALONE] = replicas - len(stage.watch.of(partition).isr)
+        stage.figures[LEFT_ALONE] = replicas - len(stage.watch.of(partition).isr)
         stage.kill(leader)
 
 
 def _check_leader_was_alone(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    left = stage.told.get(LEFT_ALONE, 0)
+    left = stage.figures.get(LEFT_ALONE, 0)
     return [
         verdict(
             "the leader was left alone",
@@ -165,7 +165,7 @@ async def _cut_off_coordinator(stage: ScenarioContext) -> None:
         readers.stop()
         await reading
     for partition, end in (await _committed(stage)).items():
-        stage.told[_COMMITTED.format(partition)] = end
+        stage.figures[_COMMITTED.format(partition)] = end
 
 
 async def _cut(stage: ScenarioContext, seen: list[int], spared: set[int]) -> None:
@@ -210,7 +210,7 @@ async def _committed(stage: ScenarioContext) -> dict[int, int]:
 
 def _check_group(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
     committed = {
-        partition: stage.told.get(_COMMITTED.format(partition), 0)
+        partition: stage.figures.get(_COMMITTED.format(partition), 0)
         for partition in range(stage.partitions)
     }
     healed = [fault.healed_ms for fault in stage.history.faults if fault.healed_ms is not None]
@@ -259,7 +259,7 @@ async def _cut_off_controller(stage: ScenarioContext) -> None:
     ):
         began = stage.clock.monotonic_ms()
         await stage.felt_within(FELT_DEADLINE_S, lambda: active not in stage.watch.active_claims)
-        stage.told[STEPPED_DOWN] = stage.clock.monotonic_ms() - began
+        stage.figures[STEPPED_DOWN] = stage.clock.monotonic_ms() - began
         await stage.felt_within(FELT_DEADLINE_S, lambda: stage.watch.active not in (None, active))
         stage.kill(active)
 
@@ -270,7 +270,7 @@ def _check_succession(stage: ScenarioContext, _reading: Reading) -> list[Verdict
         check_metadata_gap(history, fault, until_ms, METADATA_GAP_LIMIT_MS)
         for fault, until_ms in windows(history)
     ]
-    took = stage.told.get(STEPPED_DOWN)
+    took = stage.figures.get(STEPPED_DOWN)
     return [*gaps, check_stepped_down(took, STEP_DOWN_LIMIT_MS)]
 
 

@@ -54,8 +54,8 @@ async def _cut_power_twice(stage: ScenarioContext) -> None:
             power.restore()
             for node, cut in zip(nodes, cuts, strict=True):
                 stage.say(f"{node}: {cut}")
-            written = dict(stage.writers.told.per_partition)
-            told = stage.writers.told.per_partition
+            written = dict(stage.writers.attempt_counts.per_partition)
+            told = stage.writers.attempt_counts.per_partition
             await stage.felt_within(
                 COMES_BACK_S,
                 lambda told=told, written=written: all(  # type: ignore[misc] # bound now
@@ -99,7 +99,7 @@ async def _separate_majorities(
     stage.random.shuffle(order)
     away, crashed, last = (machine(number) for number in order)
     broker = away[0]
-    told = stage.writers.told.per_partition
+    told = stage.writers.attempt_counts.per_partition
     out = Gauge(
         f"partitions without broker {broker} in sync",
         lambda: sum(broker not in stage.watch.of(p).isr for p in range(stage.partitions)),

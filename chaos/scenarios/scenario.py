@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from chaos.checkers.verdict import Verdict
     from chaos.cluster import ClusterFile, LocalCluster
-    from chaos.disks import shim
-    from chaos.disks.shim import Shim
+    from chaos.disks.shim import DiskFault, Shim
     from chaos.history import History, Reading
     from chaos.http import Http
     from chaos.net.links import Faults, Link, Traffic
@@ -68,7 +67,7 @@ class ScenarioContext:
     """Disk faults of all nodes; None unless the scenario needs them."""
     killed: set[str] = field(default_factory=set)
     """Names of the nodes that the scenario has killed."""
-    told: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, int] = field(default_factory=dict)
     """Figures that a scenario records for its own checks."""
 
     @property
@@ -93,7 +92,7 @@ class ScenarioContext:
 
     def unanswered(self) -> Gauge:
         """Return a gauge of attempts with unknown outcome: timeouts and lost connections."""
-        return Gauge("attempts of unknown outcome", lambda: self.writers.told.unknown)
+        return Gauge("attempts of unknown outcome", lambda: self.writers.attempt_counts.unknown)
 
     def term(self) -> Gauge:
         """Return a gauge of the highest term reported by an active controller."""
@@ -230,14 +229,14 @@ async def disks_broken(
     stage: ScenarioContext,
     name: str,
     brokers: Sequence[int],
-    faults: Sequence[shim.Fault],
+    faults: Sequence[DiskFault],
     gauges: Sequence[Gauge] = (),
 ) -> AsyncIterator[None]:
     """Put faults on these brokers' disks during the block; calls of each must be hit."""
     disks = stage.disks
     assert disks is not None, "the scenario says that it needs disks"
     nodes = [f"broker-{broker}" for broker in brokers]
-    hit = [Gauge(f"calls hit on {node}", lambda node=node: disks.felt(node)) for node in nodes]  # type: ignore[misc] # a default binds the loop's variable
+    hit = [Gauge(f"calls hit on {node}", lambda node=node: disks.hit_count(node)) for node in nodes]  # type: ignore[misc] # a default binds the loop's variable
     async with felt(stage, name, ", ".join(nodes), [*hit, *gauges], disks.heal):
         for node in nodes:
             disks.set(node, *faults)

@@ -73,9 +73,7 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
 SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define it
     "Answer": "a reply: of the HTTP API in the client, of a broker in the peer frames",
     "Controller": "the deciding core, and the port by which its HTTP listener sees it",
-    "Fault": "a fault of a run in its history, and one of the disk shim",
     "GroupDescription": "what a coordinator returns, and the rows that the CLI prints of it",
-    "Leadership": "a Raft leadership, and a partition's leadership in a history",
     "Links": "hypermedia links of v3, and the port to the voters' connections",
     "PartitionRange": "partitions of a topic in a record, and a range that the CLI reads",
     "Plane": (
@@ -83,7 +81,6 @@ SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define i
     ),
     "Record": "a record that a consumer reads, and one that a run sends",
     "Request": "a request of the HTTP client, and one between brokers",
-    "_Record": "a record of the journal file, and one of a demo's member",
 }
 SHARED_FILE_NAMES: dict[str, str] = {  # "package/…/name.py" of a package → why two folders have it
 }

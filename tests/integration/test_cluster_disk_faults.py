@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.disks.shim import Fault, broken, clock_ahead, full, slow
+from chaos.disks.shim import DiskFault, broken, clock_ahead, full, slow
 from tests.support.disk_faults import FaultyCluster, running_on_faulty_disks
 from tests.support.live_writer import LiveWriter, writing
 
@@ -106,7 +106,7 @@ async def test_when_every_disk_is_full_nothing_is_taken_and_everything_is_read(
     leader, followers = await placed(cluster, "full-all")
     names = [name(broker) for broker in sorted(ALL)]
     async with writing(cluster, "full-all", PARTITIONS) as writer:
-        felt = {one: cluster.disks.felt(one) for one in names}
+        felt = {one: cluster.disks.hit_count(one) for one in names}
         async with (
             cluster.faulty([name(leader)], full(2000)),
             cluster.faulty([name(follower) for follower in followers], full(0)),
@@ -153,7 +153,7 @@ async def test_a_disk_that_is_slow_makes_writes_slow_and_fences_nobody(
     before = await cluster.partition("slow")
     async with writing(cluster, "slow", PARTITIONS) as writer:
         async with cluster.faulty(names, slow("sync", SLOW_MS)):
-            felt = cluster.disks.felt(names[0])
+            felt = cluster.disks.hit_count(names[0])
             await cluster.wait_felt(names[0], felt + ENOUGH_SLOW_SYNCS)
             await writer.more(FEW)
         await writer.more(FEW)
@@ -224,7 +224,7 @@ async def test_rule_r10_a_clock_that_jumps_by_a_year_deletes_nothing_one_that_al
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [full(0), broken("sync", times=1)], ids=["full", "broken"])
 async def test_a_controller_whose_disk_fails_ends_and_another_rules(
-    cluster: FaultyCluster, fault: Fault
+    cluster: FaultyCluster, fault: DiskFault
 ) -> None:
     active, term = await cluster.active_controller()
     node = f"controller-{active}"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from chaos.disks.shim import Fault, Shim
+from chaos.disks.shim import DiskFault, Shim
 from tests.support.live_cluster import LiveCluster
 
 RESIDENT = "VmRSS:"
@@ -23,14 +23,14 @@ class FaultyCluster(LiveCluster):
         self.environment.update(self.disks.environment())
 
     @asynccontextmanager
-    async def faulty(self, nodes: Sequence[str], *faults: Fault) -> AsyncIterator[None]:
+    async def faulty(self, nodes: Sequence[str], *faults: DiskFault) -> AsyncIterator[None]:
         """The nodes' disks are like this in the block. Every one of them must have felt it."""
-        before = {name: self.disks.felt(name) for name in nodes}
+        before = {name: self.disks.hit_count(name) for name in nodes}
         for name in nodes:
             self.disks.set(name, *faults)
         try:
             yield
-            unfelt = [name for name in nodes if self.disks.felt(name) == before[name]]
+            unfelt = [name for name in nodes if self.disks.hit_count(name) == before[name]]
             assert not unfelt, f"the fault was not felt by {unfelt}"
         finally:
             for name in nodes:
@@ -38,7 +38,7 @@ class FaultyCluster(LiveCluster):
 
     async def wait_felt(self, node: str, more_than: int) -> None:
         """Until a fault has hit more calls than that."""
-        await self.until(lambda: self.disks.felt(node) > more_than, f"{node} felt its fault")
+        await self.until(lambda: self.disks.hit_count(node) > more_than, f"{node} felt its fault")
 
     def exit_status(self, node: str) -> int | None:
         """What `up` or we saw the node's last process end with; None while nobody has."""

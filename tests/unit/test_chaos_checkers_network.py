@@ -39,11 +39,11 @@ from chaos.history import (
     GroupCommit,
     GroupRead,
     History,
-    Leadership,
     Line,
     MetadataWrite,
     Note,
     Observation,
+    PartitionLeadership,
     Position,
     Reading,
     Record,
@@ -203,8 +203,10 @@ def test_stepped_down_innocent_and_guilty() -> None:
 # -- rule
 
 
-def leads(leader: int | None, epoch: int, by: int = 1) -> Leadership:
-    return Leadership(partition=0, leader=leader, epoch=epoch, isr=(1, 2), told_by=by, seen_ms=0)
+def leads(leader: int | None, epoch: int, by: int = 1) -> PartitionLeadership:
+    return PartitionLeadership(
+        partition=0, leader=leader, epoch=epoch, isr=(1, 2), told_by=by, seen_ms=0
+    )
 
 
 def reign(controller: int, term: int, at: int = 0) -> ControllerTerm:

@@ -15,7 +15,17 @@ import pytest
 
 from chaos.disks import shim as shim_module
 from chaos.disks.power import PowerLoss, cut_power, read_tape, unsynced
-from chaos.disks.shim import Fault, Shim, ShimError, broken, build, clock_ahead, full, lying, slow
+from chaos.disks.shim import (
+    DiskFault,
+    Shim,
+    ShimError,
+    broken,
+    build,
+    clock_ahead,
+    full,
+    lying,
+    slow,
+)
 
 NODE = "broker-1"
 BODY = """
@@ -50,7 +60,7 @@ class Bench:
         (self.folder / "config.toml").touch()
         self.shim = Shim(directory / "cluster", directory / "disks", tape=True)
 
-    def run(self, script: str, *faults: Fault) -> list[object]:
+    def run(self, script: str, *faults: DiskFault) -> list[object]:
         """What the script printed, line by line, evaluated."""
         self.shim.set(NODE, *faults)
         done = subprocess.run(
@@ -209,12 +219,14 @@ def test_an_unsynced_change_outlives_its_process_and_is_lost_with_a_later_one(
         (full(0), 'os.open, here("new"), os.O_CREAT | os.O_RDWR', -errno.ENOSPC),
     ],
 )
-def test_a_call_fails_as_it_was_told(bench: Bench, fault: Fault, call: str, answer: int) -> None:
+def test_a_call_fails_as_it_was_told(
+    bench: Bench, fault: DiskFault, call: str, answer: int
+) -> None:
     bench.run('make("log", b"old")')
     script = f'fd = os.open(here("log"), os.O_RDWR)\nprint(tried({call}))'
     assert bench.run(script, fault) == [answer]
     fails = answer < 0 or answer == 10
-    assert bench.shim.felt(NODE) == (1 if fails else 0), "and leaves evidence of it"
+    assert bench.shim.hit_count(NODE) == (1 if fails else 0), "and leaves evidence of it"
 
 
 def test_an_error_can_be_told_to_happen_once_and_every_fault_ends_while_the_process_runs(
@@ -250,7 +262,7 @@ def test_processes_that_are_no_node_of_the_cluster_are_left_alone(bench: Bench) 
     subprocess.run(
         [sys.executable, "-c", script], env=environment, cwd=bench.folder, check=True, timeout=30
     )
-    assert not bench.shim.felt(NODE)
+    assert not bench.shim.hit_count(NODE)
 
 
 def test_a_tape_that_a_kill_tore_off_ends_there(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.checkers.events import (
     Chain,
-    Event,
+    JournalEvent,
     Journals,
     check_chains,
     check_disks_sound,
@@ -45,7 +45,7 @@ class Story:
         life = f"{broker}-{self._lives.get(broker, 1)}"
         number = len(events) + 1
         events.append(
-            Event(broker, number, life, kind, "orders", TOPIC_ID, partition, epoch, facts)
+            JournalEvent(broker, number, life, kind, "orders", TOPIC_ID, partition, epoch, facts)
         )
         return self
 
@@ -225,7 +225,7 @@ def test_an_event_is_read_as_it_is_documented() -> None:
         "kind": "truncated", "topic": "orders", "topic_id": TOPIC_ID, "partition": 3,
         "leader_epoch": 4, "facts": {"to": 5},
     }  # fmt: skip
-    assert event_of(2, said) == Event(
+    assert event_of(2, said) == JournalEvent(
         2, 7, "life", "truncated", "orders", TOPIC_ID, 3, 4, {"to": 5}
     )
     own = said | {"topic": None, "topic_id": None, "partition": None, "kind": "started"}
