@@ -85,7 +85,7 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
     from chaos.disks.shim import ShimError
     from chaos.net.toxiproxy import NetworkError
     from chaos.proxied_cluster import ProxiedCluster
-    from chaos.run import Screen, catch_signals, make_directory, play, remove
+    from chaos.run import Screen, catch_signals, make_directory, play_in_directory, remove
     from chaos.runner import RunOptions, ScenarioRun
     from chaos.scenarios.catalogue import SCENARIOS
 
@@ -103,7 +103,7 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
         click.echo(f"quorumlog: {error}", err=True)
         return USAGE
     options = RunOptions(seed=seed, duration_s=duration_s)
-    code, played = play(
+    code, played = play_in_directory(
         directory,
         [],
         screen,

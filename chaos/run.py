@@ -1,9 +1,9 @@
 """A run: its directory, its screen, its end.
 
-Both entries (`make demo`, `quorumlog chaos run`) call `play`: an interrupt ends the run and leaves
-no process; a failure of the system under test becomes a FAIL line; a bug in this package is
-raised. The directory is removed after a success, kept and named otherwise. `Screen` shows a
-progress bar on a terminal and plain lines everywhere else.
+Both entries (`make demo`, `quorumlog chaos run`) call `play_in_directory`: an interrupt ends the
+run and leaves no process; a failure of the system under test becomes a FAIL line; a bug in this
+package is raised. The directory is removed after a success, kept and named otherwise. `Screen`
+shows a progress bar on a terminal and plain lines everywhere else.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def make_directory(home: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="run-", dir=home))
 
 
-def play(
+def play_in_directory(
     directory: Path,
     records: list[Record],
     screen: Screen,

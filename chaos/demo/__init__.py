@@ -1,5 +1,5 @@
 """`make demo`: a cluster receives every flight, is broken repeatedly, and is read back."""
 
-from chaos.demo.entry import main
+from chaos.demo.story import main
 
 __all__ = ["main"]

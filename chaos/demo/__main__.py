@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from chaos.demo.entry import main
+from chaos.demo.story import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -136,14 +136,14 @@ async def active_controller(http: Http, now: ClusterFile) -> tuple[Node | None, 
 READ_MAX_BYTES = 4 << 20
 
 
-async def read_and_judge(stage: DemoContext, accept: str, prefix: str) -> None:
-    """Read the topic, set `stage.held` to the result, and check it."""
-    now, history = stage.now(), stage.history
+async def read_and_judge(context: DemoContext, accept: str, prefix: str) -> None:
+    """Read the topic, set `context.held` to the result, and check it."""
+    now, history = context.now(), context.history
     brokers = [node.id for node in now.brokers]
     readings = [
-        await _read(stage, now.node(broker), accept) for broker in readers_for(history, brokers)
+        await _read(context, now.node(broker), accept) for broker in readers_for(history, brokers)
     ]
-    stage.held = readings[0]
+    context.held = readings[0]
     for one in (
         check_present(history, readings),
         check_offsets(readings),
@@ -151,20 +151,20 @@ async def read_and_judge(stage: DemoContext, accept: str, prefix: str) -> None:
         check_partitioner(history, PARTITIONS),
         check_repeats(history, readings[0]),
     ):
-        stage.judge(replace(one, name=prefix + one.name))
+        context.judge(replace(one, name=prefix + one.name))
 
 
-async def _read(stage: DemoContext, broker: Node, accept: str) -> Reading:
-    await stage.http.wait_ready(broker.url, FELT_DEADLINE_S)
+async def _read(context: DemoContext, broker: Node, accept: str) -> Reading:
+    await context.http.wait_ready(broker.url, FELT_DEADLINE_S)
     began = time.monotonic()
     partitions = {
-        partition: await stage.http.read_partition(
+        partition: await context.http.read_partition(
             broker.url, TOPIC, partition, accept=accept, max_bytes=READ_MAX_BYTES
         )
         for partition in range(PARTITIONS)
     }
     count = sum(len(lines) for lines in partitions.values())
-    stage.screen.say(
+    context.screen.say(
         f"read {count:,} records through broker {broker.id} in "
         f"{time.monotonic() - began:.1f} s ({accept})"
     )

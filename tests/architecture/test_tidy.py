@@ -65,9 +65,6 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "chaos/deadline.py": (
         "used by the cluster, the HTTP client and every run, which share nothing else"
     ),
-    "chaos/demo/network_leg.py": "one leg of the demo; each leg is a module with a `play`",
-    "chaos/demo/restart_leg.py": "one leg of the demo; each leg is a module with a `play`",
-    "chaos/demo/story.py": "the legs and their order, for readers",
     "chaos/scenarios/catalogue.py": "the only module that imports all scenarios",
 }
 SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define it

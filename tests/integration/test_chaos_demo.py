@@ -10,7 +10,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from chaos.cluster import processes_of
-from chaos.demo.flights_leg import DATA_SET
+from chaos.demo.write_legs import DATA_SET
 from tests.architecture.tree import ROOT
 
 if TYPE_CHECKING:

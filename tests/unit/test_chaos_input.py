@@ -17,7 +17,7 @@ from rich.console import Console
 from chaos.checkers.verdict import Verdict
 from chaos.cluster import LocalCluster, parse_cluster_file, processes_of
 from chaos.demo import main
-from chaos.demo.flights_leg import DATA_SET, DataError, find_data, read_flights, records_of
+from chaos.demo.write_legs import DATA_SET, DataError, find_data, read_flights, records_of
 from chaos.history import (
     Acknowledgement,
     Fault,

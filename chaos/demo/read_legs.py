@@ -1,6 +1,9 @@
-"""Consumer group leg of the demo: three members on three brokers, one killed while it reads.
+"""Legs of the demo that read the flights as users do: a consumer group, and a Spark query.
 
-Each member is a process (`group_member.py`) that writes its deliveries to a file.
+`play_group` reads with three members on three brokers, one of which is killed while it reads; each
+member is a process (`group_member.py`) that writes its deliveries to a file. `play_spark` runs a
+query from the flights into a second topic. Both compare with `DemoContext.held`, the topic's
+content as the legs before have read it back.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from chaos.checkers.delays import check_delays
 from chaos.checkers.groups import (
     Delivery,
     Place,
@@ -23,8 +27,9 @@ from chaos.checkers.groups import (
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.cluster import ClusterError
 from chaos.deadline import within
-from chaos.demo.context import TOPIC
+from chaos.demo.context import READ_MAX_BYTES, TOPIC
 from chaos.demo.group_member import ROW, SESSION_TIMEOUT_MS, deliveries, digest
+from chaos.http import NDJSON
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -64,50 +69,49 @@ class _Member:
         return self.out.stat().st_size // ROW.size if self.out.exists() else 0
 
 
-async def play(stage: DemoContext) -> None:
-    """Read the topic with a group whose busiest member is killed, and check the deliveries.
-
-    They are compared with `DemoContext.held`.
-    """
-    held = stage.held
+async def play_group(context: DemoContext) -> None:
+    """Read the topic with a group whose busiest member is killed, and check the deliveries."""
+    held = context.held
     assert held is not None, "the legs before have read the topic back"
     total = sum(len(lines) for lines in held.partitions.values())
     fullest = max(held.partitions, key=lambda partition: len(held.partitions[partition]))
     began = time.monotonic()
-    async with _members(stage, held.partitions[fullest]) as members:
-        stage.screen.say(f"group {GROUP}: {MEMBERS} members read {total:,} records, a broker each")
+    async with _members(context, held.partitions[fullest]) as members:
+        context.screen.say(
+            f"group {GROUP}: {MEMBERS} members read {total:,} records, a broker each"
+        )
         await _kill_at(members, fullest, int(KILL_AT_SHARE * len(held.partitions[fullest])))
-        at_ms = stage.clock.monotonic_ms()
+        at_ms = context.clock.monotonic_ms()
         killed = max(members, key=lambda member: _end(deliveries(member.out), fullest))
         killed.process.send_signal(signal.SIGKILL)
         await killed.process.wait()
-        stage.screen.say(f"killed {killed.name}, which owned the fullest partition ({fullest})")
+        context.screen.say(f"killed {killed.name}, which owned the fullest partition ({fullest})")
         await _read_whole(members, killed, total)
         await _leave([member for member in members if member is not killed])
         read = {member.name: deliveries(member.out) for member in members}
-    stage.screen.say(f"group {GROUP} read everything in {time.monotonic() - began:.1f} s")
+    context.screen.say(f"group {GROUP} read everything in {time.monotonic() - began:.1f} s")
     for one in (
         check_all_delivered(held, _digests(held), read),
         check_one_owner(read, killed.name),
         check_taken_over(read, killed.name, fullest, at_ms, TAKE_OVER_LIMIT_MS),
-        await _check_committed(stage.http, stage.now(), held),
+        await _check_committed(context.http, context.now(), held),
     ):
-        stage.judge(replace(one, name=f"group: {one.name}"))
+        context.judge(replace(one, name=f"group: {one.name}"))
 
 
 @asynccontextmanager
-async def _members(stage: DemoContext, fullest: Sequence[Line]) -> AsyncIterator[list[_Member]]:
+async def _members(context: DemoContext, fullest: Sequence[Line]) -> AsyncIterator[list[_Member]]:
     """Yield members that have all joined and now read; none is left afterwards."""
     stored = sum(len(line.key) + len(line.value) for line in fullest)
     least, most = READ_BYTES
     max_bytes = min(most, max(least, stored // READS_OF_FULLEST))
-    brokers = stage.now().brokers
+    brokers = context.now().brokers
     members: list[_Member] = []
     try:
         for number in range(MEMBERS):
             broker = brokers[number % len(brokers)]
             name = f"member-{number + 1}"
-            members.append(await _start(broker, name, stage.directory, max_bytes))
+            members.append(await _start(broker, name, context.directory, max_bytes))
         async with within(JOIN_DEADLINE_S, f"{MEMBERS} members have joined group {GROUP}"):
             for member in members:
                 assert member.process.stdout is not None
@@ -216,3 +220,67 @@ async def _check_committed(http: Http, now: ClusterFile, held: Reading) -> Verdi
             if committed.get(partition) != end
         ],
     )
+
+
+PIPELINE = "spark_source.pipelines.flights"
+RESULTS = "delays"
+SPARK_DEADLINE_S = 240.0
+"""Deadline of the query: some 30 s on two quiet cores, its start included; much more on busy ones.
+"""
+TABLE_LINES = 9
+
+
+async def play_spark(context: DemoContext) -> None:
+    """Run the query as a user would, show its table, and check the topic of results."""
+    held = context.held
+    assert held is not None, "the legs before have read the topic back"
+    began = time.monotonic()
+    context.screen.say(f"Spark: delays per carrier and month, from {TOPIC} into topic {RESULTS}")
+    table = await _query(context.now(), context.directory)
+    context.screen.say(f"Spark answered in {time.monotonic() - began:.1f} s")
+    lines = table.splitlines()
+    for line in lines[:TABLE_LINES]:
+        context.screen.say(f"    {line}")
+    if len(lines) > TABLE_LINES:
+        context.screen.say(f"    … {len(lines) - TABLE_LINES} more")
+    flights = [line for lines_of in held.partitions.values() for line in lines_of]
+    found = check_delays(flights, await _results(context.http, context.now().brokers[-1].url))
+    context.judge(replace(found, name=f"Spark: {found.name}"))
+
+
+async def _results(http: Http, broker: str) -> list[Line]:
+    described = await http.get_json(f"{broker}/topics/{RESULTS}")
+    return [
+        line
+        for one in described["partitions"]
+        for line in await http.read_partition(
+            broker, RESULTS, one["partition"], accept=NDJSON, max_bytes=READ_MAX_BYTES
+        )
+    ]
+
+
+async def _query(now: ClusterFile, directory: Path) -> str:
+    """Run the pipeline and return the table that it printed."""
+    urls = ",".join(node.url for node in now.brokers)
+    errors = directory / "spark.err"
+    with errors.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            PIPELINE,
+            *("--url", urls, "--from", TOPIC, "--to", RESULTS),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    try:
+        async with within(SPARK_DEADLINE_S, "Spark answers"):
+            table, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = errors.read_text(errors="replace").strip().splitlines()[-1:]
+        msg = f"Spark ended with {process.returncode}: {''.join(last)} (see {errors})"
+        raise ClusterError(msg)
+    return table.decode()

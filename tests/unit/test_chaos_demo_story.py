@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from chaos.checkers.verdict import Verdict
-from chaos.demo import entry, story
+from chaos.demo import story
 from chaos.demo.context import Leg
-from chaos.demo.flights_leg import DATA_SET
+from chaos.demo.write_legs import DATA_SET
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("flights.csv", "year,carrier\n2013,UA\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(entry, "find_server", lambda: Path("x"))
+    monkeypatch.setattr(story, "find_server", lambda: Path("x"))
     yield str(archive)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -36,14 +36,14 @@ def played(monkeypatch: pytest.MonkeyPatch, *, passed: bool) -> None:
     async def play(run: Any, *_: object) -> None:
         run.judge(Verdict("a check", passed=passed, figures=""))
 
-    monkeypatch.setattr(story, "play", play)
+    monkeypatch.setattr(story, "play_demo", play)
 
 
 def test_a_green_run_exits_0_and_leaves_nothing(
     data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played(monkeypatch, passed=True)
-    assert entry.main(["--data", data]) == 0
+    assert story.main(["--data", data]) == 0
     assert not Path(".demo-data").exists()
     assert "SPARK" not in capsys.readouterr().out
 
@@ -52,7 +52,7 @@ def test_a_green_run_without_spark_says_so_and_exits_3(
     data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played(monkeypatch, passed=True)
-    assert entry.main(["--data", data, "--no-spark"]) == 3
+    assert story.main(["--data", data, "--no-spark"]) == 3
     assert "SPARK LEG SKIPPED" in capsys.readouterr().out.splitlines()
 
 
@@ -60,8 +60,8 @@ def test_a_red_run_exits_1_with_or_without_spark_and_keeps_its_directory(
     data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played(monkeypatch, passed=False)
-    assert entry.main(["--data", data]) == 1
-    assert entry.main(["--data", data, "--no-spark"]) == 1
+    assert story.main(["--data", data]) == 1
+    assert story.main(["--data", data, "--no-spark"]) == 1
     assert len(list(Path(".demo-data").iterdir())) == 2
     assert "kept: .demo-data/run-" in capsys.readouterr().out
 
@@ -70,8 +70,8 @@ def test_a_run_that_judged_nothing_is_red(data: str, monkeypatch: pytest.MonkeyP
     async def play(*_: object) -> None:
         return
 
-    monkeypatch.setattr(story, "play", play)
-    assert entry.main(["--data", data]) == 1
+    monkeypatch.setattr(story, "play_demo", play)
+    assert story.main(["--data", data]) == 1
 
 
 def test_an_end_by_what_was_run_is_a_fail_line(
@@ -81,8 +81,8 @@ def test_an_end_by_what_was_run_is_a_fail_line(
         msg = "no such place"
         raise OSError(msg)
 
-    monkeypatch.setattr(story, "play", play)
-    assert entry.main(["--data", data]) == 1
+    monkeypatch.setattr(story, "play_demo", play)
+    assert story.main(["--data", data]) == 1
     assert "FAIL  the run came to its end: OSError: no such place" in capsys.readouterr().out
 
 
@@ -101,6 +101,6 @@ async def test_without_spark_only_the_legs_that_need_it_are_left_out() -> None:
         leg("b", needs_spark=False),
     )
     for spark in (True, False):
-        stage = SimpleNamespace(options=SimpleNamespace(spark=spark))
-        await story._play_all(legs, stage)  # type: ignore[arg-type]
+        context = SimpleNamespace(options=SimpleNamespace(spark=spark))
+        await story._play_all(legs, context)  # type: ignore[arg-type]
     assert seen == ["a", "spark", "b", "a", "b"]

@@ -1,6 +1,9 @@
-"""First leg of the demo: stream every flight while two processes are killed, then read back.
+"""Legs of the demo that write: every flight while processes are killed, and a restart of all.
 
-The leader of the fullest partition is killed, then the active controller.
+`play_flights` streams the flights, while the leader of the fullest partition is killed and then
+the active controller. `play_restart` kills every process at once, starts the cluster with the same
+command, and writes one record per key. Both read the whole topic back. The flights come from the
+data set's zip file (`find_data`, `read_flights`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from chaos.checkers.faults import check_load, check_metadata_gap, check_produce_gap, windows
+from chaos.checkers.verdict import verdict
 from chaos.cluster import ClusterError
 from chaos.deadline import within
 from chaos.demo.context import (
@@ -33,7 +37,7 @@ from chaos.demo.context import (
     read_and_judge,
 )
 from chaos.history import Fault, Record
-from chaos.http import NDJSON, CallError, id_of
+from chaos.http import JSON_V2, NDJSON, CallError, id_of
 from chaos.workloads import Load, MetadataProbe
 
 if TYPE_CHECKING:
@@ -134,98 +138,100 @@ GAP_LIMIT_MS = 3000
 """Longest gap promised after any one process is killed under load (docs/claims.md)."""
 
 
-async def play(stage: DemoContext) -> None:
+async def play_flights(context: DemoContext) -> None:
     """Create the topic, stream with faults, check the load, and read everything back."""
-    now = stage.now()
+    now = context.now()
     body = {
         "topic_name": TOPIC,
         "partitions_count": PARTITIONS,
         "replication_factor": REPLICATION_FACTOR,
     }
     url = f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics"
-    await stage.http.post_json(url, body)
-    await _stream_and_break(stage)
-    _judge_load(stage)
-    await read_and_judge(stage, NDJSON, "")
+    await context.http.post_json(url, body)
+    await _stream_and_break(context)
+    _judge_load(context)
+    await read_and_judge(context, NDJSON, "")
 
 
-async def _stream_and_break(stage: DemoContext) -> None:
-    now, options = stage.now(), stage.options
-    rows = range(len(stage.history.records))
+async def _stream_and_break(context: DemoContext) -> None:
+    now, options = context.now(), context.options
+    rows = range(len(context.history.records))
     duration_s = LOAD_BEFORE_FAULTS_S + 2 * options.load_after_fault_s
     load = Load(
-        stage.http,
-        stage.history,
+        context.http,
+        context.history,
         TOPIC,
         endpoints(now),
         rows=rows,
         rows_per_second=len(rows) / duration_s,
-        clock=stage.clock,
+        clock=context.clock,
     )
-    probe = MetadataProbe(stage.http, stage.history, now.cluster_id, endpoints(now), stage.clock)
-    stage.screen.say(f"streaming {len(rows):,} flights over {duration_s:g} s, acks=all")
+    probe = MetadataProbe(
+        context.http, context.history, now.cluster_id, endpoints(now), context.clock
+    )
+    context.screen.say(f"streaming {len(rows):,} flights over {duration_s:g} s, acks=all")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(probe.run())
-        breaking = tasks.create_task(_break(stage, load))
-        showing = tasks.create_task(_show(stage, load, len(rows)))
+        breaking = tasks.create_task(_break(context, load))
+        showing = tasks.create_task(_show(context, load, len(rows)))
         await load.run()
         await breaking
         await showing
         probe.stop()
 
 
-async def _show(stage: DemoContext, load: Load, total: int) -> None:
-    with stage.screen.bar(total) as bar:
+async def _show(context: DemoContext, load: Load, total: int) -> None:
+    with context.screen.bar(total) as bar:
         while load.acknowledged < total:
-            bar.show(load.acknowledged, stage.clock.monotonic_ms())
+            bar.show(load.acknowledged, context.clock.monotonic_ms())
             await asyncio.sleep(0.1)
-        bar.show(total, stage.clock.monotonic_ms())
+        bar.show(total, context.clock.monotonic_ms())
 
 
-async def _break(stage: DemoContext, load: Load) -> None:
+async def _break(context: DemoContext, load: Load) -> None:
     began = time.monotonic()
     await asyncio.sleep(LOAD_BEFORE_FAULTS_S)
-    await _kill_leader(stage, load)
-    second = began + LOAD_BEFORE_FAULTS_S + stage.options.load_after_fault_s
+    await _kill_leader(context, load)
+    second = began + LOAD_BEFORE_FAULTS_S + context.options.load_after_fault_s
     await asyncio.sleep(max(0.0, second - time.monotonic()))
-    await _kill_controller(stage)
+    await _kill_controller(context)
 
 
-async def _kill_leader(stage: DemoContext, load: Load) -> None:
-    http, now = stage.http, stage.now()
+async def _kill_leader(context: DemoContext, load: Load) -> None:
+    http, now = context.http, context.now()
     fullest = max(load.per_partition, key=lambda partition: load.per_partition[partition])
     before = await partition_facts(http, now, now.brokers[0], fullest)
     leader = now.node(id_of(before["leader"]))
     witness = next(node for node in now.brokers if node.id != leader.id)
-    at_ms = stage.clock.monotonic_ms()
-    stage.cluster.signal_node(leader, signal.SIGKILL)
-    stage.screen.say(f"killed broker {leader.id}, leader of the fullest partition ({fullest})")
+    at_ms = context.clock.monotonic_ms()
+    context.cluster.signal_node(leader, signal.SIGKILL)
+    context.screen.say(f"killed broker {leader.id}, leader of the fullest partition ({fullest})")
     after = before
     async with within(FELT_DEADLINE_S, f"partition {fullest} has another leader"):
         while after["leader_epoch"] <= before["leader_epoch"] or after["leader"] is None:
             await asyncio.sleep(0.05)
             with suppress(CallError):
                 after = await partition_facts(http, now, witness, fullest)
-    felt_ms = stage.clock.monotonic_ms() - at_ms
-    await stage.cluster.wait_restarted(leader, FELT_DEADLINE_S)
+    felt_ms = context.clock.monotonic_ms() - at_ms
+    await context.cluster.wait_restarted(leader, FELT_DEADLINE_S)
     evidence = (
         f"broker {leader.id} epoch {before['leader_epoch']} → "
         f"broker {id_of(after['leader'])} epoch {after['leader_epoch']}, "
         f"seen after {felt_ms / 1000:.2f} s"
     )
     target = f"partition {fullest}, broker {leader.id}"
-    stage.history.add(Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence))
+    context.history.add(Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence))
 
 
-async def _kill_controller(stage: DemoContext) -> None:
-    http, now = stage.http, stage.now()
+async def _kill_controller(context: DemoContext) -> None:
+    http, now = context.http, context.now()
     active, term = await active_controller(http, now)
     if active is None:
         msg = "no controller says it is the active one"
         raise ClusterError(msg)
-    at_ms = stage.clock.monotonic_ms()
-    stage.cluster.signal_node(active, signal.SIGKILL)
-    stage.screen.say(f"killed controller {active.id}, the active one")
+    at_ms = context.clock.monotonic_ms()
+    context.cluster.signal_node(active, signal.SIGKILL)
+    context.screen.say(f"killed controller {active.id}, the active one")
     successor, new_term = active, term
     async with within(FELT_DEADLINE_S, "another controller is active"):
         while new_term <= term:
@@ -233,9 +239,9 @@ async def _kill_controller(stage: DemoContext) -> None:
             found, found_term = await active_controller(http, now)
             if found is not None:
                 successor, new_term = found, found_term
-    felt_ms = stage.clock.monotonic_ms() - at_ms
-    await stage.cluster.wait_restarted(active, FELT_DEADLINE_S)
-    stage.history.add(
+    felt_ms = context.clock.monotonic_ms() - at_ms
+    await context.cluster.wait_restarted(active, FELT_DEADLINE_S)
+    context.history.add(
         Fault(
             name="active controller killed",
             target=f"controller {active.id}",
@@ -246,11 +252,49 @@ async def _kill_controller(stage: DemoContext) -> None:
     )
 
 
-def _judge_load(stage: DemoContext) -> None:
-    history = stage.history
-    least = min(MIN_LOAD_AFTER_FAULT_MS, int(stage.options.load_after_fault_s * 1000) - 1000)
-    stage.judge(check_load(history, least))
+def _judge_load(context: DemoContext) -> None:
+    history = context.history
+    least = min(MIN_LOAD_AFTER_FAULT_MS, int(context.options.load_after_fault_s * 1000) - 1000)
+    context.judge(check_load(history, least))
     for fault, until_ms in windows(history):
-        stage.judge(check_produce_gap(history, fault, until_ms, GAP_LIMIT_MS))
+        context.judge(check_produce_gap(history, fault, until_ms, GAP_LIMIT_MS))
     fault, until_ms = windows(history)[-1]
-    stage.judge(check_metadata_gap(history, fault, until_ms, GAP_LIMIT_MS))
+    context.judge(check_metadata_gap(history, fault, until_ms, GAP_LIMIT_MS))
+
+
+COME_BACK_LIMIT_S = 30.0
+
+
+async def play_restart(context: DemoContext) -> None:
+    """Kill all, start again, write once per key, and read everything back."""
+    count = context.cluster.kill_everything()
+    context.screen.say(f"killed all {count} processes at once; starting again")
+    began = time.monotonic()
+    ready_s = await context.cluster.start()
+    records = context.history.records
+    first = len(records)
+    keys = list(dict.fromkeys(record.key for record in records))
+    records.extend(Record(key, b'{"after": "restart"}') for key in keys)
+    load = Load(
+        context.http,
+        context.history,
+        TOPIC,
+        endpoints(context.now()),
+        rows=range(first, len(records)),
+        rows_per_second=1e6,
+        clock=context.clock,
+    )
+    async with within(COME_BACK_LIMIT_S * 2, "every key is written after the restart"):
+        await load.run()
+    writes_s = time.monotonic() - began
+    late = writes_s > COME_BACK_LIMIT_S
+    context.judge(
+        verdict(
+            "comes back after kill -9 of all",
+            f"{count} processes killed; ready after {ready_s:.1f} s, a write for each of "
+            f"{len(keys)} keys acknowledged after {writes_s:.1f} s, "
+            f"limit {COME_BACK_LIMIT_S:g} s",
+            [f"{writes_s:.1f} s"] if late else [],
+        )
+    )
+    await read_and_judge(context, JSON_V2, "after kill -9 of all: ")
