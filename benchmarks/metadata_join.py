@@ -181,7 +181,7 @@ class _Modelled:
             min_insync_replicas=1,
         )
         active = await self._cluster.active_controller()
-        answer = await self._ask(active, paths.REGISTER_BROKER, command)
+        answer = await self._ask(active, paths.command_path(RegisterBroker), command)
         epoch = from_json(answer, BrokerRegistered).broker_epoch
         offset = MetadataOffset(epoch + 1)
         while True:
@@ -212,7 +212,9 @@ async def _fill(cluster: Product, partitions: int) -> None:
                 topic_id=TopicId(f"{number}".rjust(22, "t")),
                 replicas_assignments=dict(enumerate(placed)),
             )
-            await ask(session, cluster_id, active, paths.CREATE_TOPIC, to_json(command))
+            await ask(
+                session, cluster_id, active, paths.command_path(CreateTopic), to_json(command)
+            )
 
 
 # ---- the joining process

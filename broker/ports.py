@@ -16,19 +16,11 @@ from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.records.commands import (
     A,
-    AdminCommand,
-    AlterPartitions,
     BrokerHeartbeat,
-    BrokerRegistered,
-    CreateTopic,
-    DeleteTopic,
+    Command,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
-    PartitionsAltered,
-    RegisterBroker,
-    TopicCreated,
-    TopicDeleted,
 )
 from raft_metadata.records.quorum_view import ControllerState
 
@@ -46,20 +38,22 @@ class Heartbeats(Protocol):
 
 
 class ControllerChannel(Protocol):
-    """Commands to the active controller, wherever it is; reads from any controller.
-
-    A command searches for the active controller, and follows it, for at most ``timeout_ms``.
-    NOT_CONTROLLER means that the command was surely not appended: the channel may retry it. Any
-    other uncertain result is raised as OUTCOME_UNKNOWN; the channel never repeats such a command
-    (rule F1).
-    """
+    """Commands to the active controller, wherever it is; reads from any controller."""
 
     @property
     def controllers(self) -> tuple[NodeId, ...]:
         """All controllers of the config file."""
         ...
 
-    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
+    async def execute(self, command: Command[A], timeout_ms: int | None = None) -> A:
+        """Find the active controller and have it execute a command; return the answer.
+
+        At most ``timeout_ms``, by default the channel's own time-out. NOT_CONTROLLER means that the
+        command was surely not appended. An uncertain result is raised as OUTCOME_UNKNOWN, unless
+        the command's row in `COMMANDS` allows a repeat (rule F1). An error for `AlterPartitions`
+        applies to each of its proposals.
+        """
+        ...
 
     def heartbeats(
         self, on_answer: Callable[[HeartbeatAnswer, int], None]
@@ -70,21 +64,6 @@ class ControllerChannel(Protocol):
         with the monotonic time at which its heartbeat was sent. It does not wait for the other
         controllers' answers, because it may prove the broker's session.
         """
-        ...
-
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Send many ISR proposals once, in one command (rule M3).
-
-        An error that is raised applies to each of the proposals.
-        """
-        ...
-
-    async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated: ...
-
-    async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted: ...
-
-    async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
-        """Send any command of ``raft_metadata.records.commands`` to the active controller."""
         ...
 
     async def fetch_metadata(self, source: NodeId, request: FetchMetadata) -> FetchMetadataAnswer:

@@ -130,9 +130,7 @@ class IsrManager:
         """Send attempts in one command; return one answer or error for each of them."""
         commands = [self._command(attempt) for attempt in attempts]
         try:
-            said = await self._controllers.alter_partitions(
-                AlterPartitions(attempts=tuple(commands))
-            )
+            said = await self._controllers.execute(AlterPartitions(attempts=tuple(commands)))
         except KafkaError as error:
             return [error] * len(attempts)
         if len(said.answers) != len(attempts):

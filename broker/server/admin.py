@@ -24,9 +24,9 @@ from raft_metadata.common.ids import BrokerId, TopicIdPartition
 from raft_metadata.records.commands import (
     A,
     AddPartitions,
-    AdminCommand,
     AlterAnswer,
     AlterConfigs,
+    Command,
     LeadersElected,
     MetadataUpgraded,
     PartitionsAdded,
@@ -148,7 +148,7 @@ class AdminRequests:
         self._own_facts = own_facts
         self._topics = topics
 
-    async def ask(self, command: AdminCommand[A]) -> A:
+    async def ask(self, command: Command[A]) -> A:
         """Have the active controller decide a command; wait until this broker's image shows it.
 
         New partitions must have ready leaders, and every live broker must know changed configs.
@@ -160,7 +160,7 @@ class AdminRequests:
             self._check_growth(command)
             before = self._loader.image.topic(command.topic)
             partitions_before = 0 if before is None else len(before.partitions)
-        answer: A = await self._controllers.ask(command, COMMAND_TIMEOUT_MS)
+        answer: A = await self._controllers.execute(command, COMMAND_TIMEOUT_MS)
         if getattr(command, "validate_only", False):
             return answer
         try:

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
         TopicImage,
     )
     from raft_metadata.records.commands import A as AdminAnswer
-    from raft_metadata.records.commands import AdminCommand
+    from raft_metadata.records.commands import Command
 
 _log = logging.getLogger("broker.apis")
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class RoutedBrokerApis:
 
     # requests of operators
 
-    async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
+    async def admin(self, command: Command[AdminAnswer]) -> AdminAnswer:
         return await self._admin.ask(command)
 
     async def replication_progress(

@@ -574,7 +574,7 @@ class ProducerIds:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this broker is not registered yet")
         command = AllocateProducerIds(broker_id=self._broker_id, broker_epoch=epoch)
         try:
-            block = await self._controllers.ask(command, ALLOCATE_TIMEOUT_MS)
+            block = await self._controllers.execute(command, ALLOCATE_TIMEOUT_MS)
         except KafkaError as error:
             text = f"no producer ids from the active controller: {error.message}"
             raise KafkaError(error.code, text, outcome=Outcome.NOT_WRITTEN) from error

@@ -458,7 +458,7 @@ class Lifecycle:
                 min_insync_replicas=self._config.defaults.min_insync_replicas,
             )
             try:
-                registered = await self._controllers.register_broker(command)
+                registered = await self._controllers.execute(command)
             except KafkaError as error:
                 refusals += 1
                 level = logging.INFO if refusals % 10 == 1 else logging.DEBUG

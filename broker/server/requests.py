@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
     from raft_metadata.records.commands import A as AdminAnswer
     from raft_metadata.records.commands import (
-        AdminCommand,
+        Command,
         CreateTopic,
         DeleteTopic,
         TopicCreated,
@@ -267,7 +267,7 @@ class BrokerApis(Protocol):
         """Delete a topic; return once this broker's image has lost it."""
         ...
 
-    async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
+    async def admin(self, command: Command[AdminAnswer]) -> AdminAnswer:
         """Have the active controller decide a command of `raft_metadata.records.commands`.
 
         Returns once this image holds the decision, and new partitions have ready leaders. Sent

@@ -200,7 +200,7 @@ class TopicRequests:
         if command.partitions_count is not None and command.partitions_count > limit:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
-        created = await self._controllers.create_topic(command, CREATE_TIMEOUT_MS)
+        created = await self._controllers.execute(command, CREATE_TIMEOUT_MS)
         if not command.validate_only:
             try:
                 async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
@@ -246,7 +246,7 @@ class TopicRequests:
     async def delete(self, command: DeleteTopic) -> TopicDeleted:
         """Delete a topic; wait for this image to lose it, for at most ``topic_ready_ms``."""
         check_not_internal(command.name)
-        deleted = await self._controllers.delete_topic(command, CREATE_TIMEOUT_MS)
+        deleted = await self._controllers.execute(command, CREATE_TIMEOUT_MS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
                 await self._loader.wait_for(deleted.next_offset)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from http_api.peer import controller_paths as paths
 from http_api.peer.controller_link import ControllerLink, RefusedError
@@ -21,21 +21,17 @@ from raft_metadata.common.clock import Clock, SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import ClusterId, MetadataOffset, NodeId
 from raft_metadata.records.commands import (
-    ADMIN_COMMANDS,
-    ADMIN_NAMES,
+    COMMAND_NAMES,
+    COMMANDS,
     A,
-    AdminCommand,
-    AlterPartitions,
     BrokerRegistered,
-    CreateTopic,
-    DeleteTopic,
+    Command,
+    CommandRow,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
-    PartitionsAltered,
     RegisterBroker,
-    TopicCreated,
-    TopicDeleted,
+    RepeatRule,
 )
 from raft_metadata.records.quorum_view import ControllerState, DescribeQuorum
 
@@ -60,16 +56,14 @@ _SURELY_NOT_APPENDED = frozenset(
 )
 
 _log = logging.getLogger("controller.channel")
-_A = TypeVar("_A")
 
 
 class HttpControllerChannel:
     """`broker.ports.ControllerChannel` over the controllers' HTTP listeners.
 
     Owner: the broker's node; single-threaded, on its loop; call `start` first, `stop` last.
-    Invariant (rule F1): a command whose attempt may have been appended is not sent again, unless it
-    is repeatable: create_topic, whose topic id lets the controller recognise the repeat, and admin
-    commands whose row says so.
+    Invariant (rule F1): a command whose attempt may have been appended is sent again only if its
+    row in `COMMANDS` allows it.
     """
 
     def __init__(
@@ -140,60 +134,21 @@ class HttpControllerChannel:
 
     # -- commands
 
-    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
-        """Register this broker, and open the sessions of its new broker epoch."""
-        registered = await self._command(
-            paths.REGISTER_BROKER, command, BrokerRegistered, self._command_timeout_ms
-        )
-        self._heartbeats.open_sessions(command.broker_id, registered.broker_epoch)
-        return registered
-
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Send attempts to one controller, once; the next ones are new proposals (rule M3)."""
-        return await self._once(paths.ALTER_PARTITIONS, command, PartitionsAltered)
-
-    async def _once(self, path: str, command: object, answer: type[_A]) -> _A:
-        target = self._active
-        try:
-            return await self._links[target].post(path, command, answer, self._command_timeout_ms)
-        except KafkaError as error:
-            if _surely_not_appended(error):
-                self._look_elsewhere(target, error)
-            raise
-
-    async def create_topic(self, command: CreateTopic, timeout_ms: int) -> TopicCreated:
-        """Create a topic; repeated after an unknown outcome, because its id is recognised."""
-        return await self._command(
-            paths.CREATE_TOPIC, command, TopicCreated, timeout_ms, repeatable=True
-        )
-
-    async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> TopicDeleted:
-        """Delete a topic; not repeated after an unknown outcome, as the name may live again."""
-        return await self._command(paths.DELETE_TOPIC, command, TopicDeleted, timeout_ms)
-
-    async def ask(self, command: AdminCommand[A], timeout_ms: int) -> A:
-        """Send an admin command; repeated after an unknown outcome only if its row allows it."""
-        name = ADMIN_NAMES[type(command)]
-        row = ADMIN_COMMANDS[name]
-        answer: type[A] = row.answer
-        return await self._command(
-            paths.PREFIX + name, command, answer, timeout_ms, repeatable=row.is_repeatable
-        )
-
-    async def _command(
-        self,
-        path: str,
-        command: object,
-        answer: type[_A],
-        timeout_ms: int,
-        *,
-        repeatable: bool = False,
-    ) -> _A:
+    async def execute(self, command: Command[A], timeout_ms: int | None = None) -> A:
         """Find the active controller, send it the command, and follow it until the deadline.
 
-        An attempt that surely appended nothing is repeated; one of unknown outcome only if
-        ``repeatable``.
+        The command's row says after which failures it is sent again. A registration opens the
+        sessions of its new broker epoch. Without ``timeout_ms`` the channel's time-out applies.
         """
+        row = COMMANDS[COMMAND_NAMES[type(command)]]
+        timeout_ms = self._command_timeout_ms if timeout_ms is None else timeout_ms
+        answer: A = await self._deliver(command, row, timeout_ms)
+        if isinstance(command, RegisterBroker) and isinstance(answer, BrokerRegistered):
+            self._heartbeats.open_sessions(command.broker_id, answer.broker_epoch)
+        return answer
+
+    async def _deliver(self, command: Command[Any], row: CommandRow, timeout_ms: int) -> Any:
+        path, repeatable = paths.command_path(row.command), row.repeat is RepeatRule.ALWAYS
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         backoff_ms = ROUND_BACKOFF_FIRST_MS
@@ -205,11 +160,15 @@ class HttpControllerChannel:
                 left_ms = min(left_ms, max(MIN_ATTEMPT_MS, timeout_ms // 3))
             target = self._active
             try:
-                return await self._links[target].post(path, command, answer, left_ms)
+                return await self._links[target].post(path, command, row.answer, left_ms)
             except KafkaError as error:
+                not_appended = _surely_not_appended(error)
+                if not_appended and row.repeat is RepeatRule.NEVER:
+                    self._look_elsewhere(target, error)
+                    raise
                 unknown = error.outcome is Outcome.UNKNOWN
                 uncertain = uncertain or unknown
-                if not (_surely_not_appended(error) or (unknown and repeatable)):
+                if not (not_appended or (unknown and repeatable)):
                     if uncertain and not unknown:
                         raise _with_unknown_outcome(error) from error
                     raise

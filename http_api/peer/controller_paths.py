@@ -1,18 +1,19 @@
 """Paths, headers and limits that both ends of the controllers' HTTP plane share.
 
-Commands are ``POST /controller/v1/<name>`` with a JSON body of ``raft_metadata.records.serde``.
+Commands are ``POST /controller/v1/<name>`` (`command_path`) with a JSON body of
+``raft_metadata.records.serde``; the other paths are requests to one controller.
 Everything but the pages for people is a POST, since aiohttp's client silently repeats idempotent
 methods on a broken kept-alive connection (rule F2).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from raft_metadata.records.commands import COMMAND_NAMES, Command
+
 PREFIX = "/controller/v1/"
-REGISTER_BROKER = PREFIX + "register-broker"
 HEARTBEAT = PREFIX + "heartbeat"
-ALTER_PARTITIONS = PREFIX + "alter-partitions"
-CREATE_TOPIC = PREFIX + "create-topic"
-DELETE_TOPIC = PREFIX + "delete-topic"
 FETCH_METADATA = PREFIX + "fetch-metadata"
 SESSION = PREFIX + "session"
 STATUS = PREFIX + "status"
@@ -37,3 +38,8 @@ MAX_METADATA_WAIT_MS = 60_000
 """Longest wait of a fetch-metadata; one with a longer wait is answered then."""
 SESSION_PING_MS = 1_000
 """The controller sends a line this often; after three missed the broker opens a new session."""
+
+
+def command_path(kind: type[Command[Any]]) -> str:
+    """Return the path of a command."""
+    return PREFIX + COMMAND_NAMES[kind]

@@ -23,21 +23,13 @@ from http_api.peer.frames import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
 from raft_metadata.records.commands import (
-    ADMIN_COMMANDS,
+    COMMAND_NAMES,
     A,
-    AdminCommand,
-    AlterPartitions,
     BrokerHeartbeat,
-    BrokerRegistered,
-    CreateTopic,
-    DeleteTopic,
+    Command,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
-    PartitionsAltered,
-    RegisterBroker,
-    TopicCreated,
-    TopicDeleted,
 )
 from raft_metadata.records.quorum_view import ControllerState, DescribeQuorum
 from raft_metadata.records.serde import from_json, to_json
@@ -63,12 +55,8 @@ _C = TypeVar("_C")
 class Controller(Protocol):
     """Port to the active controller of ``raft_metadata.quorum``, which this listener serves."""
 
-    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered: ...
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered: ...
-    async def create_topic(self, command: CreateTopic) -> TopicCreated: ...
-    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted: ...
+    async def execute(self, command: Command[A]) -> A: ...
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer: ...
-    async def ask(self, command: AdminCommand[A]) -> A: ...
     def heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer: ...
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None: ...
     def session_closed(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None: ...
@@ -143,20 +131,15 @@ class ControllerServer:
         app = web.Application(
             client_max_size=paths.MAX_COMMAND_BYTES, middlewares=[self._answer_errors]
         )
-        controller = self._controller
         app.router.add_routes(
             [
-                self._command(paths.REGISTER_BROKER, RegisterBroker, controller.register_broker),
-                self._command(paths.ALTER_PARTITIONS, AlterPartitions, controller.alter_partitions),
-                self._command(paths.CREATE_TOPIC, CreateTopic, controller.create_topic),
-                self._command(paths.DELETE_TOPIC, DeleteTopic, controller.delete_topic),
-                self._command(paths.FETCH_METADATA, FetchMetadata, self._fetch_metadata),
-                self._command(paths.HEARTBEAT, BrokerHeartbeat, self._heartbeat),
-                self._command(paths.DESCRIBE_QUORUM, DescribeQuorum, self._describe_quorum),
                 *(
-                    self._command(paths.PREFIX + name, row.command, controller.ask)
-                    for name, row in ADMIN_COMMANDS.items()
+                    self._request(paths.command_path(kind), kind, self._controller.execute)
+                    for kind in COMMAND_NAMES
                 ),
+                self._request(paths.FETCH_METADATA, FetchMetadata, self._fetch_metadata),
+                self._request(paths.HEARTBEAT, BrokerHeartbeat, self._heartbeat),
+                self._request(paths.DESCRIBE_QUORUM, DescribeQuorum, self._describe_quorum),
                 web.post(paths.SESSION, self._session),
                 web.get(paths.STATUS, self._status),
                 web.get(paths.STATE, self._state),
@@ -193,7 +176,7 @@ class ControllerServer:
 
     # -- commands
 
-    def _command(
+    def _request(
         self, path: str, kind: type[_C], run: Callable[[_C], Awaitable[object]]
     ) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""Dispatch of the commands of ``records.admin`` to their deciders, and the checks common to all.
+"""The commands that image, defaults and one context decide: the decider of each, common checks.
 
-`Controller.admin` calls `decide_admin` with the newest image; the result is the records to append
-and the answer to the command.
+`Controller.decide` calls `decide_admin` with the newest image for every command that neither needs
+nor changes its soft state; the result is the records to append and the answer to the command.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from raft_metadata.controller.topic_control import decide_add_partitions
 from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import (
-    ADMIN_NAMES,
+    COMMAND_NAMES,
     A,
     AddPartitions,
-    AdminCommand,
     AllocateProducerIds,
     AlterAcls,
     AlterClientQuotas,
     AlterConfigs,
     AlterReassignments,
     AlterUsers,
+    Command,
     DrainBroker,
     ElectLeaders,
     UnregisterBroker,
@@ -65,7 +65,7 @@ class AdminContext:
 
 
 def decide_admin(
-    image: MetadataImage, command: AdminCommand[A], context: AdminContext
+    image: MetadataImage, command: Command[A], context: AdminContext
 ) -> tuple[tuple[MetadataRecord, ...], A]:
     """Return the records that carry out a command, and its answer.
 
@@ -85,7 +85,7 @@ def decide_admin(
     return records, cast(A, answer)
 
 
-def _decide(image: MetadataImage, command: AdminCommand[Any], context: AdminContext) -> Decision:
+def _decide(image: MetadataImage, command: Command[Any], context: AdminContext) -> Decision:
     defaults = context.defaults
     match command:
         case AddPartitions():
@@ -111,5 +111,5 @@ def _decide(image: MetadataImage, command: AdminCommand[Any], context: AdminCont
         case DrainBroker():
             return decide_drain_broker(image, command)
         case _:
-            message = f"{ADMIN_NAMES[type(command)]} is not known to this controller"
+            message = f"{COMMAND_NAMES[type(command)]} is not known to this controller"
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -61,20 +61,18 @@ from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.records.commands import (
     A,
-    AdminCommand,
     AlterPartition,
     AlterPartitions,
     BrokerHeartbeat,
     BrokerRegistered,
+    Command,
     CreateTopic,
     DeleteTopic,
     ElectLeaders,
     HeartbeatAnswer,
     PartitionAltered,
-    PartitionsAltered,
     RegisterBroker,
     TopicCreated,
-    TopicDeleted,
 )
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState, FeatureLevelRecord, MetadataRecord
@@ -167,10 +165,44 @@ class Controller:
 
     # ---- commands
 
-    def register_broker(
+    def decide(
+        self,
+        image: MetadataImage,
+        command: Command[A],
+        voter_levels: VoterLevels = NO_VOTER_LEVELS,
+    ) -> tuple[Records, A]:
+        """Return the records that carry out a command, and its answer.
+
+        Raises the KafkaError with which the command is refused. The commands that need or change
+        soft state are decided here, all others by `decide_admin`.
+        """
+        decision: tuple[Records, object]
+        match command:
+            case RegisterBroker():
+                decision = self._register_broker(image, command)
+            case AlterPartitions():
+                decision = decide_each(
+                    command,
+                    lambda attempt: self.alter_partition(image, attempt),
+                    batch_bytes_max=self.config.batch_bytes_max,
+                )
+            case CreateTopic():
+                decision = self._create_topic(image, command)
+            case DeleteTopic():
+                decision = decide_delete_topic(image, command)
+            case _:
+                context = AdminContext(
+                    defaults=self.config.defaults,
+                    chance=self._chance(),
+                    voter_levels=voter_levels,
+                    failed=self._damaged_replicas(image),
+                )
+                return decide_admin(image, command, context)
+        return cast(tuple[Records, A], decision)
+
+    def _register_broker(
         self, image: MetadataImage, command: RegisterBroker
     ) -> tuple[Records, BrokerRegistered]:
-        """Decide on a registration (`decide_register_broker`)."""
         present = image.brokers.get(command.broker_id)
         valid = present is not None and self.sessions.is_valid(
             command.broker_id, present.broker_epoch
@@ -182,7 +214,7 @@ class Controller:
     def alter_partition(
         self, image: MetadataImage, command: AlterPartition
     ) -> tuple[Records, PartitionAltered]:
-        """Decide on one ISR proposal (`decide_alter_partition`)."""
+        """Decide on one attempt of `AlterPartitions` (`decide_alter_partition`)."""
         session = self.sessions.session(command.broker_id, command.broker_epoch)
         return decide_alter_partition(
             image,
@@ -193,46 +225,15 @@ class Controller:
             ),
         )
 
-    def alter_partitions(
-        self, image: MetadataImage, command: AlterPartitions
-    ) -> tuple[Records, PartitionsAltered]:
-        """Decide on each of many ISR proposals (`decide_each`)."""
-        return decide_each(
-            command,
-            lambda attempt: self.alter_partition(image, attempt),
-            batch_bytes_max=self.config.batch_bytes_max,
-        )
-
-    def create_topic(
+    def _create_topic(
         self, image: MetadataImage, command: CreateTopic
     ) -> tuple[Records, TopicCreated]:
-        """Decide on a creation and note the start of its placement (`decide_create_topic`)."""
+        """Decide on a creation and note the start of its placement, where its growth continues."""
         start = self._chance()
         decision = decide_create_topic(image, command, defaults=self.config.defaults, start=start)
         if decision[0]:
             self._incomplete_topics[command.topic_id] = start
         return decision
-
-    def delete_topic(
-        self, image: MetadataImage, command: DeleteTopic
-    ) -> tuple[Records, TopicDeleted]:
-        """Decide on a topic's deletion (`decide_delete_topic`)."""
-        return decide_delete_topic(image, command)
-
-    def admin(
-        self,
-        image: MetadataImage,
-        command: AdminCommand[A],
-        voter_levels: VoterLevels = NO_VOTER_LEVELS,
-    ) -> tuple[Records, A]:
-        """Decide on an admin command with the present soft state (`decide_admin`)."""
-        context = AdminContext(
-            defaults=self.config.defaults,
-            chance=self._chance(),
-            voter_levels=voter_levels,
-            failed=self._damaged_replicas(image),
-        )
-        return decide_admin(image, command, context)
 
     def election_steps(self, image: MetadataImage, command: ElectLeaders) -> list[ElectLeaders]:
         """Return the command in parts that fit one batch; at least one, so that it is answered."""

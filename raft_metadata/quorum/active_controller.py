@@ -12,8 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 from typing_extensions import override
 
@@ -37,22 +36,16 @@ from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.metadata_feed import MetadataFeed
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
 from raft_metadata.records.commands import (
-    AdminCommand,
-    AlterPartitions,
+    A,
+    AddPartitions,
     BrokerHeartbeat,
-    BrokerRegistered,
+    Command,
     CreateTopic,
-    DeleteTopic,
     ElectLeaders,
     FetchMetadata,
     FetchMetadataAnswer,
     HeartbeatAnswer,
     LeadersElected,
-    PartitionsAdded,
-    PartitionsAltered,
-    RegisterBroker,
-    TopicCreated,
-    TopicDeleted,
     UpgradeMetadata,
 )
 from raft_metadata.records.records import (
@@ -79,9 +72,6 @@ def log_broker_state_changes(image: MetadataImage, records: Sequence[MetadataRec
             "broker state broker=%d broker_epoch=%d from=%s to=%s",
             record.broker_id, record.broker_epoch, known.state.value, record.state.value,
         )  # fmt: skip
-
-
-T = TypeVar("T")
 
 
 class Reign(Protocol):
@@ -317,52 +307,27 @@ class ActiveController(MetadataPublisher):
 
     # ---- commands: only the active controller
 
-    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
-        """Register a broker; see `decide_register_broker`."""
-        return await self._command(lambda image: self._core.register_broker(image, command))
+    async def execute(self, command: Command[A]) -> A:
+        """Execute a command and return its answer once the decision is committed (rule M3).
 
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Change the in-sync replicas of partitions; see `decide_each`.
-
-        The accepted changes are one batch, so all are committed or none.
+        Elections are held in bounded parts. Creating a topic and adding partitions return once
+        every partition is recorded; if leadership ends in between they raise OUTCOME_UNKNOWN: the
+        next controller continues, and a repeated creation with the same topic id finds the topic.
         """
-        return await self._command(lambda image: self._core.alter_partitions(image, command))
-
-    async def create_topic(self, command: CreateTopic) -> TopicCreated:
-        """Create a topic; return once every partition is recorded. See `decide_create_topic`.
-
-        If leadership ends in between, raises OUTCOME_UNKNOWN: the next controller continues the
-        creation, and a repeated request with the same topic id finds the topic.
-        """
-        answer = await self._command(lambda image: self._core.create_topic(image, command))
-        if command.validate_only:
-            return answer
-        topic = await self._wait_for_partitions(command.topic_id)
-        return replace(
-            answer,
-            replication_factor=len(topic.partitions[0].replicas),
-            next_offset=self._machine.image.next_offset,
-        )
-
-    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
-        """Delete a topic; see `decide_delete_topic`."""
-        return await self._command(lambda image: self._core.delete_topic(image, command))
-
-    async def ask(self, command: AdminCommand[T]) -> T:
-        """Execute any command of ``records.admin``; see there, and `decide_admin`.
-
-        Adding partitions returns, as creating a topic does, once every partition is recorded.
-        """
-        if isinstance(command, ElectLeaders):
-            return cast(T, await self._elect(command))
-        levels = NO_VOTER_LEVELS
-        if isinstance(command, UpgradeMetadata):
-            levels = self._quorum.voter_feature_levels()
-        answer = await self._command(lambda image: self._core.admin(image, command, levels))
-        if isinstance(answer, PartitionsAdded) and not getattr(command, "validate_only", False):
-            await self._wait_for_partitions(answer.topic_id)
-            return replace(answer, next_offset=self._machine.image.next_offset)
-        return answer
+        match command:
+            case ElectLeaders():
+                return cast(A, await self._elect(command))
+            case CreateTopic() if not command.validate_only:
+                created = await self._command(command)
+                topic = await self._wait_for_partitions(created.topic_id)
+                factor, end = len(topic.partitions[0].replicas), self._machine.image.next_offset
+                return cast(A, replace(created, replication_factor=factor, next_offset=end))
+            case AddPartitions() if not command.validate_only:
+                added = await self._command(command)
+                await self._wait_for_partitions(added.topic_id)
+                return cast(A, replace(added, next_offset=self._machine.image.next_offset))
+            case _:
+                return await self._command(command)
 
     async def _elect(self, command: ElectLeaders) -> LeadersElected:
         """Elect leaders in bounded parts, each committed before the next.
@@ -374,8 +339,7 @@ class ActiveController(MetadataPublisher):
         image = self._machine.image if self._speculation is None else self._speculation.image
         for part in self._core.election_steps(image, command):
             try:
-                step = partial(self._core.admin, command=part, voter_levels={})
-                done.append(await self._command(step))
+                done.append(await self._command(part))
             except KafkaError as error:
                 if not done:
                     raise
@@ -383,7 +347,7 @@ class ActiveController(MetadataPublisher):
                 raise KafkaError(ErrorCode.OUTCOME_UNKNOWN, message) from error
         return joined_elections(done)
 
-    async def _command(self, decide: Callable[[MetadataImage], tuple[Records, T]]) -> T:
+    async def _command(self, command: Command[A]) -> A:
         """Decide on the newest image, append, and return the answer when it is committed (rule M3).
 
         No await separates reading the image from appending. A decision without records, including a
@@ -395,8 +359,11 @@ class ActiveController(MetadataPublisher):
         if len(speculation.in_flight) >= self._config.commands_in_flight_max:
             message = f"{len(speculation.in_flight)} metadata batches wait; nothing was appended"
             raise KafkaError(ErrorCode.QUEUE_FULL, message)
+        levels = NO_VOTER_LEVELS
+        if isinstance(command, UpgradeMetadata):
+            levels = self._quorum.voter_feature_levels()
         try:
-            records, answer = decide(speculation.image)
+            records, answer = self._core.decide(speculation.image, command, levels)
         except KafkaError:
             await self._commit_of_newest(speculation)
             raise

@@ -5,9 +5,11 @@ which its sender decided, so that a late one changes nothing. A failed command i
 NOT_CONTROLLER means that it was surely not appended, OUTCOME_UNKNOWN that it may still be (rule
 M3).
 
-Each admin command names the type of its answer as its type argument and has a row in
-`ADMIN_COMMANDS`, by which both ends of the controllers' plane route it. After an unknown outcome it
-is sent again only if its row allows a repeat (rule F1).
+A `Command` names the type of its answer as its type argument and has a row in `COMMANDS`, by which
+both ends of the controllers' plane route it. One method, ``execute``, takes any of them on every
+hop: the broker's channel (``http_api.peer.controller_channel``), the controller's listener
+(``controller_server``) and `ActiveController`; `Controller.decide` decides it. Heartbeats and
+fetches of metadata are no commands: any controller answers them.
 
 A heartbeat with more damaged replicas than one may list is sent in pages (`next_page`). A page
 lists all damaged replicas in a range of partitions, so its receiver replaces everything it knew
@@ -52,9 +54,19 @@ from raft_metadata.records.records import (
     UserScramRecord,
 )
 
+A = TypeVar("A")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterBroker:
+class Command(Generic[A]):
+    """A command to the active controller; ``A`` is the type of its answer."""
+
+
+# ---- registration and heartbeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBroker(Command["BrokerRegistered"]):
     """The registration of a broker process. A repeat with the same incarnation keeps its epoch."""
 
     broker_id: BrokerId
@@ -185,7 +197,7 @@ MAX_ATTEMPTS_PER_COMMAND = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterPartitions:
+class AlterPartitions(Command["PartitionsAltered"]):
     """ISR proposals of one leader for many distinct partitions, each judged alone (rule M3)."""
 
     attempts: tuple[AlterPartition, ...]
@@ -209,7 +221,7 @@ class PartitionsAltered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopic:
+class CreateTopic(Command["TopicCreated"]):
     name: TopicName
     topic_id: TopicId
     """Proposed by the requester, so that a repeat is recognized and answered alike (rule F1)."""
@@ -232,7 +244,7 @@ class TopicCreated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopic:
+class DeleteTopic(Command["TopicDeleted"]):
     name: TopicName
 
 
@@ -317,14 +329,6 @@ def next_page(beat: BrokerHeartbeat, after: TopicIdPartition | None) -> BrokerHe
     return replace(beat, failed=page, failed_after=after, failed_up_to=up_to)
 
 
-A = TypeVar("A")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminCommand(Generic[A]):
-    """A command to the active controller; ``A`` is the type of its answer."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterAnswer:
     """The answer to a change that is made, or would be made (``validate_only``)."""
@@ -337,7 +341,7 @@ class AlterAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitions(AdminCommand["PartitionsAdded"]):
+class AddPartitions(Command["PartitionsAdded"]):
     """A request for more partitions of a topic; INVALID_PARTITIONS for as many as now or fewer."""
 
     topic: TopicName
@@ -367,7 +371,7 @@ class ConfigChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterConfigs(AdminCommand[AlterAnswer]):
+class AlterConfigs(Command[AlterAnswer]):
     """Config changes that are made all together or, where one is refused, not at all.
 
     INVALID_CONFIG names the first that is refused.
@@ -390,7 +394,7 @@ class Reassignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterReassignments(AdminCommand[AlterAnswer]):
+class AlterReassignments(Command[AlterAnswer]):
     """Reassignments to start, change or cancel: all of them or, where one is refused, none."""
 
     changes: tuple[Reassignment, ...]
@@ -414,7 +418,7 @@ class PartitionPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElectLeaders(AdminCommand["LeadersElected"]):
+class ElectLeaders(Command["LeadersElected"]):
     """A request for elections, held where they change something; None: in the whole cluster."""
 
     election: Election
@@ -446,7 +450,7 @@ class LeadersElected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainBroker(AdminCommand[AlterAnswer]):
+class DrainBroker(Command[AlterAnswer]):
     """A request to drain a broker of leaderships or replicas, or to end that.
 
     BROKER_ID_NOT_REGISTERED for an unknown broker.
@@ -457,7 +461,7 @@ class DrainBroker(AdminCommand[AlterAnswer]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnregisterBroker(AdminCommand[AlterAnswer]):
+class UnregisterBroker(Command[AlterAnswer]):
     """A request to remove a broker from the cluster.
 
     POLICY_VIOLATION while it holds replicas, with their number.
@@ -467,7 +471,7 @@ class UnregisterBroker(AdminCommand[AlterAnswer]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateProducerIds(AdminCommand["ProducerIdBlock"]):
+class AllocateProducerIds(Command["ProducerIdBlock"]):
     """A broker's request for a block of producer ids; no id is handed out twice (invariant T5)."""
 
     broker_id: BrokerId
@@ -484,7 +488,7 @@ class ProducerIdBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterClientQuotas(AdminCommand[AlterAnswer]):
+class AlterClientQuotas(Command[AlterAnswer]):
     """Quotas of an entity to set; a value of None removes that key (KIP-546)."""
 
     entity: tuple[QuotaEntity, ...]
@@ -492,7 +496,7 @@ class AlterClientQuotas(AdminCommand[AlterAnswer]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterAcls(AdminCommand[AlterAnswer]):
+class AlterAcls(Command[AlterAnswer]):
     """Access rules to add, and ids of rules to remove."""
 
     add: tuple[AclRecord, ...] = ()
@@ -508,7 +512,7 @@ class UserScram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterUsers(AdminCommand[AlterAnswer]):
+class AlterUsers(Command[AlterAnswer]):
     """Salted passwords to set, and credentials to remove (KIP-554)."""
 
     put: tuple[UserScramRecord, ...] = ()
@@ -516,7 +520,7 @@ class AlterUsers(AdminCommand[AlterAnswer]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpgradeMetadata(AdminCommand["MetadataUpgraded"]):
+class UpgradeMetadata(Command["MetadataUpgraded"]):
     """A request to raise ``metadata.version`` (KIP-584).
 
     POLICY_VIOLATION names every node that can't follow the new level.
@@ -534,31 +538,49 @@ class MetadataUpgraded:
     next_offset: MetadataOffset
 
 
+# ---- the table
+
+
+class RepeatRule(Enum):
+    """The failures after which a broker's channel sends a command again (rule F1)."""
+
+    NEVER = "never"
+    """No failure: the sender makes a new command of what is still wanted."""
+    NOT_APPENDED = "not appended"
+    """Failures after which the command was surely not appended."""
+    ALWAYS = "always"
+    """Also unknown outcomes: a repeat is recognized, or changes nothing more."""
+
+
 @dataclass(frozen=True, slots=True)
-class AdminRow:
-    """The types and the repeatability of one command on the controllers' plane."""
+class CommandRow:
+    """The types of one command and of its answer, and the rule for its repeats."""
 
-    command: type[AdminCommand[Any]]
+    command: type[Command[Any]]
     answer: type[Any]
-    is_repeatable: bool = field(default=False, kw_only=True)
-    """True if the command may be sent again after an unknown outcome."""
+    repeat: RepeatRule = RepeatRule.NOT_APPENDED
 
 
-ADMIN_COMMANDS: Mapping[str, AdminRow] = {
-    "add-partitions": AdminRow(AddPartitions, PartitionsAdded),
-    "alter-configs": AdminRow(AlterConfigs, AlterAnswer),
-    "alter-reassignments": AdminRow(AlterReassignments, AlterAnswer),
-    "elect-leaders": AdminRow(ElectLeaders, LeadersElected, is_repeatable=True),
-    "drain-broker": AdminRow(DrainBroker, AlterAnswer),
-    "unregister-broker": AdminRow(UnregisterBroker, AlterAnswer),
-    "allocate-producer-ids": AdminRow(AllocateProducerIds, ProducerIdBlock, is_repeatable=True),
-    "alter-client-quotas": AdminRow(AlterClientQuotas, AlterAnswer),
-    "alter-acls": AdminRow(AlterAcls, AlterAnswer),
-    "alter-users": AdminRow(AlterUsers, AlterAnswer),
-    "upgrade-metadata": AdminRow(UpgradeMetadata, MetadataUpgraded, is_repeatable=True),
+COMMANDS: Mapping[str, CommandRow] = {
+    "register-broker": CommandRow(RegisterBroker, BrokerRegistered),
+    "alter-partitions": CommandRow(AlterPartitions, PartitionsAltered, RepeatRule.NEVER),
+    "create-topic": CommandRow(CreateTopic, TopicCreated, RepeatRule.ALWAYS),
+    "delete-topic": CommandRow(DeleteTopic, TopicDeleted),
+    "add-partitions": CommandRow(AddPartitions, PartitionsAdded),
+    "alter-configs": CommandRow(AlterConfigs, AlterAnswer),
+    "alter-reassignments": CommandRow(AlterReassignments, AlterAnswer),
+    "elect-leaders": CommandRow(ElectLeaders, LeadersElected, RepeatRule.ALWAYS),
+    "drain-broker": CommandRow(DrainBroker, AlterAnswer),
+    "unregister-broker": CommandRow(UnregisterBroker, AlterAnswer),
+    "allocate-producer-ids": CommandRow(AllocateProducerIds, ProducerIdBlock, RepeatRule.ALWAYS),
+    "alter-client-quotas": CommandRow(AlterClientQuotas, AlterAnswer),
+    "alter-acls": CommandRow(AlterAcls, AlterAnswer),
+    "alter-users": CommandRow(AlterUsers, AlterAnswer),
+    "upgrade-metadata": CommandRow(UpgradeMetadata, MetadataUpgraded, RepeatRule.ALWAYS),
 }
-"""All admin commands by the last part of their path, ``POST /controller/v1/<name>``."""
+"""All commands by the last part of their path, ``POST /controller/v1/<name>``. After
+an unknown outcome a deletion is not repeated: the name may belong to a new topic by then."""
 
-ADMIN_NAMES: Mapping[type[AdminCommand[Any]], str] = {
-    row.command: name for name, row in ADMIN_COMMANDS.items()
+COMMAND_NAMES: Mapping[type[Command[Any]], str] = {
+    row.command: name for name, row in COMMANDS.items()
 }

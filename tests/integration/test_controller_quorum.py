@@ -98,7 +98,7 @@ async def test_metadata_goes_on_when_the_active_controller_goes_away(tmp_path: P
         group.create_task(heartbeats(nodes, over))
         first = await active(nodes)
         for broker in BROKERS:
-            await first.controller.register_broker(registration(broker))
+            await first.controller.execute(registration(broker))
         await until(lambda: unfenced(first) == 3)
         answers = await asyncio.gather(*(create(first, number) for number in range(64)))
         assert answers == [None] * 64, "64 at once, and no NOT_CONTROLLER"
@@ -124,7 +124,7 @@ def unfenced(node: Node) -> int:
 async def create(node: Node, number: int) -> ErrorCode | None:
     command = CreateTopic(name=TopicName(f"t{number}"), topic_id=topic_id(number))
     try:
-        await node.controller.create_topic(command)
+        await node.controller.execute(command)
     except KafkaError as error:
         return error.code
     return None

@@ -19,7 +19,9 @@ from raft_metadata.common.ids import (
     MetadataOffset,
 )
 from raft_metadata.records.commands import (
+    CreateTopic,
     FetchMetadata,
+    RegisterBroker,
 )
 from raft_metadata.records.serde import from_json
 from tests.support.peer_controllers import (
@@ -64,14 +66,14 @@ async def test_another_cluster_or_addressee_is_refused() -> None:
     async with quorum() as nodes:
         foreign = HttpControllerChannel(controllers=nodes.addresses, cluster_id=ClusterId("B" * 22))
         await foreign.start()
-        error = await refused(foreign.delete_topic(DELETE, 500))
+        error = await refused(foreign.execute(DELETE, 500))
         assert error.code is ErrorCode.INCONSISTENT_CLUSTER_ID
         with foreign.heartbeats(lambda _answer, _sent_ms: None) as beats:
             beats.set_content(HEARTBEAT, at_once=True)
             await until(lambda: set(foreign.heartbeat_refusals) == {A, B, C})
         await foreign.stop()
         async with channel({B: nodes.addresses[A]}) as crossed:
-            error = await refused(crossed.delete_topic(DELETE, 500))
+            error = await refused(crossed.execute(DELETE, 500))
             assert error.code is ErrorCode.INVALID_REQUEST
             assert "controller 101" in error.message
         assert nodes.asked(object) == []
@@ -80,12 +82,12 @@ async def test_another_cluster_or_addressee_is_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        (paths.REGISTER_BROKER, b"", 400),
-        (paths.REGISTER_BROKER, b"{}", 400),
+        (paths.command_path(RegisterBroker), b"", 400),
+        (paths.command_path(RegisterBroker), b"{}", 400),
         (paths.HEARTBEAT, b"\x80\x04\x95\x1e", 400),
         (paths.HEARTBEAT, b"[" * 100_000, 400),
         (paths.HEARTBEAT, b'{"broker_id":"x","broker_epoch":1,"metadata_offset":2}', 400),
-        (paths.CREATE_TOPIC, BytesIO(b"x" * (paths.MAX_COMMAND_BYTES + 1)), 413),
+        (paths.command_path(CreateTopic), BytesIO(b"x" * (paths.MAX_COMMAND_BYTES + 1)), 413),
         (paths.FETCH_METADATA, b"null", 400),
         (paths.SESSION, b"", 400),
         ("/controller/v1/none-such", b"{}", 404),
@@ -166,6 +168,6 @@ async def test_an_answer_nobody_can_read_is_unknown() -> None:
             b"HTTP/1.1 307 Temporary\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
             b"SSH-2.0-x\r\n",
         ):
-            error = await refused(controllers.delete_topic(DELETE, 1_000))
+            error = await refused(controllers.execute(DELETE, 1_000))
             assert error.outcome is Outcome.UNKNOWN, answer
     liar.close()

@@ -57,7 +57,7 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
             await until(lambda number=number: len(answers) == 3 * number)  # type: ignore[misc]
         assert sum(answer.is_active for answer in answers) == 5
         assert {relay.connections for relay in relays.values()} == {1}
-        await controllers.delete_topic(DELETE, 1_000)
+        await controllers.execute(DELETE, 1_000)
         assert relays[B].connections == 2, "nothing else goes over a heartbeat's connection"
         assert controllers.believed_active == B
         nodes.fakes[C].error = KafkaError(ErrorCode.STALE_BROKER_EPOCH)
@@ -77,7 +77,7 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
 async def test_a_session_tells_every_controller_when_the_broker_is_gone() -> None:
     async with quorum() as nodes:
         async with channel(nodes.addresses) as controllers:
-            await controllers.register_broker(REGISTER)
+            await controllers.execute(REGISTER)
             await until(lambda: all(len(fake.sessions) == 1 for fake in nodes.fakes.values()))
         opened, closed = ("opened", BROKER, EPOCH), ("closed", BROKER, EPOCH)
         await until(lambda: all(f.sessions == [opened, closed] for f in nodes.fakes.values()))
@@ -89,7 +89,7 @@ async def test_a_session_that_breaks_is_reopened_within_the_grace() -> None:
         TcpRelay(nodes.addresses[A]) as relay,
         channel(nodes.addresses, dial={A: relay.address}) as controllers,
     ):
-        await controllers.register_broker(REGISTER)
+        await controllers.execute(REGISTER)
         sessions = nodes.fakes[A].sessions
         await until(lambda: len(sessions) == 1)
         connections = relay.connections
@@ -129,7 +129,7 @@ async def test_sessions_that_overlap_close_once_the_last_is_gone() -> None:
 
 async def test_a_stopping_controller_answers_long_polls_and_closes_sessions_at_once() -> None:
     async with quorum() as nodes, channel(nodes.addresses) as controllers:
-        await controllers.register_broker(REGISTER)
+        await controllers.execute(REGISTER)
         await until(lambda: len(nodes.fakes[B].sessions) == 1)
         fetch = FetchMetadata(
             cluster_id=CLUSTER, broker_id=BROKER, from_offset=MetadataOffset(99), max_wait_ms=9_000

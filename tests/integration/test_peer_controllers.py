@@ -48,14 +48,14 @@ from tests.support.waiting import until
 
 async def test_every_command_arrives_as_it_was_sent() -> None:
     async with quorum(leader=C) as nodes, channel(nodes.addresses) as controllers:
-        assert (await controllers.register_broker(REGISTER)).broker_epoch == EPOCH
+        assert (await controllers.execute(REGISTER)).broker_epoch == EPOCH
         assert controllers.believed_active == C, "the hint of NOT_CONTROLLER is followed"
-        first, second = (await controllers.alter_partitions(ALTERS)).answers
+        first, second = (await controllers.execute(ALTERS)).answers
         assert first.altered is not None
         assert (first.altered.partition_epoch, first.altered.isr) == (8, (BROKER,))
         assert second.message == "no"
-        assert (await controllers.create_topic(CREATE, 1_000)).partitions_count == 2
-        assert (await controllers.delete_topic(DELETE, 1_000)).next_offset == 10
+        assert (await controllers.execute(CREATE, 1_000)).partitions_count == 2
+        assert (await controllers.execute(DELETE, 1_000)).next_offset == 10
         fetch = FetchMetadata(
             cluster_id=CLUSTER, broker_id=BROKER, from_offset=MetadataOffset(0), max_wait_ms=100
         )
@@ -68,7 +68,7 @@ async def test_every_command_arrives_as_it_was_sent() -> None:
 
 async def test_without_a_hint_each_controller_is_asked_in_turn_until_one_is_active() -> None:
     async with quorum(leader=None) as nodes, channel(nodes.addresses) as controllers:
-        call = asyncio.get_running_loop().create_task(controllers.create_topic(CREATE, 3_000))
+        call = asyncio.get_running_loop().create_task(controllers.execute(CREATE, 3_000))
         await until(lambda: len(nodes.asked(CreateTopic)) >= 4)
         assert set(nodes.asked(CreateTopic)) == {A, B, C}
         nodes.elect(B)
@@ -77,7 +77,7 @@ async def test_without_a_hint_each_controller_is_asked_in_turn_until_one_is_acti
 
 async def test_no_active_controller_until_the_deadline_is_surely_not_written() -> None:
     async with quorum(leader=None) as nodes, channel(nodes.addresses) as controllers:
-        error = await refused(controllers.delete_topic(DELETE, 300))
+        error = await refused(controllers.execute(DELETE, 300))
         assert (error.code, error.outcome) == (ErrorCode.REQUEST_TIMED_OUT, Outcome.NOT_WRITTEN)
         assert len(nodes.asked(DeleteTopic)) < 30, "it pauses between rounds"
 
@@ -85,7 +85,7 @@ async def test_no_active_controller_until_the_deadline_is_surely_not_written() -
 async def test_refusals_of_the_active_controller_reach_the_caller_at_once() -> None:
     async with quorum() as nodes, channel(nodes.addresses) as controllers:
         nodes.fakes[A].error = KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, "t is there")
-        error = await refused(controllers.create_topic(CREATE, 1_000))
+        error = await refused(controllers.execute(CREATE, 1_000))
         assert error.code is ErrorCode.TOPIC_ALREADY_EXISTS
         assert error.message == "t is there"
         assert error.outcome is Outcome.NOT_WRITTEN
@@ -96,7 +96,7 @@ async def test_rule_f1_a_delete_whose_answer_is_lost_is_unknown_and_ran_once() -
     async with quorum() as nodes, TcpRelay(nodes.addresses[A]) as relay:
         relay.lose_answers = True
         async with channel(nodes.addresses, dial={A: relay.address}) as controllers:
-            error = await refused(controllers.delete_topic(DELETE, 300))
+            error = await refused(controllers.execute(DELETE, 300))
             assert error.outcome is Outcome.UNKNOWN
             assert nodes.asked(DeleteTopic) == [A]
 
@@ -105,7 +105,7 @@ async def test_rule_f1_a_delete_whose_connection_breaks_is_unknown_and_ran_once(
     async with quorum() as nodes, TcpRelay(nodes.addresses[A]) as relay:
         nodes.fakes[A].gated = True
         async with channel(nodes.addresses, dial={A: relay.address}) as controllers:
-            call = asyncio.get_running_loop().create_task(controllers.delete_topic(DELETE, 3_000))
+            call = asyncio.get_running_loop().create_task(controllers.execute(DELETE, 3_000))
             await until(lambda: nodes.asked(DeleteTopic) == [A])
             relay.cut()
             error = await refused(call)
@@ -121,10 +121,10 @@ async def test_rule_f2_a_broken_kept_alive_connection_never_repeats_a_command() 
         TcpRelay(nodes.addresses[A]) as relay,
         channel(nodes.addresses, dial={A: relay.address}) as controllers,
     ):
-        await controllers.delete_topic(DELETE, 1_000)
+        await controllers.execute(DELETE, 1_000)
         assert relay.connections == 1
         nodes.fakes[A].gated = True
-        call = asyncio.get_running_loop().create_task(controllers.delete_topic(DELETE, 3_000))
+        call = asyncio.get_running_loop().create_task(controllers.execute(DELETE, 3_000))
         await until(lambda: len(nodes.asked(DeleteTopic)) == 2)
         assert relay.connections == 1, "the kept-alive connection is used"
         relay.cut()
@@ -150,7 +150,7 @@ async def test_rule_f1_a_connection_found_closing_took_nothing_and_another_is_as
     original = controller_link._Command.write_with_length
     monkeypatch.setattr(controller_link._Command, "write_with_length", closed_under_us)
     async with quorum() as nodes, channel(nodes.addresses) as controllers:
-        await controllers.ask(DRAIN, timeout_ms=2000)
+        await controllers.execute(DRAIN, timeout_ms=2000)
         assert not closing
         assert nodes.asked(DrainBroker).count(A) == 1
 
@@ -159,7 +159,7 @@ async def test_rule_f1_a_create_is_repeated_under_the_same_topic_id() -> None:
     async with quorum() as nodes, TcpRelay(nodes.addresses[A]) as relay:
         nodes.fakes[A].gated = True
         async with channel(nodes.addresses, dial={A: relay.address}) as controllers:
-            call = asyncio.get_running_loop().create_task(controllers.create_topic(CREATE, 3_000))
+            call = asyncio.get_running_loop().create_task(controllers.execute(CREATE, 3_000))
             await until(lambda: nodes.asked(CreateTopic) == [A])
             nodes.elect(B)
             relay.cut()
@@ -173,7 +173,7 @@ async def test_rule_m3_a_create_refused_after_an_unknown_attempt_stays_unknown()
         nodes.fakes[A].gated = True
         nodes.fakes[B].error = KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR)
         async with channel(nodes.addresses, dial={A: relay.address}) as controllers:
-            call = asyncio.get_running_loop().create_task(controllers.create_topic(CREATE, 3_000))
+            call = asyncio.get_running_loop().create_task(controllers.execute(CREATE, 3_000))
             await until(lambda: nodes.asked(CreateTopic) == [A])
             relay.cut()
             error = await refused(call)
@@ -184,17 +184,17 @@ async def test_rule_m3_a_create_refused_after_an_unknown_attempt_stays_unknown()
 
 async def test_what_operators_ask_finds_the_active_controller_and_waits_for_one() -> None:
     async with quorum(leader=C) as nodes, channel(nodes.addresses) as controllers:
-        assert (await controllers.ask(DRAIN, 1_000)).next_offset == 11
+        assert (await controllers.execute(DRAIN, 1_000)).next_offset == 11
         assert nodes.fakes[C].asked == [DRAIN]
-        assert (await controllers.ask(ELECT, 1_000)).next_offset == 12
+        assert (await controllers.execute(ELECT, 1_000)).next_offset == 12
         nodes.elect(None)
-        asking = controllers.ask(DRAIN, 3_000)
+        asking = controllers.execute(DRAIN, 3_000)
         call = asyncio.get_running_loop().create_task(asking)
         await until(lambda: set(nodes.asked(DrainBroker)) == {A, B, C})
         nodes.elect(B)
         assert (await call).next_offset == 11
         nodes.elect(None)
-        error = await refused(controllers.ask(DRAIN, 200))
+        error = await refused(controllers.execute(DRAIN, 200))
         assert (error.code, error.outcome) == (ErrorCode.REQUEST_TIMED_OUT, Outcome.NOT_WRITTEN)
 
 
@@ -206,7 +206,7 @@ async def test_rule_f1_what_operators_ask_is_repeated_only_where_it_says_so(
         nodes.fakes[A].gated = True
         async with channel(nodes.addresses, dial={A: relay.address}) as controllers:
             command: Any = ELECT if is_repeatable else DRAIN
-            call = asyncio.get_running_loop().create_task(controllers.ask(command, 3_000))
+            call = asyncio.get_running_loop().create_task(controllers.execute(command, 3_000))
             await until(lambda: nodes.asked(type(command)) == [A])
             nodes.elect(B)
             relay.cut()
@@ -222,10 +222,10 @@ async def test_rule_f1_what_operators_ask_is_repeated_only_where_it_says_so(
 
 async def test_rule_m3_alter_partitions_goes_once_to_one_controller() -> None:
     async with quorum(leader=B) as nodes, channel(nodes.addresses) as controllers:
-        error = await refused(controllers.alter_partitions(ALTERS))
+        error = await refused(controllers.execute(ALTERS))
         assert (error.code, error.outcome) == (ErrorCode.NOT_CONTROLLER, Outcome.NOT_WRITTEN)
         assert nodes.asked(AlterPartitions) == [A]
-        await controllers.alter_partitions(ALTERS)
+        await controllers.execute(ALTERS)
         assert nodes.asked(AlterPartitions) == [A, B], "the next attempt knows better"
 
 
@@ -260,7 +260,7 @@ async def test_nobody_to_connect_to_until_the_deadline_is_surely_not_written() -
     address = f"127.0.0.1:{silent.getsockname()[1]}"
     async with channel({A: address, B: address}, connect_timeout_ms=30) as controllers:
         for timeout_ms in (40, 70, 95, 130, 155):
-            error = await refused(controllers.ask(DRAIN, timeout_ms))
+            error = await refused(controllers.execute(DRAIN, timeout_ms))
             assert error.outcome is Outcome.NOT_WRITTEN, (timeout_ms, error)
             assert error.code is ErrorCode.REQUEST_TIMED_OUT
     for each in [silent, *held]:

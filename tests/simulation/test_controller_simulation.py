@@ -123,7 +123,7 @@ class Simulation:
             replication_factor=self.rng.choice([1, 3, 3]),
         )
         try:
-            answer = await voter.controller.create_topic(command)
+            answer = await voter.controller.execute(command)
         except KafkaError as error:
             self.note("create", error)
             if error.outcome is Outcome.NOT_WRITTEN and (
@@ -138,7 +138,7 @@ class Simulation:
     async def delete(self, voter: Voter) -> None:
         name = TopicName(f"t{self.rng.randrange(4)}")
         try:
-            answer = await voter.controller.delete_topic(DeleteTopic(name=name))
+            answer = await voter.controller.execute(DeleteTopic(name=name))
         except KafkaError as error:
             self.note("delete", error)
             return
@@ -197,7 +197,7 @@ class Simulation:
         )
         broker.is_registering = True
         try:
-            answer = await voter.controller.register_broker(command)
+            answer = await voter.controller.execute(command)
         except KafkaError as error:
             self.note("register", error)
         else:

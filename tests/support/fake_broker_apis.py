@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
     from raft_metadata.records.commands import A as AdminAnswer
-    from raft_metadata.records.commands import AdminCommand, CreateTopic, DeleteTopic
+    from raft_metadata.records.commands import Command, CreateTopic, DeleteTopic
 
 CLUSTER_ID = ClusterId("QuorumlogTestCluster01")
 NOW_MS = 1_700_000_000_000
@@ -467,7 +467,7 @@ class FakeBrokerApis:
         self._set_topics(rest)
         return TopicDeleted(topic_id=topic.topic_id, next_offset=MetadataOffset(10))
 
-    async def admin(self, command: AdminCommand[AdminAnswer]) -> AdminAnswer:
+    async def admin(self, command: Command[AdminAnswer]) -> AdminAnswer:
         self.requests.append(command)
         answer = self.admin_answers.get(type(command), AlterAnswer(next_offset=MetadataOffset(11)))
         if callable(answer):

@@ -6,22 +6,23 @@ from typing import Protocol
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.records.commands import (
+    A,
     AlterPartition,
     AlterPartitions,
+    Command,
     PartitionAltered,
-    PartitionsAltered,
 )
 
 
 class Proposable(Protocol):
     """A controller, or a channel to the controllers."""
 
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered: ...
+    async def execute(self, command: Command[A], /) -> A: ...
 
 
 async def propose(to: Proposable, command: AlterPartition) -> PartitionAltered:
     """Send one attempt in a command of its own; raise its refusal as a `KafkaError`."""
-    (answer,) = (await to.alter_partitions(AlterPartitions(attempts=(command,)))).answers
+    (answer,) = (await to.execute(AlterPartitions(attempts=(command,)))).answers
     if answer.altered is None:
         code = ErrorCode.from_number(answer.error)
         raise KafkaError(code, answer.message, outcome=Outcome.NOT_WRITTEN)

@@ -288,7 +288,7 @@ class Broker:
         self.world.call(
             self.broker_id,
             self.believed_active(),
-            lambda life: life.controller.register_broker(command),
+            lambda life: life.controller.execute(command),
             partial(self.registered, process, command, process.seen_epoch),
             command=command,
         )
@@ -515,7 +515,7 @@ class Broker:
         self.world.call(
             self.broker_id,
             self.believed_active(),
-            lambda life: life.controller.ask(command),
+            lambda life: life.controller.execute(command),
             partial(self.given_producer_ids, process),
             command=command,
         )

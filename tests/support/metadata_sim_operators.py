@@ -12,10 +12,10 @@ from raft_metadata.common.ids import BrokerId, NodeId, PartitionId, TopicId, Top
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.commands import (
     AddPartitions,
-    AdminCommand,
     AlterClientQuotas,
     AlterConfigs,
     AlterReassignments,
+    Command,
     ConfigChange,
     CreateTopic,
     DeleteTopic,
@@ -151,9 +151,9 @@ class Operator:
             counts[f"{name} ok"] += 1
         answered(seen_epoch, answer)
 
-    def admin(self, command: AdminCommand[Any], **how: Any) -> None:
+    def admin(self, command: Command[Any], **how: Any) -> None:
         name = type(command).__name__
-        self.ask(name, lambda life: life.controller.ask(command), command=command, **how)
+        self.ask(name, lambda life: life.controller.execute(command), command=command, **how)
 
     # ---- topics
 
@@ -175,7 +175,7 @@ class Operator:
         self.world.witness.asked[new] = (factor, assignments is None)
         self.ask(
             "create",
-            lambda life: life.controller.create_topic(command),
+            lambda life: life.controller.execute(command),
             partial(self._created, new),
             command,
         )
@@ -192,9 +192,7 @@ class Operator:
 
     def delete(self) -> None:
         command = DeleteTopic(name=TopicName(f"t{self.rng.randrange(4)}"))
-        self.ask(
-            "delete", lambda life: life.controller.delete_topic(command), self._deleted, command
-        )
+        self.ask("delete", lambda life: life.controller.execute(command), self._deleted, command)
 
     def _deleted(self, _seen_epoch: int, answer: Any) -> None:
         if not isinstance(answer, KafkaError) and answer.topic_id in self.image.topics:

@@ -35,10 +35,10 @@ from raft_metadata.image.metadata_image import (
 )
 from raft_metadata.records.commands import (
     A,
-    AdminCommand,
     AlterPartition,
     AlterReassignments,
     BrokerHeartbeat,
+    Command,
     CreateTopic,
     DamagedReplica,
     DeleteTopic,
@@ -266,7 +266,7 @@ class World:
 
     def register(self, command: RegisterBroker) -> BrokerEpoch:
         """Register; the broker heartbeats from now on. Decides nothing else yet."""
-        records, answer = self.core.register_broker(self.image, command)
+        records, answer = self.core.decide(self.image, command)
         if records:
             self.append(records)
         self.alive[command.broker_id] = answer.broker_epoch
@@ -310,7 +310,7 @@ class World:
             replicas_assignments=replicas,
             **how,  # type: ignore[arg-type]
         )
-        records, answer = self.core.create_topic(self.image, command)
+        records, answer = self.core.decide(self.image, command)
         if records:
             self.append(records)
         self.decide_all()
@@ -318,7 +318,7 @@ class World:
 
     def delete(self, name: str = "t") -> None:
         """Delete a topic."""
-        self.append(self.core.delete_topic(self.image, DeleteTopic(name=TopicName(name)))[0])
+        self.append(self.core.decide(self.image, DeleteTopic(name=TopicName(name)))[0])
 
     def alter(
         self, isr: Iterable[BrokerId], number: int = 1, index: int = 0, **other: object
@@ -342,9 +342,9 @@ class World:
 
     # ---- what operators ask
 
-    def ask(self, command: AdminCommand[A]) -> A:
+    def ask(self, command: Command[A]) -> A:
         """Decide, append, and nothing else yet."""
-        records, answer = self.core.admin(self.image, command)
+        records, answer = self.core.decide(self.image, command)
         if records:
             self.append(records)
         return answer

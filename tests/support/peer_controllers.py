@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 
@@ -29,14 +29,15 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicName,
 )
+from raft_metadata.records.commands import A as Answer
 from raft_metadata.records.commands import (
-    AdminCommand,
     AlterAnswer,
     AlterPartition,
     AlterPartitions,
     AttemptAnswer,
     BrokerHeartbeat,
     BrokerRegistered,
+    Command,
     CreateTopic,
     DeleteTopic,
     DrainBroker,
@@ -60,7 +61,6 @@ from raft_metadata.records.records import BrokerState, DrainScope, TopicRecord
 CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
 A, B, C = NodeId(101), NodeId(102), NodeId(103)
 BROKER, EPOCH = BrokerId(1), BrokerEpoch(12)
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -77,7 +77,7 @@ class FakeController:
     open_gate: asyncio.Event = field(default_factory=asyncio.Event)
     gated: bool = False
 
-    async def _command(self, command: object, answer: _T) -> _T:
+    async def execute(self, command: Command[Answer]) -> Answer:
         self.asked.append(command)
         if self.gated:
             await self.open_gate.wait()
@@ -85,41 +85,7 @@ class FakeController:
             raise self.error
         if self.leader_id != self.node_id:
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
-        return answer
-
-    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
-        return await self._command(command, BrokerRegistered(broker_epoch=EPOCH))
-
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-        """Accept the first attempt and refuse all others."""
-        first = command.attempts[0]
-        altered = PartitionAltered(
-            leader_epoch=first.leader_epoch,
-            partition_epoch=PartitionEpoch(first.partition_epoch + 1),
-            isr=tuple(each.broker_id for each in first.new_isr),
-        )
-        refused = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
-        answers = (AttemptAnswer(altered=altered), *(refused,) * (len(command.attempts) - 1))
-        return await self._command(command, PartitionsAltered(answers=answers))
-
-    async def create_topic(self, command: CreateTopic) -> TopicCreated:
-        answer = TopicCreated(
-            topic_id=command.topic_id,
-            partitions_count=command.partitions_count or 1,
-            replication_factor=1,
-            next_offset=MetadataOffset(9),
-        )
-        return await self._command(command, answer)
-
-    async def delete_topic(self, command: DeleteTopic) -> TopicDeleted:
-        answer = TopicDeleted(topic_id=TopicId("T" * 22), next_offset=MetadataOffset(10))
-        return await self._command(command, answer)
-
-    async def ask(self, command: AdminCommand[_T]) -> _T:
-        answer: Any = AlterAnswer(next_offset=MetadataOffset(11))
-        if isinstance(command, ElectLeaders):
-            answer = LeadersElected(results=(), next_offset=MetadataOffset(12))
-        return await self._command(command, cast(_T, answer))
+        return cast(Answer, _answer_to(command))
 
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
         self.asked.append(request)
@@ -160,6 +126,36 @@ class FakeController:
 
     def status(self) -> Mapping[str, object]:
         return {"node_id": self.node_id, "leader_id": self.leader_id, "by_id": {1: 2}}
+
+
+def _answer_to(command: Command[Any]) -> object:
+    """What an active controller answers; the first attempt of many is accepted, no other."""
+    match command:
+        case RegisterBroker():
+            return BrokerRegistered(broker_epoch=EPOCH)
+        case AlterPartitions():
+            first = command.attempts[0]
+            altered = PartitionAltered(
+                leader_epoch=first.leader_epoch,
+                partition_epoch=PartitionEpoch(first.partition_epoch + 1),
+                isr=tuple(each.broker_id for each in first.new_isr),
+            )
+            refused = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
+            others = (refused,) * (len(command.attempts) - 1)
+            return PartitionsAltered(answers=(AttemptAnswer(altered=altered), *others))
+        case CreateTopic():
+            return TopicCreated(
+                topic_id=command.topic_id,
+                partitions_count=command.partitions_count or 1,
+                replication_factor=1,
+                next_offset=MetadataOffset(9),
+            )
+        case DeleteTopic():
+            return TopicDeleted(topic_id=TopicId("T" * 22), next_offset=MetadataOffset(10))
+        case ElectLeaders():
+            return LeadersElected(results=(), next_offset=MetadataOffset(12))
+        case _:
+            return AlterAnswer(next_offset=MetadataOffset(11))
 
 
 @dataclass

@@ -34,9 +34,9 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import (
     AddPartitions,
-    AdminCommand,
     AlterAnswer,
     AlterConfigs,
+    Command,
     ConfigChange,
     DrainBroker,
     PartitionsAdded,
@@ -83,7 +83,7 @@ class World:
 
     apis: FakeBrokerApis = field(default_factory=FakeBrokerApis)
     answer: object = field(default_factory=lambda: AlterAnswer(next_offset=THEN))
-    asked: list[AdminCommand[Any]] = field(default_factory=list)
+    asked: list[Command[Any]] = field(default_factory=list)
     called: list[tuple[int, int]] = field(default_factory=list)
     peer: Callable[[int, bytes], bytes] = lambda _kind, _body: forwarding.encode_own_facts()
 
@@ -129,7 +129,7 @@ class World:
 
     # as the channels of a broker
 
-    async def ask(self, command: AdminCommand[Any], _timeout_ms: int) -> Any:
+    async def execute(self, command: Command[Any], _timeout_ms: int) -> Any:
         self.asked.append(command)
         if isinstance(self.answer, KafkaError):
             raise self.answer

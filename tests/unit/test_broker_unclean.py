@@ -113,7 +113,7 @@ async def test_rule_r6_a_registration_says_it_in_ranges(tmp_path: Path) -> None:
     heard: list[RegisterBroker] = []
 
     class Channel:
-        async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
+        async def execute(self, command: RegisterBroker) -> BrokerRegistered:
             heard.append(command)
             return BrokerRegistered(broker_epoch=BrokerEpoch(1))
 

@@ -67,7 +67,7 @@ class _Controllers:
         self.asked_once = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def create_topic(self, *_: object) -> None:
+    async def execute(self, *_: object) -> None:
         self.asked += 1
         self.asked_once.set()
         await self.go.wait()

@@ -47,7 +47,7 @@ class Cluster:
         self.raft.elect(self.lead, 0)
         await self.raft.settle(2)
         for broker in BROKERS:
-            await self.answered(self.lead.controller.register_broker(registration(broker)))
+            await self.answered(self.lead.controller.execute(registration(broker)))
         await self.raft.settle(4)
         self.beat()
         await self.raft.settle(4)
@@ -81,7 +81,7 @@ class Cluster:
 
     def create(self, number: int, voter: Voter | None = None) -> asyncio.Task[Any]:
         controller = (voter or self.lead).controller
-        return self.ask(controller.create_topic(creation(number)))
+        return self.ask(controller.execute(creation(number)))
 
     def topics(self, voter: Voter | None = None) -> set[str]:
         return set((voter or self.lead).machine.image.topic_ids)
@@ -137,7 +137,7 @@ async def test_rule_m2_nothing_of_an_old_reign_enters_the_next_one() -> None:
     codes = [(await refusal(task)).code for task in tasks]
     assert codes == [ErrorCode.OUTCOME_UNKNOWN] * 5 + [ErrorCode.NOT_CONTROLLER] * 15
     assert cluster.topics() == {f"t{number}" for number in range(5)}, "appended, then committed"
-    assert (await cluster.answered(cluster.lead.controller.create_topic(creation(99)))).topic_id
+    assert (await cluster.answered(cluster.lead.controller.execute(creation(99)))).topic_id
     assert before < len(cluster.raft.log)
 
 
@@ -163,19 +163,19 @@ async def test_rule_m2_a_believer_that_was_deposed_answers_nothing() -> None:
 async def test_invariant_r14_what_changes_nothing_is_answered_in_its_reign_only() -> None:
     """A believer that was deposed knew of the topic; the next reign has deleted it since."""
     cluster = await Cluster().start()
-    await cluster.answered(cluster.lead.controller.create_topic(creation(1)))
+    await cluster.answered(cluster.lead.controller.execute(creation(1)))
     assert not cluster.lead.controller.status()["batches_in_flight"]
     cluster.raft.elect(cluster.second, 0)
     cluster.raft.commit()
     cluster.raft.apply(cluster.second)
     await turn()
-    delete = cluster.ask(cluster.second.controller.delete_topic(DeleteTopic(name=TopicName("t1"))))
+    delete = cluster.ask(cluster.second.controller.execute(DeleteTopic(name=TopicName("t1"))))
     await turn()
     await cluster.raft.settle(3, [cluster.second, cluster.third])
     assert delete.done()
     assert cluster.lead.controller.is_active, "it believes"
     repeat = cluster.create(1)
-    taken = cluster.ask(cluster.lead.controller.create_topic(creation(1, validate_only=True)))
+    taken = cluster.ask(cluster.lead.controller.execute(creation(1, validate_only=True)))
     await turn()
     assert not repeat.done()
     assert not taken.done()
@@ -202,7 +202,7 @@ async def test_rule_m2_a_refused_batch_stops_all_that_was_decided_on_it() -> Non
     await cluster.raft.settle(4)
     assert (await refusal(second)).outcome is Outcome.NOT_WRITTEN
     assert cluster.lead.controller.is_active
-    await cluster.answered(cluster.lead.controller.create_topic(creation(4)))
+    await cluster.answered(cluster.lead.controller.execute(creation(4)))
     assert cluster.topics() == {"t4"}
 
 
@@ -230,7 +230,7 @@ async def test_a_full_queue_refuses_commands_and_keeps_the_reign() -> None:
     cluster.lead.refuse = True
     assert (await refusal(cluster.create(1))).code is ErrorCode.QUEUE_FULL
     cluster.lead.refuse = False
-    await cluster.answered(cluster.lead.controller.create_topic(creation(2)))
+    await cluster.answered(cluster.lead.controller.execute(creation(2)))
     assert cluster.topics() == {"t2"}
 
 
@@ -257,7 +257,7 @@ async def test_rule_m3_unknown_and_committed_later() -> None:
     assert (error.code, error.outcome) == (ErrorCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
     await cluster.raft.settle(3)
     assert cluster.topics(cluster.second) == {"t1"}
-    repeat = await cluster.answered(cluster.second.controller.create_topic(creation(1)))
+    repeat = await cluster.answered(cluster.second.controller.execute(creation(1)))
     assert repeat.topic_id == topic_id(1)
 
 
@@ -284,9 +284,7 @@ async def test_rule_m3_a_refusal_waits_for_what_it_rests_on() -> None:
     cluster = await Cluster().start()
     first = cluster.create(1)
     again = cluster.ask(
-        cluster.lead.controller.create_topic(
-            CreateTopic(name=TopicName("t1"), topic_id=topic_id(2))
-        )
+        cluster.lead.controller.execute(CreateTopic(name=TopicName("t1"), topic_id=topic_id(2)))
     )
     repeat = cluster.create(1)
     await turn()
@@ -312,7 +310,7 @@ async def test_a_cancelled_command_changes_nothing_about_its_entry() -> None:
 
 async def test_a_large_topic_is_answered_when_it_is_whole() -> None:
     cluster = await Cluster(bulk_in_flight_max=1).start()
-    task = cluster.ask(cluster.lead.controller.create_topic(creation(1, partitions_count=3_000)))
+    task = cluster.ask(cluster.lead.controller.execute(creation(1, partitions_count=3_000)))
     await turn()
     await cluster.raft.settle(1)
     assert not task.done()
@@ -323,7 +321,7 @@ async def test_a_large_topic_is_answered_when_it_is_whole() -> None:
 
 async def test_a_large_topic_goes_on_under_the_next_controller() -> None:
     cluster = await Cluster(bulk_in_flight_max=1).start()
-    task = cluster.ask(cluster.lead.controller.create_topic(creation(1, partitions_count=3_000)))
+    task = cluster.ask(cluster.lead.controller.execute(creation(1, partitions_count=3_000)))
     await turn()
     cluster.raft.append(cluster.lead)
     cluster.raft.commit()
@@ -347,7 +345,7 @@ async def test_a_large_topic_that_finds_too_few_brokers_is_not_waited_for_withou
             await cluster.raft.settle(1)
 
     await only_one_beats(8)
-    task = cluster.ask(cluster.lead.controller.create_topic(creation(1, partitions_count=3_000)))
+    task = cluster.ask(cluster.lead.controller.execute(creation(1, partitions_count=3_000)))
     await turn()
     await only_one_beats(40)
     assert not cluster.lead.machine.image.topics[topic_id(1)].is_complete
@@ -360,9 +358,9 @@ async def test_a_large_topic_that_finds_too_few_brokers_is_not_waited_for_withou
 
 async def test_a_delete_is_answered_once_committed() -> None:
     cluster = await Cluster().start()
-    await cluster.answered(cluster.lead.controller.create_topic(creation(1)))
+    await cluster.answered(cluster.lead.controller.execute(creation(1)))
     delete = DeleteTopic(name=TopicName("t1"))
-    answer = await cluster.answered(cluster.lead.controller.delete_topic(delete))
+    answer = await cluster.answered(cluster.lead.controller.execute(delete))
     assert answer.next_offset == cluster.lead.machine.image.next_offset
     assert not cluster.topics()
 
@@ -372,7 +370,7 @@ async def test_a_delete_is_answered_once_committed() -> None:
 
 async def test_rule_m4_a_fence_overtakes_bulk_that_waits() -> None:
     cluster = await Cluster(bulk_in_flight_max=1, changes_per_batch_max=5).start()
-    create = cluster.lead.controller.create_topic(creation(1, partitions_count=30))
+    create = cluster.lead.controller.execute(creation(1, partitions_count=30))
     await cluster.answered(create)
     for _ in range(26):
         cluster.clock.now_ms += 50
@@ -395,7 +393,7 @@ async def reordered() -> Cluster:
     """Five partitions led by broker 1, of which broker 2 is the preferred leader now."""
     cluster = await Cluster(changes_per_batch_max=2).start()
     one = replace(creation(1), replicas_assignments=dict.fromkeys(range(5), (B1, B2, B3)))
-    await cluster.answered(cluster.lead.controller.create_topic(one))
+    await cluster.answered(cluster.lead.controller.execute(one))
     speculation = cluster.lead.controller._speculation
     assert speculation is not None
     changes = tuple(
@@ -403,7 +401,7 @@ async def reordered() -> Cluster:
         for index in range(5)
     )
     core = cluster.lead.controller._core
-    records, _ = core.admin(speculation.image, AlterReassignments(changes=changes), {})
+    records, _ = core.decide(speculation.image, AlterReassignments(changes=changes), {})
     cluster.lead.controller._append(records, Urgency.CHANGE)
     await cluster.raft.settle(3)
     return cluster
@@ -412,7 +410,7 @@ async def reordered() -> Cluster:
 async def test_rule_m4_a_large_election_leaves_room_for_a_fence() -> None:
     cluster = await reordered()
     before = len(cluster.raft.log)
-    asked = cluster.ask(cluster.lead.controller.ask(ElectLeaders(election=Election.PREFERRED)))
+    asked = cluster.ask(cluster.lead.controller.execute(ElectLeaders(election=Election.PREFERRED)))
     await turn()
     assert len(cluster.lead.queue) == 1, "the next part waits for this one"
     cluster.clock.now_ms += 10_000
@@ -430,7 +428,7 @@ async def test_rule_m4_a_large_election_leaves_room_for_a_fence() -> None:
 
 async def test_rule_m3_an_election_that_ends_half_way_is_not_surely_not_made() -> None:
     cluster = await reordered()
-    asked = cluster.ask(cluster.lead.controller.ask(ElectLeaders(election=Election.PREFERRED)))
+    asked = cluster.ask(cluster.lead.controller.execute(ElectLeaders(election=Election.PREFERRED)))
     await turn()
     cluster.raft.append(cluster.lead)
     cluster.raft.commit()
@@ -445,7 +443,7 @@ async def test_rule_m3_an_election_that_ends_half_way_is_not_surely_not_made() -
 async def test_an_election_without_anything_to_elect_is_answered() -> None:
     cluster = await Cluster().start()
     answer = await cluster.answered(
-        cluster.lead.controller.ask(ElectLeaders(election=Election.UNCLEAN))
+        cluster.lead.controller.execute(ElectLeaders(election=Election.UNCLEAN))
     )
     assert answer.results == ()
 
@@ -503,7 +501,7 @@ async def test_rule_m7_who_registers_and_never_speaks_is_fenced() -> None:
     cluster = Cluster()
     cluster.raft.elect(cluster.lead, 0)
     await cluster.raft.settle(2)
-    await cluster.answered(cluster.lead.controller.register_broker(registration(B1)))
+    await cluster.answered(cluster.lead.controller.execute(registration(B1)))
     for _ in range(30):
         cluster.clock.now_ms += 50
         await cluster.raft.settle(1)
@@ -586,7 +584,7 @@ async def test_a_fetch_waits_for_the_next_record() -> None:
     await turn()
     assert not task.done()
     assert cluster.second.controller.status()["fetches_waiting"] == 1
-    await cluster.answered(cluster.lead.controller.create_topic(creation(1)))
+    await cluster.answered(cluster.lead.controller.execute(creation(1)))
     answer = task.result()
     assert answer.batches[0].base_offset == end
     assert answer.end_offset == cluster.lead.machine.image.next_offset

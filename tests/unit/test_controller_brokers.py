@@ -42,7 +42,7 @@ def running(**create: object) -> World:
 
 def refused(world: World, command: object) -> ErrorCode:
     with pytest.raises(KafkaError) as error:
-        world.core.register_broker(world.image, command)  # type: ignore[arg-type]
+        world.core.decide(world.image, command)  # type: ignore[arg-type]
     return error.value.code
 
 

@@ -57,7 +57,7 @@ def not_raised(**how: int) -> World:
 
 def upgrade(world: World, voters: VoterLevels = NEW_VOTERS, **how: object) -> MetadataUpgraded:
     command = UpgradeMetadata(**how)  # type: ignore[arg-type]
-    records, answer = world.core.admin(world.image, command, voters)
+    records, answer = world.core.decide(world.image, command, voters)
     if records:
         world.append(records)
     return answer
@@ -169,17 +169,17 @@ async def test_an_old_log_goes_on_under_this_version_and_is_upgraded() -> None:
     assert lead.machine.image.feature_level == PRESENT_LEVEL
     cluster.raft, cluster.lead = raft, lead
     controller = lead.controller
-    await cluster.answered(controller.register_broker(registration(B1, level=NEXT_LEVEL)))
+    await cluster.answered(controller.execute(registration(B1, level=NEXT_LEVEL)))
     drain = DrainBroker(broker_id=B1, scope=DrainScope.LEADERS)
     with pytest.raises(KafkaError) as refused:
-        await cluster.answered(controller.ask(drain))
+        await cluster.answered(controller.execute(drain))
     assert "needs metadata.version 2" in refused.value.message
     with pytest.raises(KafkaError, match="not known which"):
-        await cluster.answered(controller.ask(UpgradeMetadata()))
+        await cluster.answered(controller.execute(UpgradeMetadata()))
     lead.levels.update(NEW_VOTERS)
-    answer = await cluster.answered(controller.ask(UpgradeMetadata()))
+    answer = await cluster.answered(controller.execute(UpgradeMetadata()))
     assert answer.level == NEXT_LEVEL
-    await cluster.answered(controller.ask(drain))
+    await cluster.answered(controller.execute(drain))
     await turn()
     await raft.settle(2)
     for voter in raft.voters:

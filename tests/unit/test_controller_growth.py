@@ -186,7 +186,7 @@ def test_a_topic_that_is_being_created_is_not_there_yet() -> None:
     world.decide_all()
     world.join(*BROKERS)
     command = CreateTopic(name=TopicName("t"), topic_id=topic_id(1), partitions_count=20)
-    world.append(world.core.create_topic(world.image, command)[0])
+    world.append(world.core.decide(world.image, command)[0])
     assert not topic(world).is_created
     assert "still being given" in refused(world, growth(30)).message
     image = world.image
@@ -195,8 +195,8 @@ def test_a_topic_that_is_being_created_is_not_there_yet() -> None:
 
 async def test_a_growth_is_answered_when_it_is_whole() -> None:
     cluster = await Cluster(bulk_in_flight_max=1).start()
-    await cluster.answered(cluster.lead.controller.create_topic(creation(1, partitions_count=3)))
-    task = cluster.ask(cluster.lead.controller.ask(growth(3_000, "t1")))
+    await cluster.answered(cluster.lead.controller.execute(creation(1, partitions_count=3)))
+    task = cluster.ask(cluster.lead.controller.execute(growth(3_000, "t1")))
     await turn()
     await cluster.raft.settle(1)
     assert not task.done()
@@ -208,8 +208,8 @@ async def test_a_growth_is_answered_when_it_is_whole() -> None:
 
 async def test_a_growth_is_made_whole_by_the_next_controller() -> None:
     cluster = await Cluster(bulk_in_flight_max=1).start()
-    await cluster.answered(cluster.lead.controller.create_topic(creation(1, partitions_count=3)))
-    task = cluster.ask(cluster.lead.controller.ask(growth(3_000, "t1")))
+    await cluster.answered(cluster.lead.controller.execute(creation(1, partitions_count=3)))
+    task = cluster.ask(cluster.lead.controller.execute(growth(3_000, "t1")))
     await turn()
     cluster.raft.append(cluster.lead)
     cluster.raft.commit()
@@ -226,8 +226,8 @@ async def test_a_growth_is_made_whole_by_the_next_controller() -> None:
 
 async def test_a_growth_that_is_only_checked_is_answered_at_once() -> None:
     cluster = await Cluster().start()
-    await cluster.answered(cluster.lead.controller.create_topic(creation(1, partitions_count=3)))
+    await cluster.answered(cluster.lead.controller.execute(creation(1, partitions_count=3)))
     command = growth(3_000, "t1", validate_only=True)
-    answer = await cluster.answered(cluster.lead.controller.ask(command))
+    answer = await cluster.answered(cluster.lead.controller.execute(command))
     assert answer.partitions_count == 3_000
     assert len(cluster.lead.machine.image.topics[topic_id(1)].partitions) == 3

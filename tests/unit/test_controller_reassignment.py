@@ -413,7 +413,7 @@ def test_partitions_of_a_topic_that_is_being_created_stay_where_they_are() -> No
     command = CreateTopic(
         name=TopicName("t"), topic_id=topic_id(1), partitions_count=2, replication_factor=3
     )
-    world.append(world.core.create_topic(world.image, command)[0])
+    world.append(world.core.decide(world.image, command)[0])
     code, message = refused(world, (1, 2, 3))
     assert code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert "still being created" in message

@@ -75,7 +75,7 @@ def test_a_valid_name_is_taken(world: World, name: str) -> None:
 def test_an_id_is_22_characters(world: World) -> None:
     command = CreateTopic(name=TopicName("t"), topic_id=TopicId("../../etc/passwd"))
     with pytest.raises(KafkaError):
-        world.core.create_topic(world.image, command)
+        world.core.decide(world.image, command)
 
 
 def test_rule_m8_the_replication_factor_is_never_bent_to_who_is_alive(world: World) -> None:
@@ -145,7 +145,7 @@ def test_rule_m4_a_new_controller_goes_on_with_a_creation() -> None:
     world.decide_all()
     world.join(*BROKERS)
     command = CreateTopic(name=TopicName("t"), topic_id=topic_id(1), partitions_count=20)
-    world.append(world.core.create_topic(world.image, command)[0])
+    world.append(world.core.decide(world.image, command)[0])
     assert not world.image.topics[topic_id(1)].is_complete
     successor = World(config=world.config, image=world.image, seed=1)
     successor.alive = world.alive
@@ -161,7 +161,7 @@ def test_a_topic_is_deleted_by_one_record(world: World) -> None:
     assert not world.image.topics
     assert not world.image.configs
     with pytest.raises(KafkaError) as refused:
-        world.core.delete_topic(world.image, DeleteTopic(name=TopicName("t")))
+        world.core.decide(world.image, DeleteTopic(name=TopicName("t")))
     assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -170,7 +170,7 @@ def test_a_topic_deleted_while_it_grows_stops_growing() -> None:
     world.decide_all()
     world.join(*BROKERS)
     command = CreateTopic(name=TopicName("t"), topic_id=topic_id(1), partitions_count=20)
-    world.append(world.core.create_topic(world.image, command)[0])
+    world.append(world.core.decide(world.image, command)[0])
     world.delete()
     assert not world.core.next_proposed_batch(world.image, bulk_allowed=True)
 

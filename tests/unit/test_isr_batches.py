@@ -54,7 +54,7 @@ class Channel:
         self.error: KafkaError | None = None
         self.gate: asyncio.Event | None = None
 
-    async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
+    async def execute(self, command: AlterPartitions) -> PartitionsAltered:
         self.commands.append(command.attempts)
         if self.gate is not None:
             await self.gate.wait()
@@ -137,8 +137,8 @@ async def test_rule_m3_without_an_answer_each_attempt_goes_on_counting() -> None
 
 async def test_rule_m3_too_few_answers_are_answers_to_nobody() -> None:
     class Short(Channel):
-        async def alter_partitions(self, command: AlterPartitions) -> PartitionsAltered:
-            return PartitionsAltered(answers=(await super().alter_partitions(command)).answers[1:])
+        async def execute(self, command: AlterPartitions) -> PartitionsAltered:
+            return PartitionsAltered(answers=(await super().execute(command)).answers[1:])
 
     attempts = [led(number) for number in range(3)]
     await proposed(keeper(Short()), attempts)

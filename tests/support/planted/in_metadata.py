@@ -161,10 +161,10 @@ def _unknown_is_no(patch: Patch) -> None:
 
 @metadata_fault("answers before the commit", "R9", "P6", "R14")
 def _answers_early(patch: Patch) -> None:
-    async def command(self: Any, decide: Any) -> Any:
+    async def command(self: Any, command: Any) -> Any:
         if self._speculation is None:
             raise self._not_controller()
-        records, answer = decide(self._speculation.image)
+        records, answer = self._core.decide(self._speculation.image, command)
         if records:
             self._append(records, active_controller.Urgency.CHANGE)
         return answer
